@@ -118,11 +118,6 @@ def test_messages_returned_at_different_times_keep_their_order(backlog, cursor):
     assert taken(backlog) == [b"b", b"x", b"c", b"y"]
 
 
-def test_putting_back_nothing_changes_nothing(backlog):
-    backlog.put_back([])
-    assert (len(backlog), taken(backlog)) == (0, [])
-
-
 def test_no_more_bytes_are_taken_than_wanted(backlog, cursor):
     cursor.extend(frames(b"a", b"b"))
     backlog.put_back(frames(b"x"))
@@ -139,12 +134,6 @@ def test_emptying_drops_all_four_parts(backlog, cursor):
     backlog.empty()
     assert (len(backlog), len(backlog.deferred), taken(backlog), list(backlog.returned.frames())) == (0, 0, [], [])
     assert backlog.state().all_entries() == []
-
-
-def test_deferred_messages_cannot_be_delivered_yet_and_do_not_count(backlog, cursor):
-    cursor.extend(frames(b"a"))
-    assert backlog.deferred.add_new(frames(b"c", b"d"), 5.0) == 0
-    assert (len(backlog), len(backlog.deferred), taken(backlog)) == (1, 2, [b"a"])
 
 
 def test_without_a_log_messages_that_do_not_fit_into_memory_are_not_deferred(cursor):
@@ -275,12 +264,6 @@ def test_messages_that_the_log_has_lost_are_left_out(backlog, log):
     assert len(backlog) == 0
 
 
-def test_returned_messages_can_be_peeked_at(backlog):
-    again = with_attempts(frame(b"x"), 4)
-    backlog.put_back([again])
-    assert list(backlog.returned.frames()) == [again]
-
-
 # --- A channel looked at ----------------------------------------------------------------------------------------------
 
 
@@ -315,18 +298,3 @@ def test_peeking_shows_at_most_as_many_as_requested_and_the_earliest_deadlines(d
     peek = channel.peek(3)
     assert (len(peek.waiting), len(peek.in_flight)) == (3, 3)
     assert bodies(frame for _, frame in peek.in_flight)[:2] == [*quick.frames]
-
-
-def test_a_requeued_message_shows_its_next_attempt(daemon, channel):
-    consumer = daemon.consumer()
-    daemon.publishes(b"a")
-    consumer.takes()
-    consumer.requeues(b"a", delay=5.0)
-    ((_, frame),) = channel.peek(1).deferred
-    assert (body(frame), attempts(frame)) == (b"a", 2)
-
-
-def test_peeking_works_in_an_ephemeral_channel_too(daemon):
-    channel = daemon.channel("tail#ephemeral")
-    daemon.publishes(b"a", b"b")
-    assert bodies(channel.peek(10).waiting) == [b"a", b"b"]

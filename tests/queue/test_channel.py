@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nsq_compat.log.checkpoint import ENTRY, ChannelState, entries_at_once
 from nsq_compat.protocol import message
-from nsq_compat.queue.channel import MAX_BATCH, MAX_BATCH_BYTES, NotInFlight, TooManyConsumers
+from nsq_compat.queue.channel import MAX_BATCH, MAX_BATCH_BYTES, Channel, NotInFlight, TooManyConsumers
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.limits import Exiting
 from tests.broker import Consumer
@@ -691,13 +691,21 @@ def test_a_consumer_woken_before_the_pause_passes_nothing_on_during_it(daemon, c
     assert waiting.awake
 
 
-def test_emptying_drops_waiting_deferred_and_in_flight_messages(daemon, channel):
+@pytest.fixture
+def full_channel(daemon, channel):
+    """A channel with a message that waits, a deferred one, and two in flight, one of them at a consumer that left."""
     consumer, gone = daemon.consumer(), daemon.consumer()
     daemon.publishes(b"a", b"b", b"c")
     consumer.takes(room=1)
     gone.takes(room=1)
     gone.leaves()
     daemon.publishes(b"d", defer=5.0)
+    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (1, 2, 1)
+    return channel, consumer
+
+
+def test_emptying_drops_waiting_deferred_and_in_flight_messages(daemon, full_channel):
+    channel, consumer = full_channel
     channel.empty()
     assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0)
     assert consumer.awake  # it has room again
@@ -708,30 +716,15 @@ def test_emptying_drops_waiting_deferred_and_in_flight_messages(daemon, channel)
     assert consumer.takes() == [b"e"]
 
 
-def test_a_deleted_channel_closes_its_consumers_and_drops_its_messages(daemon, channel):
-    consumer, gone = daemon.consumer(), daemon.consumer()
-    daemon.publishes(b"a", b"b", b"c")
-    consumer.takes(room=1)
-    gone.takes(room=1)
-    gone.leaves()
-    daemon.publishes(b"d", defer=5.0)
-    channel.delete()
+@pytest.mark.parametrize(("end", "left"), [(Channel.delete, (0, 0, 0)), (Channel.close, (1, 2, 1))])
+def test_a_channel_that_ends_closes_its_consumers_and_has_its_messages_only_for_a_checkpoint(full_channel, end, left):
+    channel, consumer = full_channel
+    end(channel)
     assert consumer.closed
-    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0)
+    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == left
     assert channel.alarm == NEVER
     with pytest.raises(Exiting):
         channel.add_consumer(consumer)
-
-
-def test_a_closed_channel_still_has_its_state(daemon, channel):
-    consumer = daemon.consumer()
-    daemon.publishes(b"a", b"b")
-    consumer.takes(room=1)
-    daemon.publishes(b"c", defer=5.0)
-    channel.close()
-    assert consumer.closed
-    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (1, 1, 1)
-    assert channel.alarm == NEVER
 
 
 # --- What must survive ------------------------------------------------------------------------------------------------

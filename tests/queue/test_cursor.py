@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, SupportsIndex, cast
+from typing import SupportsIndex, cast
 
 import pytest
 from hypothesis import given
@@ -67,15 +67,6 @@ def stream(log):
     return Stream(log)
 
 
-def test_what_fits_stays_in_memory(stream):
-    cursor = stream.cursor(memory=3)
-    stream.publish(2)
-    stream.publish(1)
-    assert (len(cursor), cursor.behind) == (3, 0)
-    assert taken(cursor, 2) == [0, 1]
-    assert (cursor.position, cursor.end) == (2, 3)
-
-
 def test_messages_that_do_not_fit_are_read_from_the_log(stream):
     cursor = stream.cursor(memory=2)
     stream.publish(2)
@@ -129,11 +120,11 @@ def test_a_log_that_cannot_be_read_costs_nothing(stream, monkeypatch):
 
 
 class HoledLog:
-    """Gives these groups, a few at a time."""
+    """Gives groups with a hole between them, one at a time or all at once."""
 
-    def __init__(self, *groups):
-        self.groups = deque(groups)
-        self.read_all = False
+    def __init__(self, *, read_all):
+        self.groups = deque([group(0, 0, 1), group(4, 4)])
+        self.read_all = read_all
 
     def reader(self, seq):
         return self
@@ -150,27 +141,16 @@ def group(first, *numbers):
 
 
 @pytest.mark.interpreted
-def test_damaged_messages_are_skipped_and_those_around_them_are_delivered():
-    cursor = Cursor(cast(TopicLog, HoledLog(group(0, 0, 1), group(4, 4))), 0)
-    cursor.move(0, 7)
+@pytest.mark.parametrize("read_all", [False, True])
+def test_damaged_messages_are_skipped_and_those_around_them_are_delivered(read_all):
+    cursor = Cursor(cast(TopicLog, HoledLog(read_all=read_all)), 0)
+    cursor.move(0, 5 if read_all else 7)
     assert taken(cursor) == [0, 1]
+    assert cursor.position == 2, "groups behind a hole wait until the position is there"
     assert taken(cursor) == [4]
-    assert len(cursor) == 2
+    assert len(cursor) == (0 if read_all else 2)
     assert taken(cursor) == []
-    assert (len(cursor), cursor.position) == (0, 7)
-
-
-@pytest.mark.interpreted
-def test_groups_behind_a_hole_wait_until_the_position_is_there():
-    log: Any = HoledLog()
-    log.groups = deque([group(0, 0), group(3, 3)])
-    log.read_all = True
-    cursor = Cursor(cast(TopicLog, log), 0)
-    cursor.move(0, 4)
-    assert taken(cursor) == [0]
-    assert cursor.position == 1
-    assert taken(cursor) == [3]
-    assert cursor.position == 4
+    assert (len(cursor), cursor.position) == (0, cursor.end)
 
 
 # --- A pause ----------------------------------------------------------------------------------------------------------
@@ -379,15 +359,8 @@ def test_big_frames_fill_memory_sooner(log, monkeypatch):
     stream.publish(1, size=900)
     assert cursor.behind == 1
     assert all_of(cursor) == [6, 7, 8, 9]
-
-
-@pytest.mark.interpreted
-def test_one_frame_of_any_size_comes_through(log, monkeypatch):
-    monkeypatch.setattr("nsq_compat.queue.backlog.MAX_BYTES_IN_MEMORY", 1000)
-    stream = Stream(log)
-    cursor = stream.cursor(memory=100)
     stream.publish(1, size=2000)
-    assert taken(cursor) == [0]
+    assert taken(cursor) == [10], "a frame of any size comes through"
 
 
 # --- Frames in memory -------------------------------------------------------------------------------------------------

@@ -4,12 +4,18 @@ import pytest
 
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol import message
-from nsq_compat.queue.limits import Exiting
+from nsq_compat.queue.limits import Exiting, QueueLimits
 from nsq_compat.queue.topic import Topic
 
 NOW_NS = 1_700_000_000_000_000_000
 
 # --- From bodies to channels ------------------------------------------------------------------------------------------
+
+
+def test_the_default_limits_are_those_of_nsqd():
+    assert QueueLimits() == QueueLimits(
+        mem_queue_size=10_000, max_msg_timeout=15 * 60.0, max_channel_consumers=0, node_id=0
+    )
 
 
 def test_every_channel_gets_every_message(daemon):
@@ -302,7 +308,7 @@ def test_deleting_one_channel_costs_another_nothing(daemon):
 def test_nothing_is_published_into_a_topic_that_ends(daemon, channel):
     topic = daemon.topic()
     topic.close()
-    with pytest.raises(Exiting):
+    with pytest.raises(Exiting, match="^exiting$"):
         topic.publish([b"a"], daemon.now, NOW_NS)
     with pytest.raises(Exiting):
         topic.channel("new")
