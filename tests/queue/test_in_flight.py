@@ -19,16 +19,6 @@ def in_flight() -> InFlight:
     return InFlight()
 
 
-def test_messages_expire_at_their_deadline(in_flight, make_frames):
-    frames = make_frames(b"a", b"b")
-    in_flight.add(frames, now=100.0, timeout=60.0)
-    assert in_flight.next_deadline() == 160.0
-    assert in_flight.expire(159.9) == []
-    assert in_flight.expire(160.0) == list(frames)
-    assert len(in_flight) == 0
-    assert in_flight.next_deadline() == NEVER
-
-
 def test_expired_messages_are_in_the_order_of_delivery(in_flight, make_frames):
     first, second = make_frames(b"a", b"b"), make_frames(b"c", first=10)
     in_flight.add(first, now=100.0, timeout=60.0)
@@ -88,15 +78,6 @@ def test_touching_never_exceeds_the_maximal_lifetime(in_flight, make_frames):
     assert in_flight.touch(message_id(frame), 200.0, 150.0) == 200.0
     assert in_flight.touch(message_id(frame), 251.0, 150.0) == 250.0
     assert in_flight.expire(250.0) == [frame]
-
-
-def test_a_redelivery_begins_a_new_lifetime(in_flight, make_frames):
-    (frame,) = make_frames(b"a")
-    in_flight.add([frame], now=100.0, timeout=60.0)
-    in_flight.touch(message_id(frame), 240.0, 150.0)
-    in_flight.take(message_id(frame))
-    in_flight.add([frame], now=200.0, timeout=60.0)
-    assert in_flight.touch(message_id(frame), 999.0, 150.0) == 350.0
 
 
 def places(in_flight: InFlight) -> int:

@@ -48,23 +48,6 @@ def test_an_alarm_that_is_due_again_at_once_comes_after_others():
     assert len(greedy.rang) == 3
 
 
-def test_a_cancelled_alarm_does_not_ring_and_can_be_set_again():
-    schedule, sleeper = Schedule(), Sleeper()
-    schedule.at(10.0, sleeper)
-    schedule.cancel(sleeper)
-    schedule.cancel(sleeper)
-    assert schedule.run(10.0) == NEVER
-    schedule.at(12.0, sleeper)
-    schedule.run(12.0)
-    assert sleeper.rang == [12.0]
-
-
-def test_never_is_no_alarm():
-    schedule = Schedule()
-    schedule.at(NEVER, Sleeper())
-    assert schedule.run(1e9) == NEVER
-
-
 def test_only_the_next_alarm_is_reported():
     told: list[float] = []
     schedule = Schedule(told.append)
