@@ -184,15 +184,44 @@ def make_frames() -> Callable[..., Sequence[bytes]]:
     return make
 
 
+class Log(dict[bytes, bytes]):
+    """Frames by id, as a topic's log gives them; notes the ids that were fetched, and fails on demand."""
+
+    def __init__(self, *frames: bytes) -> None:
+        super().__init__((message.message_id(frame), frame) for frame in frames)
+        self.asked: list[bytes] = []
+        self.failing = False
+
+    def fetch(self, ids: Sequence[bytes], locations: object = None, /) -> dict[bytes, bytes]:
+        self.asked += ids
+        if self.failing:
+            raise OSError("cannot read")
+        return {each: self[each] for each in ids if each in self}
+
+    def locate(self, frames: Sequence[bytes]) -> dict[bytes, bytes]:
+        if self.failing:
+            raise OSError("cannot write")
+        return {}
+
+
 class Disk(OsFiles):
-    """The real file system. Reads fail with `errno` while `unreadable` is set. A test may replace `write`."""
+    """The real file system. Reads fail with `errno` while `unreadable` is set, and writes while it is full.
+
+    A test may replace `write`.
+    """
 
     def __init__(self) -> None:
         self.unreadable = False
+        self.full = False
         self.errno = errno.ENOMEM
         self.write = os.pwrite
         self.pread = self._pread
-        self.pwrite = lambda fd, data, offset: self.write(fd, data, offset)
+        self.pwrite = self._pwrite
+
+    def _pwrite(self, fd: int, data: Any, offset: int, /) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.write(fd, data, offset)
 
     def _pread(self, fd: int, size: int, offset: int, /) -> bytes:
         if self.unreadable:
@@ -289,12 +318,6 @@ def disk() -> Disk:
 
 
 @pytest.fixture
-def logging_daemon(disk: Disk, tmp_path: Path) -> Iterator[Daemon]:
+def logging_daemon(data_path: DataPath) -> Daemon:
     """A daemon at level `os` that has two messages of a channel in memory."""
-    make_our_folder(disk, str(tmp_path))
-    storage = Storage(disk, str(tmp_path), durability=Durability.OS, segment_size=1 << 20, commit=lambda _: None)
-    daemon = Daemon(QueueLimits(mem_queue_size=2), storage)
-    yield daemon
-    for topic in daemon.broker.topics.values():
-        if topic.store is not None:
-            topic.store.log.close()
+    return data_path.start()

@@ -23,7 +23,7 @@ from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.protocol.names import address_error, is_valid_name
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.errors import Exiting
+from nsq_compat.queue.limits import Exiting
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,7 @@
 """Policies: what an operator may want from a topic or channel besides NSQ's behaviour. All are off by default.
 
     policies      the tables of the config file, and which of them applies to a channel
-    enforcer      applies them to existing topics and channels, and to new ones
-    limits        max_depth, max_bytes, max_age: publishes are refused, or the oldest messages dropped
+    enforcer      applies them to existing topics and channels, and to new ones; enforces max_depth, max_bytes, max_age
     dead_letters  messages that reached max_attempts, on their way to the dead-letter topic
 
 The rate limit is a wait queue of the channel: ``queue.wait_queue.Throttle``.

@@ -14,21 +14,39 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from nsq_compat.policy.limits import LogThrottle
 from nsq_compat.policy.policies import DeadLettering
 from nsq_compat.protocol.message import attempts, body, message_id, next_attempts
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.errors import Exiting, Refused
 from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.limits import Exiting, Refused
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
 
 REDRIVE_CHANNEL: Final = "redrive"
+LOG_SECONDS: Final = 10.0
+"""The least time between two log lines about the same event."""
 _BATCH_SIZE: Final = 256
 _UNLIMITED: Final = 1 << 16  # attempts has 16 bits
+
+
+class LogThrottle:
+    """Counts events that are too frequent to be logged one by one."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._silent_until = 0.0
+
+    def add(self, count: int, now: float) -> int:
+        """Count events. Returns the number of events to log now; 0 while the last log line is recent."""
+        self._count += count
+        if now < self._silent_until:
+            return 0
+        to_log, self._count = self._count, 0
+        self._silent_until = now + LOG_SECONDS
+        return to_log
 
 
 class DeadLetterQueue:
@@ -54,7 +72,7 @@ class DeadLetterQueue:
 
     def enqueue_exhausted(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """Enqueue the messages that have no attempts left; returns the others. Dead-letter topics have no limit."""
-        if self._max_attempts == _UNLIMITED or self._queues.is_target(self.channel.topic_name):
+        if self._max_attempts == _UNLIMITED or self.channel.topic_name in self._queues.targets:
             return frames
         dead = [frame for frame in frames if attempts(frame) >= self._max_attempts]
         if dead:
@@ -81,17 +99,14 @@ class DeadLetterQueues:
         self.wake = wake
         self._broker = broker
         self._queues: dict[Channel, DeadLetterQueue] = {}
-        self._targets: set[str] = set()
+        self.targets: set[str] = set()
+        """The dead-letter topics."""
         self._scheduled: dict[DeadLetterQueue, None] = {}
 
     @property
     def is_waiting(self) -> bool:
         """Whether there is anything to send."""
         return bool(self._scheduled)
-
-    def is_target(self, topic: str) -> bool:
-        """Whether this is a dead-letter topic."""
-        return topic in self._targets
 
     def apply(self, channel: Channel, policy: DeadLettering | None) -> None:
         """Apply a policy to a channel; None ends an earlier one."""
@@ -100,7 +115,7 @@ class DeadLetterQueues:
             queue = channel.dead_letters = self._queues[channel] = DeadLetterQueue(self, channel)
         if queue is not None:
             queue.apply(policy)
-            self._targets = {each.target for each in self._queues.values()}
+            self.targets = {each.target for each in self._queues.values()}
 
     def forget(self, channel: Channel) -> None:
         """Remove the queue of a deleted channel, with its messages."""

@@ -3,20 +3,42 @@
 A policy is attached to the topic or channel itself, as its admission check, dead-letter queue or throttle. Topics and
 channels without policies have none of these. Policies can be changed at any time, and then also apply to messages that
 already wait.
+
+A ``LimitEnforcer`` is the admission check of a topic with limits on its backlog or those of its channels: max_depth,
+max_bytes, max_age. Beyond, publishes are refused or the oldest messages dropped. It checks the number of messages at
+each publish. It checks their bytes and age when its alarm fires: soon after a publish, and every second while messages
+wait. Then it also drops the excess, in parts.
+
+Invariants: a publish is refused as a whole, before any of it is stored; messages that are dropped or refused are
+counted, and logged from time to time.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from nsq_compat.policy.dead_letters import DeadLetterQueues
-from nsq_compat.policy.limits import Limited, LimitEnforcer
-from nsq_compat.policy.policies import Applied, Policies
+from nsq_compat.policy.dead_letters import DeadLetterQueues, LogThrottle
+from nsq_compat.policy.policies import Applied, Bounds, Policies
+from nsq_compat.protocol.message import timestamp_ns
+from nsq_compat.queue.backlog import ANY_SIZE
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.errors import REFUSES_ALL
+from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.limits import REFUSES_ALL, Refused
+from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
+
+CHECK_DELAY_SECONDS: Final = 0.1
+"""Between a publish and the check of bytes and age."""
+CHECK_INTERVAL_SECONDS: Final = 1.0
+"""Between two checks while messages wait."""
+_MAX_DROPPED: Final = 1024
+"""Messages that are dropped before other work gets a turn."""
+_DROP_PAUSE_SECONDS: Final = 0.001
+"""Between two such drops."""
+_NS_PER_SECOND: Final = 1_000_000_000
 
 
 class PolicyEnforcer:
@@ -51,7 +73,7 @@ class PolicyEnforcer:
     def topic_deleted(self, topic: Topic) -> None:
         self._remove_enforcer(topic)
         for channel in topic.channels.values():
-            self._forget(channel)
+            self.channel_deleted(topic, channel)
 
     def channel_created(self, topic: Topic, channel: Channel) -> None:
         if self.policies:
@@ -59,19 +81,16 @@ class PolicyEnforcer:
             self._limit(topic)
 
     def channel_deleted(self, topic: Topic, channel: Channel) -> None:
-        self._forget(channel)
-        if topic in self._enforcers:
-            self._limit(topic)
-
-    def _forget(self, channel: Channel) -> None:
         self.dead_letters.forget(channel)
         self._applied.pop(channel, None)
+        if topic in self._enforcers:
+            self._limit(topic)
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
     def _apply_to_channel(self, channel: Channel) -> None:
         applied = self._applied[channel] = self.policies.for_channel(channel.topic_name, channel.name)
-        channel.describe_policy = applied.to_settings
+        channel.policy = applied.to_settings(channel.topic_name, channel.name)
         self.dead_letters.apply(channel, applied.dead_lettering)
         channel.throttle(applied.rate, self._now())
 
@@ -81,20 +100,134 @@ class PolicyEnforcer:
             return
         self._remove_enforcer(topic)
         bounds = self.policies.for_topic(topic.name)
-        held = Limited(topic, bounds) if bounds is not None else None
+        held = [Limited(topic, bounds)] if bounds is not None else []
         channels = [
             Limited(channel, applied.bounds)
             for channel in topic.channels.values()
             if (applied := self._applied.get(channel)) is not None and applied.bounds is not None
         ]
-        if held is not None or channels:
-            enforcer = LimitEnforcer(self._broker.schedule, held, channels, topic, self._now_ns)
-            topic.admission = self._enforcers[topic] = enforcer
-            enforcer.start(self._now())
+        if held or channels:
+            schedule = self._broker.schedule
+            topic.admission = self._enforcers[topic] = LimitEnforcer(schedule, held, channels, topic, self._now_ns)
+            schedule.at(self._now(), self._enforcers[topic])
 
     def _remove_enforcer(self, topic: Topic) -> None:
         enforcer = self._enforcers.pop(topic, None)
         if enforcer is not None:
-            enforcer.stop()
+            self._broker.schedule.cancel(enforcer)
             if topic.admission is enforcer:
                 topic.admission = None
+
+
+class Full(Refused):
+    """The backlog has reached a limit. The text is for the client."""
+
+
+class Limited:
+    """A channel or topic with limits, and the result of the last check."""
+
+    def __init__(self, target: Channel | Topic, bounds: Bounds) -> None:
+        self.target = target
+        self.bounds = bounds
+        self.full = ""
+        """The limit, of those that are not checked at every publish, for which publishes are rejected."""
+        self.is_unreadable = False
+        self._dropped = LogThrottle()
+        self._rejected = LogThrottle()
+
+    def reject(self, count: int, now: float, bound: str) -> None:
+        """Count rejected messages and raise ``Full``."""
+        self.target.rejected_count += count
+        if to_log := self._rejected.add(count, now):
+            log.warning("%s is full (%s): %d messages refused", self.target.full_name, bound, to_log)
+        raise Full(f"{self.target.full_name} is full ({bound})")
+
+    def enforce(self, now: float, now_ns: int) -> bool:
+        """Check the limits, and drop messages or set `full`. Returns whether to check soon again. May raise OSError."""
+        if not self.bounds.drops:
+            self.full = self._exceeded(now_ns)
+            return False
+        limit, max_bytes = self._excess(now_ns)
+        count = self.target.drop_oldest(limit, max_bytes) if limit else 0
+        if count and (to_log := self._dropped.add(count, now)):
+            log.warning("%s holds too much: %d oldest messages dropped", self.target.full_name, to_log)
+        return count > 0
+
+    def _exceeded(self, now_ns: int) -> str:
+        bounds, target = self.bounds, self.target
+        if bounds.max_bytes is not None and target.backlog.byte_count() >= bounds.max_bytes:
+            return "max_bytes"
+        if bounds.max_age is not None and self._too_old(now_ns, target.backlog.peek_waiting(1)):
+            return "max_age"
+        return ""
+
+    def _excess(self, now_ns: int) -> tuple[int, int]:
+        """Return how many messages to drop, and at most how many bytes."""
+        bounds, backlog = self.bounds, self.target.backlog
+        if bounds.max_depth is not None and (excess := len(backlog) - bounds.max_depth) > 0:
+            return min(excess, _MAX_DROPPED), ANY_SIZE
+        if bounds.max_bytes is not None and (excess := backlog.byte_count() - bounds.max_bytes) > 0:
+            return _MAX_DROPPED, excess
+        if bounds.max_age is not None:
+            return self._too_old(now_ns, backlog.peek_waiting(_MAX_DROPPED)), ANY_SIZE
+        return 0, 0
+
+    def _too_old(self, now_ns: int, frames: Sequence[bytes]) -> int:
+        """How many of these frames, from the first on, are older than max_age."""
+        assert self.bounds.max_age is not None, "asked only then"
+        oldest = now_ns - int(self.bounds.max_age * _NS_PER_SECOND)
+        return next((number for number, frame in enumerate(frames) if timestamp_ns(frame) >= oldest), len(frames))
+
+
+class LimitEnforcer:
+    """Enforces the limits of a topic's own messages, `held`, and of its channels, while its alarm is set.
+
+    `now_ns` is the wall clock.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        held: Sequence[Limited],
+        channels: Sequence[Limited],
+        topic: Topic,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.alarm = NEVER
+        self._schedule = schedule
+        self._held = held
+        self._channels = channels
+        self._topic = topic
+        self._now_ns = now_ns
+
+    def admit(self, count: int, now: float) -> None:
+        """Admit a publish of `count` messages, or raise ``Full``."""
+        for limited in self._held if self._topic.is_holding else self._channels:
+            bounds = limited.bounds
+            too_deep = bounds.max_depth is not None and len(limited.target.backlog) + count > bounds.max_depth
+            if bounds.drops:
+                self._schedule.at(now if too_deep else now + CHECK_DELAY_SECONDS, self)
+            elif too_deep or limited.full:
+                self._schedule.at(now + CHECK_DELAY_SECONDS, self)
+                limited.reject(count, now, "max_depth" if too_deep else limited.full)
+            elif bounds.max_bytes is not None or bounds.max_age is not None:
+                self._schedule.at(now + CHECK_DELAY_SECONDS, self)
+
+    def on_alarm(self, now: float) -> float:
+        """Check everything; returns the time of the next check."""
+        now_ns = self._now_ns()
+        more = False
+        everything = [*self._channels, *self._held]
+        for limited in everything:
+            try:
+                more |= limited.enforce(now, now_ns)
+                limited.is_unreadable = False
+            except BlockingIOError:  # a long read, which goes on with the next check
+                more = True
+            except OSError as error:
+                if not limited.is_unreadable:
+                    log.warning("%s cannot be looked at, trying again - %s", limited.target.full_name, error)
+                limited.is_unreadable = True
+        if more:
+            return now + _DROP_PAUSE_SECONDS
+        return now + CHECK_INTERVAL_SECONDS if any(len(each.target.backlog) for each in everything) else NEVER

@@ -33,7 +33,6 @@ class PolicyError(ValueError):
         super().__init__(": ".join(part for part in (f"policy {number}" if number else "", key, text) if part))
         self.number = number
         self.key = key
-        self.text = text
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The settings that apply to one channel."""
+    """The settings of a policy, or those that apply to one channel."""
 
     dead_lettering: DeadLettering | None = None
     bounds: Bounds | None = None
@@ -101,22 +100,20 @@ class Policy:
         values = {key: _checked(number, key, value) for key, value in written.items()}
         self._topic = values.get("topic")
         self._channel = values.get("channel")
-        self.dead_lettering: DeadLettering | None = None
-        self.bounds: Bounds | None = None
-        self.rate: Rate | None = None
+        dead_lettering = bounds = rate = None
         if "max_attempts" in values:
             template = values.get("dead_letter_topic", DEFAULT_DEAD_LETTER_TOPIC)
-            self.dead_lettering = DeadLettering(values["max_attempts"], template)
-        if not values.keys().isdisjoint(("max_depth", "max_bytes", "max_age")):
-            depth, size, age = (values.get(key) for key in ("max_depth", "max_bytes", "max_age"))
-            self.bounds = Bounds(depth, size, age, drops=values.get("when_full") == DROP_OLDEST)
-        if "max_rate" in values:
-            rate = values["max_rate"]
-            self.rate = Rate(rate, values.get("burst", max(1, int(rate / _BURSTS_PER_SECOND))))
+            dead_lettering = DeadLettering(values["max_attempts"], template)
+        if not values.keys().isdisjoint(_NEEDS["when_full"]):
+            depth, size, age = map(values.get, _NEEDS["when_full"])
+            bounds = Bounds(depth, size, age, drops=values.get("when_full") == DROP_OLDEST)
+        if (per_second := values.get("max_rate")) is not None:
+            rate = Rate(per_second, values.get("burst", max(1, int(per_second / _BURSTS_PER_SECOND))))
+        self.settings = Applied(dead_lettering, bounds, rate)
         for key, needed in _NEEDS.items():
             if key in written and written.keys().isdisjoint(needed):
                 raise PolicyError(number, key, f"has no effect without {' or '.join(needed)}")
-        if self.dead_lettering is None and self.bounds is None and self.rate is None:
+        if self.settings == Applied():
             raise PolicyError(number, "", "needs max_attempts, max_depth, max_bytes, max_age or max_rate")
 
     def fits(self, topic: str, channel: str) -> bool:
@@ -144,12 +141,16 @@ class Policies:
 
     def for_channel(self, topic: str, channel: str) -> Applied:
         """The settings that apply to a channel."""
-        fitting = [policy for policy in self._policies if policy.fits(topic, channel)]
-        return Applied(
-            next((each.dead_lettering for each in fitting if each.dead_lettering is not None), None),
-            next((each.bounds for each in fitting if each.bounds is not None), None),
-            next((each.rate for each in fitting if each.rate is not None), None),
-        )
+        applied = Applied()
+        for policy in self._policies:
+            if policy.fits(topic, channel):
+                more = policy.settings
+                applied = Applied(
+                    applied.dead_lettering or more.dead_lettering,
+                    applied.bounds or more.bounds,
+                    applied.rate or more.rate,
+                )
+        return applied
 
     def for_topic(self, topic: str) -> Bounds | None:
         """The limits on the messages that a topic holds back because it has no channel or is paused."""

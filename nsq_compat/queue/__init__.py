@@ -3,20 +3,18 @@
 Frames (see ``protocol.message``) move in batches. A publish makes them once; the topic writes them to its log and gives
 the same objects to all its channels. A channel delivers them to its consumers and keeps them in flight until FIN.
 
-    broker           all topics; snapshots for /stats    publish_batch  publishes of one event-loop iteration
-    topic            publishes to channels               large_publish  a publish too large for one iteration
-    channel          delivers to consumers               ids            message ids, frames from bodies
-    backlog          messages to be delivered            wait_queue     idle consumers; rate limits; zones
-    cursor           position in the topic's stream      in_flight      messages that a consumer has
-    frame_queue      frames in memory                    schedule       alarms, in time order
-    deferred         messages before their time          recent_messages  the last publishes, for /topic/recent
-    limits           bounds from nsqd's options          errors         why a publish is refused
-    latency          from publish to FIN                 stats          the values of /stats
+    broker    all topics; snapshots for /stats            publish_batch    publishes together, and in steps
+    topic     publishes to channels                       ids              message ids, frames from bodies
+    channel   delivers to consumers                       wait_queue       idle consumers; rate limits; zones
+    backlog   messages to be delivered; their position    in_flight        messages that a consumer has
+    deferred  messages before their time                  schedule         alarms, in time order
+    limits    bounds from nsqd's options; refusals        recent_messages  the last publishes, for /topic/recent
+    latency   from publish to FIN                         stats            the values of /stats
 
 May import ``log`` and ``protocol``. It knows neither network nor clock: `now` (monotonic seconds) and `now_ns`
 (nanoseconds since 1970) are parameters. Nor does it know the durability level: every topic that is not ephemeral has a
 log, and what memory has no room for is read from there. The layers above provide ``Schedule.wake_at``, consumers
 (``channel.Consumer``), observers, and ``Storage.commit``, which may block.
 
-Read ``channel`` first, then ``backlog`` and ``cursor``.
+Read ``channel`` first, then ``backlog``.
 """

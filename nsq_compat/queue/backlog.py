@@ -1,36 +1,300 @@
 """The messages that a topic or a channel has to deliver: its part of the stream, returned frames, deferred frames.
 
-*Returned* messages were taken from the stream and came back: requeued, timed out, or deferred and due now. They go to
-the end of the queue as it stands then, but never behind more than `memory` messages, so that a long backlog in the log
-does not delay them for hours.
+A ``Backlog`` consists of four parts, and a message is in exactly one of them. It leaves by ``take`` or ``empty`` only.
 
-*Restored* messages were returned or in flight when nsqd stopped. They come before all others. Until then only their ids
-are in memory.
+- The *stream* of the topic, from the channel's position on (``Cursor``). The next messages are in memory as far as they
+  fit. The rest is read from the log, a block at a time, when those in memory are used up.
+- *Returned* messages were taken from the stream and came back: requeued, timed out, or deferred and due now. They go to
+  the end of the queue as it stands then, but never behind more than `memory` messages, so that a long backlog in the
+  log does not delay them for hours.
+- *Restored* messages were returned or in flight when nsqd stopped. They come before all others. Until then only their
+  ids are in memory.
+- *Deferred* messages are in ``Deferred``.
 
-Invariant: a message is in exactly one of the four parts, and leaves by ``take``, ``drop_oldest`` or ``empty`` only.
+Frames in memory are in a ``FrameQueue``, which stores batches as they are: every channel of the topic has the same
+list, so a fan-out to twenty channels takes twenty appends, however many messages the batch has.
 """
 
 import errno
 import heapq
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from contextlib import suppress
+from itertools import accumulate, chain, islice, repeat
 from typing import Final, NamedTuple
 
 from nsq_compat.log.checkpoint import ChannelState, copied_messages
-from nsq_compat.log.storage import TopicStore
+from nsq_compat.log.segment import Group
+from nsq_compat.log.topic_log import LogReader, TopicLog
 from nsq_compat.protocol.message import with_attempts
-from nsq_compat.queue.cursor import Cursor
-from nsq_compat.queue.deferred import Deferred, Fetch, SharedReads
-from nsq_compat.queue.frame_queue import FrameQueue
+from nsq_compat.queue.deferred import Deferred, Fetch
 from nsq_compat.queue.in_flight import InFlight
-from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.schedule import Schedule
 
+MAX_IN_MEMORY: Final = 50_000
+MAX_BYTES_IN_MEMORY: Final = 1 << 24
+"""Frames of a cursor with a log. Reading back costs less than memory for more: that has to be allocated by the system,
+and is out of every cache when the messages are delivered (docs/decisions/0015)."""
+ANY_SIZE: Final = 1 << 62
+"""As a number of bytes: no limit."""
 _RESTORED_BATCH: Final = 256
 """Restored messages that are in memory before they are delivered."""
 _SEARCHED_AT_ONCE: Final = 16
 """Restored messages that are read at once, about 5 ms of work if they are far apart in the log."""
+
+
+class FrameQueue:
+    """Frames in memory, in FIFO order and without a limit. `length` is their number.
+
+    Batches are never changed. An offset skips the frames of the first batch that were taken.
+    """
+
+    def __init__(self) -> None:
+        self._batches: deque[Sequence[bytes]] = deque()
+        self._append = self._batches.append  # compiled, looking up a method costs as much as calling it
+        self._popleft = self._batches.popleft
+        self._offset = 0
+        self.length = 0
+
+    def extend(self, frames: Sequence[bytes]) -> None:
+        """Append a batch, which must not be changed afterwards."""
+        if frames:
+            self._append(frames)
+            self.length += len(frames)
+
+    def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
+        """Take at most `limit` frames and, from the second one on, at most `max_bytes` bytes."""
+        wanted = min(limit, self.length)
+        if wanted <= 0:
+            return ()
+        self.length -= wanted
+        frames = self._take_from_first(wanted)
+        if len(frames) < wanted:
+            gathered = list(frames)
+            while len(gathered) < wanted:
+                gathered += self._take_from_first(wanted - len(gathered))
+            frames = gathered
+        if len(frames) > 1 and sum(map(len, frames)) > max_bytes:
+            kept = max(1, bisect_right(list(accumulate(map(len, frames))), max_bytes))
+            rest, frames = frames[kept:], frames[:kept]
+            self.length += len(rest)
+            in_first = min(len(rest), self._offset)  # they were not removed from the first batch
+            self._offset -= in_first
+            if in_first < len(rest):
+                self._batches.appendleft(rest[: len(rest) - in_first])
+        return frames
+
+    def empty(self) -> None:
+        self._batches.clear()
+        self._offset = self.length = 0
+
+    def batches(self) -> Iterator[Sequence[bytes]]:
+        """Yield the frames in order. The queue must not be changed meanwhile."""
+        for number, batch in enumerate(self._batches):
+            yield batch if number else batch[self._offset :]
+
+    def frames(self) -> Iterator[bytes]:
+        """Yield the frames, oldest first. The queue must not be changed meanwhile."""
+        for batch in self.batches():
+            yield from batch
+
+    def latest(self, count: int) -> list[bytes]:
+        """Return the last `count` frames, oldest first."""
+        newest = chain.from_iterable(map(reversed, reversed(self._batches)))
+        return list(islice(newest, min(count, self.length)))[::-1]
+
+    def _take_from_first(self, limit: int) -> Sequence[bytes]:
+        batch, begin = self._batches[0], self._offset
+        if len(batch) - begin > limit:
+            self._offset = begin + limit
+            return batch[begin : self._offset]
+        self._popleft()
+        self._offset = 0
+        return batch[begin:] if begin else batch
+
+
+class Cursor:
+    """A position in a topic's stream, with the next messages in memory, in `window`, as far as there is room.
+
+    The messages of a stream are numbered. `position` is the number of the next one to be taken, `end` that of the next
+    one to be published. The ranges of `gaps` are passed over: messages that a paused topic held and dropped are not for
+    its channels, which may still have to read messages before them.
+
+    `memory` bounds the frames in memory; with a log, MAX_IN_MEMORY and MAX_BYTES_IN_MEMORY bound them too. Bytes are
+    estimated as if all frames were as long as the last one. A block just read may exceed both bounds.
+
+    Invariant: memory holds the messages from `position` on, without those passed over and without any other gap, and
+    everything up to `end` is in the log. Without a log (ephemeral), messages that do not fit are dropped, and get no
+    number.
+    """
+
+    def __init__(self, log: TopicLog | None, memory: int, position: int = 0) -> None:
+        self.position = position
+        self.end = position
+        self.window = FrameQueue()
+        self.gaps: deque[tuple[int, int]] = deque()
+        """All of them ahead of `position`, in order: first number, and the number after the last."""
+        self.gaps_size = 0  # messages in the gaps
+        self._log = log
+        self._allowed = memory
+        self._memory = memory if log is None else min(memory, MAX_IN_MEMORY)
+        self._memory_bytes = ANY_SIZE if log is None else MAX_BYTES_IN_MEMORY
+        self._reader: LogReader | None = None
+        self._unused: deque[Group] = deque()
+
+    def __len__(self) -> int:
+        return self.end - self.position - self.gaps_size
+
+    @property
+    def behind(self) -> int:
+        """The number of messages that are only in the log."""
+        return len(self) - self.window.length
+
+    @property
+    def backend_depth(self) -> int:
+        """The number of messages that mem-queue-size has no room for."""
+        return max(0, min(self.behind, len(self) - self._allowed))
+
+    def byte_count(self) -> int:
+        """Approximate bytes of all messages; those only in the log are estimated from its size."""
+        in_memory = sum(map(len, self.window.frames()))
+        if self._log is None or not self.behind:
+            return in_memory
+        return in_memory + self._log.bytes_behind(self.position + self.window.length)
+
+    def extend(self, frames: Sequence[bytes]) -> int:
+        """Add published frames, which are in the log if there is one. Returns how many were dropped."""
+        # Hot: once per channel for every publish. `behind` is written out, because calls are what this costs.
+        window, count = self.window, len(frames)
+        if not count:
+            return 0
+        waiting = window.length
+        behind = self.end - self.position - self.gaps_size - waiting
+        fits = waiting + count <= self._memory and (waiting + count) * len(frames[-1]) <= self._memory_bytes
+        if fits and not behind:
+            window.extend(frames)
+            self.end += count
+            return 0
+        if self._log is not None:
+            self.end += count
+            return 0
+        kept = frames[: max(0, self._memory - waiting)]
+        window.extend(kept)
+        self.end += len(kept)
+        return count - len(kept)
+
+    def extend_by(self, count: int, first: Sequence[Sequence[bytes]]) -> int:
+        """Like ``extend``, for `count` messages; `first` has batches of the first ones, as many as memory may hold."""
+        window = self.window
+        room = self._memory - window.length
+        size = len(first[-1][-1]) if first else 0
+        fits = count <= room and (window.length + count) * size <= self._memory_bytes
+        if self._log is not None and (self.behind or not fits):
+            self.end += count
+            return 0
+        kept = 0
+        for batch in first:
+            fitting = batch[: max(0, room - kept)]
+            window.extend(fitting)
+            kept += len(fitting)
+        self.end += kept
+        return count - kept
+
+    def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
+        """Take at most `limit` frames and about `max_bytes` bytes. Raises ``OSError`` if the log cannot be read."""
+        if not self.window.length and self.position < self.end:
+            self._read_block()
+        frames = self.window.take(limit, max_bytes)
+        if self.gaps:
+            self._advance(len(frames))
+        else:  # Hot: saves a call for every delivery
+            self.position += len(frames)
+        return frames
+
+    def follow(self, other: "Cursor") -> int:
+        """Go on with the messages of a cursor that begins where this one ends; returns how many were dropped.
+
+        Memory may exceed its bound by the other's messages; it does not grow from there.
+        """
+        batches = other.window.batches()
+        if self._log is None:
+            return other.behind + sum(self.extend(batch) for batch in batches)
+        if not self.behind:
+            for batch in batches:
+                self.window.extend(batch)
+        self.end = other.end
+        self.gaps.extend(other.gaps)
+        self.gaps_size += other.gaps_size
+        return 0
+
+    def pass_over(self, position: int) -> None:
+        """Skip the part of the stream between its end and `position`, where it goes on."""
+        if self._log is None or position <= self.end:
+            return  # without a log numbers mean nothing
+        if self.position == self.end:
+            self.position = position
+        else:
+            self.gaps.append((self.end, position))
+            self.gaps_size += position - self.end
+        self.end = position
+
+    def skip_to_end(self) -> None:
+        """Drop all messages."""
+        self.window.empty()
+        self._stop_reading()
+        self.gaps.clear()
+        self.gaps_size = 0
+        self.position = self.end
+
+    def move(self, position: int, end: int, gaps: Iterable[tuple[int, int]] = ()) -> None:
+        """Go to another place in the stream, all of which is in the log, except for the gaps."""
+        self.skip_to_end()
+        self.position, self.end = min(position, end), end
+        self.gaps.extend(gaps)
+        self.gaps_size = sum(stop - begin for begin, stop in self.gaps)
+
+    def peek(self, count: int) -> list[bytes]:
+        """Return up to `count` frames that ``take`` would return next. Raises ``OSError`` if the log cannot be read."""
+        if not self.window.length and self.position < self.end:
+            self._read_block()
+        frames = list(islice(self.window.frames(), count))
+        if len(frames) < count and self.behind and not self.gaps:
+            assert self._log is not None, "messages that are not in memory are in the log"
+            with suppress(BlockingIOError):  # these frames suffice
+                for group in self._log.reader(self.position + self.window.length).read():
+                    frames += group.frames[: max(0, self.end - group.first_seq)]
+        return frames[:count]
+
+    def _advance(self, count: int) -> None:
+        self.position += count
+        while self.gaps and self.gaps[0][0] <= self.position:
+            begin, stop = self.gaps.popleft()
+            self.gaps_size -= stop - begin
+            self.position += stop - begin
+
+    def _read_block(self) -> None:
+        assert self._log is not None, "messages that are not in memory are in the log"
+        if self._reader is None:
+            self._reader = self._log.reader(self.position)
+        # The log may go on behind `end`, with messages that a paused topic holds.
+        stop = self.gaps[0][0] if self.gaps else self.end
+        groups = self._unused or deque(self._reader.read())
+        expected = self.position
+        while groups and groups[0].first_seq < stop and (not self.window.length or groups[0].first_seq == expected):
+            group = groups.popleft()
+            self._advance(group.first_seq - expected)  # over damaged messages, which the log counts
+            frames = group.frames[: stop - group.first_seq]
+            self.window.extend(frames)
+            expected = group.first_seq + len(frames)
+        self._unused = groups  # behind a gap, which `position` may pass only when it gets there
+        if not self.window.length:
+            self._advance(stop - self.position)
+        if expected >= stop or not self.window.length:
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        self._reader = None
+        self._unused.clear()
 
 
 class Peek(NamedTuple):
@@ -53,7 +317,7 @@ class Backlog:
         """Called once, as soon as at most half as many returned frames wait as memory has room for."""
         self._memory = memory
         self._fetch = fetch
-        self._returned = FrameQueue()
+        self.returned = FrameQueue()
         self._turns: deque[tuple[int, int]] = deque()  # of returned frames: behind which message, how many
         self._passed = 0  # number of messages taken from the stream
         self._restored: deque[tuple[bytes, int]] = deque()  # id, attempts at the next delivery
@@ -68,41 +332,23 @@ class Backlog:
         ahead = cursor.end - cursor.position - cursor.gaps_size
         if not self._turns and not self._restored:
             return ahead
-        return ahead + len(self._returned) + len(self._restored)
-
-    @property
-    def backend_depth(self) -> int:
-        """The number of messages that mem-queue-size has no room for."""
-        return self.cursor.backend_depth
-
-    @property
-    def returned_count(self) -> int:
-        return len(self._returned)
+        return ahead + self.returned.length + len(self._restored)
 
     def byte_count(self) -> int:
         """Approximate bytes of the waiting messages, without restored ones, of which only the ids are known."""
-        return self.cursor.byte_count() + sum(map(len, self.returned()))
+        return self.cursor.byte_count() + sum(map(len, self.returned.frames()))
 
     # --- In -----------------------------------------------------------------------------------------------------------
 
     def put_back(self, frames: Sequence[bytes]) -> None:
         """Return frames that were delivered or deferred. They carry the attempts of their next delivery."""
         if frames:
-            self._returned.extend(frames)
+            self.returned.extend(frames)
             self._turns.append((self._passed + min(len(self.cursor), self._memory), len(frames)))
 
-    def defer(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> int:
-        """Defer new messages until `due`; returns how many were dropped, because there is neither room nor a log.
-
-        `locations` are those in the log, if they are there.
-        """
-        fitting = self.deferred.fitting(frames)
-        self.deferred.add(fitting, due, locations)
-        return len(frames) - len(fitting)
-
     def follow(self, held: "Backlog") -> int:
-        """Add a copy of the messages that a topic held; returns how many were dropped, as ``defer`` does."""
-        self.put_back(list(held.returned()))
+        """Add a copy of the messages that a topic held; returns how many were dropped, as ``Deferred.add_new`` does."""
+        self.put_back(list(held.returned.frames()))
         self._restored.extend(held._restored)
         return self.cursor.follow(held.cursor) + held.deferred.share_with(self.deferred)
 
@@ -131,14 +377,10 @@ class Backlog:
             frames = [*frames, *more]
         return frames
 
-    def drop_oldest(self, limit: int, max_bytes: int) -> int:
-        """Drop the messages that ``take`` would return; returns how many. Raises ``OSError`` as ``take`` does."""
-        return len(self.take(limit, max_bytes))
-
     def empty(self) -> None:
         self.cursor.skip_to_end()
         self.deferred.empty()
-        self._returned.empty()
+        self.returned.empty()
         self._turns.clear()
         self._restored.clear()
         self._read, self._searched = [], 0
@@ -148,7 +390,7 @@ class Backlog:
 
     def peek_waiting(self, count: int) -> list[bytes]:
         """Return up to `count` frames that ``take`` would return next, in about that order. Raises ``OSError``."""
-        returned, stream = self.returned(), iter(self.cursor.peek(count))
+        returned, stream = self.returned.frames(), iter(self.cursor.peek(count))
         frames = [
             *islice(returned, max(0, self._before_next_restored)),
             *self._fetch_restored(list(islice(self._restored, count))),
@@ -170,22 +412,16 @@ class Backlog:
         first_of_each = chain.from_iterable(islice(each.peek(), count) for each in flights)
         return Peek(self.peek_waiting(count), self.deferred.peek(count), heapq.nsmallest(count, first_of_each))
 
-    def latest(self, count: int, flights: Iterable[InFlight]) -> Peek:
-        """Return the last `count` messages of each kind and consumer in memory; those in flight are among `waiting`."""
-        newest = (islice(reversed(each.frames.values()), count) for each in flights)
-        waiting = [*self.cursor.latest(count), *chain.from_iterable(newest)]
-        return Peek(waiting, self.deferred.latest(count), [])
-
-    def returned(self) -> Iterator[bytes]:
-        """Returned frames, oldest first."""
-        for batch in self._returned.batches():
-            yield from batch
+    def latest(self, count: int, flights: Iterable[InFlight]) -> list[tuple[float, bytes]]:
+        """Return the last `count` messages of each kind and consumer in memory, with due times, 0 if not deferred."""
+        newest = chain.from_iterable(islice(reversed(each.frames.values()), count) for each in flights)
+        return [*zip(repeat(0.0), chain(self.cursor.window.latest(count), newest)), *self.deferred.latest(count)]
 
     # --- Checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self, in_flight: Iterable[Mapping[bytes, bytes]] = ()) -> ChannelState:
         """Return the part of a checkpoint that describes it; `in_flight` are the frames that consumers have, by id."""
-        unfinished = copied_messages(in_flight, self.returned(), self._restored)
+        unfinished = copied_messages(in_flight, self.returned.frames(), self._restored)
         return ChannelState(self.cursor.position, self.deferred.keys(), list(self.cursor.gaps), unfinished)
 
     def restore(self, state: ChannelState, end: int, shift: float) -> None:
@@ -196,7 +432,7 @@ class Backlog:
 
     def frames(self) -> Iterator[bytes]:
         """Yield the frames in memory that were taken from the stream: returned and deferred ones."""
-        yield from self.returned()
+        yield from self.returned.frames()
         yield from self.deferred.frames()
 
     # --- Inside -------------------------------------------------------------------------------------------------------
@@ -206,7 +442,15 @@ class Backlog:
         if self._turns:
             turn, count = self._turns[0]
             if turn <= self._passed or not len(self.cursor):
-                return self._take_returned(min(limit, count), max_bytes)
+                frames = self.returned.take(min(limit, count), max_bytes)
+                self._before_next_restored -= len(frames)
+                self._turns.popleft()
+                if len(frames) < count:
+                    self._turns.appendleft((turn, count - len(frames)))
+                if self.on_room is not None and self.returned.length <= self._memory // 2:
+                    on_room, self.on_room = self.on_room, None
+                    on_room()
+                return frames
             limit = min(limit, turn - self._passed)
         frames = self.cursor.take(limit, max_bytes)
         self._passed += len(frames)
@@ -224,47 +468,13 @@ class Backlog:
         for _ in range(self._searched):
             self._restored.popleft()
         self._read, self._searched = [], 0
-        self._returned.extend(frames)
+        self.returned.extend(frames)
         self._turns.append((0, len(frames)))
-        self._before_next_restored = len(self._returned)
+        self._before_next_restored = self.returned.length
 
     def _fetch_restored(self, batch: Sequence[tuple[bytes, int]]) -> list[bytes]:
         if not batch:
             return []
         assert self._fetch is not None, "restored messages are in a log"
-        found = self._fetch([message_id for message_id, _ in batch])
+        found = self._fetch([message_id for message_id, _ in batch], {})
         return [with_attempts(found[message_id], attempt) for message_id, attempt in batch if message_id in found]
-
-    def _take_returned(self, limit: int, max_bytes: int) -> Sequence[bytes]:
-        turn, count = self._turns.popleft()
-        frames = self._returned.take(min(limit, count), max_bytes)
-        self._before_next_restored -= len(frames)
-        if len(frames) < count:
-            self._turns.appendleft((turn, count - len(frames)))
-        if self.on_room is not None and len(self._returned) <= self._memory // 2:
-            on_room, self.on_room = self.on_room, None
-            on_room()
-        return frames
-
-
-class BacklogFactory:
-    """Creates the backlogs of one topic. What memory has no room for is in the topic's log."""
-
-    def __init__(self, limits: QueueLimits, store: TopicStore | None, schedule: Schedule) -> None:
-        self._memory = limits.mem_queue_size
-        self._store = store
-        self._reads = None if store is None else SharedReads(store.log.fetch, schedule)
-
-    def set_channel_count(self, count: int) -> None:
-        """Set how many channels may read the same deferred messages from the log."""
-        if self._reads is not None:
-            self._reads.readers = count
-
-    def make(self, position: int, *, logged: bool = True) -> Backlog:
-        """Return an empty backlog at that position in the stream; `logged` is false for ephemeral channels."""
-        store, memory = self._store, self._memory
-        fetch = store.log.fetch if store is not None else None
-        if store is None or self._reads is None or not logged:
-            return Backlog(Cursor(None, memory, position, position), Deferred(None, memory), memory, fetch)
-        deferred = Deferred(self._reads.fetch, memory, store.locate)
-        return Backlog(Cursor(store.log, memory, position, position), deferred, memory, fetch)

@@ -9,25 +9,20 @@ from nsq_compat.log.recovery import recover
 from nsq_compat.log.storage import Storage
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.errors import REFUSES_ALL, Exiting
-from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.limits import REFUSES_ALL, Exiting, QueueLimits
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.stats import ChannelStats, LatencyStats, TopicStats
-from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.topic import ChannelObserver, Topic
 
 log = logging.getLogger(__name__)
 
 
-class BrokerObserver(Protocol):
-    """Is notified after a topic or channel was added to, or removed from, its parent."""
+class BrokerObserver(ChannelObserver, Protocol):
+    """Is also notified after a topic was added or removed."""
 
     def topic_created(self, topic: Topic) -> None: ...
 
     def topic_deleted(self, topic: Topic) -> None: ...
-
-    def channel_created(self, topic: Topic, channel: Channel) -> None: ...
-
-    def channel_deleted(self, topic: Topic, channel: Channel) -> None: ...
 
 
 class Broker:
@@ -38,7 +33,7 @@ class Broker:
         self.schedule = Schedule()
         self.topics: dict[str, Topic] = {}
         self.observers: list[BrokerObserver] = []
-        self._sorted_names: list[str] = []
+        self.sorted_names: list[str] = []
         self._storage = storage
         self._changed: dict[Topic, None] = {}
         self._refuses_publishing = False
@@ -77,14 +72,10 @@ class Broker:
         self._add(topic)
         return topic
 
-    def sorted_names(self) -> list[str]:
-        """Return the names of all topics."""
-        return self._sorted_names.copy()
-
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its channels and messages. Raises ``KeyError``."""
         topic = self.topics.pop(name)
-        del self._sorted_names[bisect_left(self._sorted_names, name)]
+        del self.sorted_names[bisect_left(self.sorted_names, name)]
         log.info("TOPIC(%s): deleting", name)
         self._changed.pop(topic, None)
         topic.delete()
@@ -93,7 +84,7 @@ class Broker:
 
     def _add(self, topic: Topic) -> None:
         self.topics[topic.name] = topic
-        insort(self._sorted_names, topic.name)  # sorting 20,000 names takes milliseconds
+        insort(self.sorted_names, topic.name)  # sorting 20,000 names takes milliseconds
 
     def refuse_publishing(self) -> None:
         """Refuse publishes and new topics from now on. Consumers go on."""
@@ -157,7 +148,7 @@ def snapshot(
     in between: ten thousand topics take a quarter of a second. nsqd: with a channel filter, topics that lack the
     channel are left out.
     """
-    for name in [topic] if topic else broker.sorted_names():
+    for name in [topic] if topic else broker.sorted_names.copy():
         found = broker.topics.get(name)
         if found is not None and (not channel or channel in found.channels):
             yield _topic_stats(found, now, channel, include_clients)
@@ -174,7 +165,7 @@ def _topic_stats(topic: Topic, now: float, channel: str, include_clients: bool) 
         topic_name=topic.name,
         channels=channels,
         depth=topic.depth,
-        backend_depth=topic.backlog.backend_depth,
+        backend_depth=topic.backlog.cursor.backend_depth,
         message_count=topic.message_count,
         message_bytes=topic.message_bytes,
         paused=topic.paused,
@@ -193,7 +184,7 @@ def _channel_stats(channel: Channel, now: float, include_clients: bool) -> Chann
     return ChannelStats(
         channel_name=channel.name,
         depth=channel.depth,
-        backend_depth=channel.backlog.backend_depth,
+        backend_depth=channel.backlog.cursor.backend_depth,
         in_flight_count=channel.in_flight_count,
         deferred_count=channel.deferred_count,
         message_count=channel.message_count,
@@ -209,7 +200,7 @@ def _channel_stats(channel: Channel, now: float, include_clients: bool) -> Chann
         dropped_count=channel.dropped_count,
         dead_letter_count=channel.dead_letter_count,
         rejected_count=channel.rejected_count,
-        policy=channel.describe_policy(channel.topic_name, channel.name) if channel.describe_policy else {},
+        policy=channel.policy,
     )
 
 

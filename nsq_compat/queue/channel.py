@@ -20,11 +20,9 @@ from nsq_compat.log.checkpoint import ChannelState
 from nsq_compat.protocol.message import attempts, next_attempts
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, Peek
-from nsq_compat.queue.errors import Exiting
-from nsq_compat.queue.frame_queue import NOTHING
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.latency import Latency
-from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.limits import Exiting, QueueLimits
 from nsq_compat.queue.schedule import AT_ONCE, Schedule
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.wait_queue import Rate, Throttle, Waiting, WaitQueue, ZoneWaitQueue
@@ -83,7 +81,7 @@ class _Retry:
         self.is_waiting = False
         """Whether reads are suspended until the next attempt."""
         self.until = NEVER
-        """When the next attempt is due; ``NEVER`` if reads are not suspended."""
+        """When the next attempt is due, or the alarm at which a long read goes on; ``NEVER`` if it is not waiting."""
         self._delay = 0.0
         self._failed_at = -NEVER
 
@@ -92,18 +90,12 @@ class _Retry:
         is_first = now - self._failed_at > 2 * LONGEST_RETRY_SECONDS
         self._delay = RETRY_SECONDS if is_first else min(2 * self._delay, LONGEST_RETRY_SECONDS)
         self._failed_at = now
-        self.until = now + self._delay
-        self.is_waiting = True
+        self.wait_until(now + self._delay)
         return is_first
 
-    def go_on(self) -> None:
-        """Suspend reads until the next alarm, at which a long read goes on."""
-        self.until = AT_ONCE
-        self.is_waiting = True
-
-    def end_waiting(self) -> None:
-        self.until = NEVER
-        self.is_waiting = False
+    def wait_until(self, until: float) -> None:
+        self.until = until
+        self.is_waiting = until < NEVER
 
 
 class Channel:
@@ -128,6 +120,9 @@ class Channel:
     ) -> None:
         self.topic_name = topic_name
         self.name = name
+        self.ephemeral = is_ephemeral(name)
+        self.topology_aware = limits.topology_aware
+        """Whether nearby consumers come first."""
         self.paused = False
         self.exiting = False
         self.message_count = 0
@@ -136,7 +131,8 @@ class Channel:
         self.dropped_count = 0
         self.dead_letter_count = 0
         self.rejected_count = 0
-        self.describe_policy: Callable[[str, str], Mapping[str, Any]] | None = None
+        self.policy: Mapping[str, Any] = {}
+        """The settings of the policies that apply, for /stats."""
         self.dead_letters: DeadLetterQueue | None = None
         self.consumers: dict[Consumer, None] = {}
         self.latency = None if limits.latency is None else Latency(limits.latency)
@@ -152,22 +148,9 @@ class Channel:
         self._delivered_count = 0
         self._log_retry = _Retry()  # nothing is taken while it is waiting
         self._deferred_retry = _Retry()
-        self._wait_queue = ZoneWaitQueue() if limits.topology_aware else WaitQueue()
+        self._zones = ZoneWaitQueue() if limits.topology_aware else None
+        self._wait_queue: WaitQueue = WaitQueue() if self._zones is None else self._zones
         self._notified: ZoneWaitQueue | Throttle | None = self._zones  # of every delivery
-
-    @property
-    def ephemeral(self) -> bool:
-        return is_ephemeral(self.name)
-
-    @property
-    def topology_aware(self) -> bool:
-        """Whether nearby consumers come first."""
-        return self._zones is not None
-
-    @property
-    def _zones(self) -> ZoneWaitQueue | None:
-        queue = self._wait_queue.inner if isinstance(self._wait_queue, Throttle) else self._wait_queue
-        return queue if isinstance(queue, ZoneWaitQueue) else None
 
     # --- Messages it has ----------------------------------------------------------------------------------------------
 
@@ -192,8 +175,7 @@ class Channel:
     @property
     def delivered(self) -> Sequence[int]:
         """Deliveries by ``Locality``. nsqd: all of them are global without topology-aware consumption."""
-        zones = self._zones
-        return (0, 0, self._delivered_count) if zones is None else zones.counts
+        return (0, 0, self._delivered_count) if self._zones is None else self._zones.counts
 
     def peek(self, count: int) -> Peek:
         """Return at most `count` messages of each kind. Raises ``OSError``."""
@@ -208,8 +190,8 @@ class Channel:
         dropped = self._cursor.extend(frames)
         if dropped:
             self._drop(dropped)
-        if self._wait_queue.waiting:
-            self._wake()
+        if self._wait_queue.waiting and not self.paused and not self._log_retry.is_waiting:
+            self._wait_queue.wake(len(self.backlog))
 
     def put_batch(self, count: int, first: Sequence[Sequence[bytes]]) -> None:
         """Like ``put``, for `count` messages; `first` has those that memory may hold (``Cursor.extend_by``)."""
@@ -220,7 +202,7 @@ class Channel:
     def defer(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes]) -> None:
         """Add a batch that must not be delivered before `due`; `locations` are those in the log, if it is there."""
         self.message_count += len(frames)
-        self._drop(self.backlog.defer(frames, due, locations))
+        self._drop(self.backlog.deferred.add_new(frames, due, locations))
         self._schedule.at(due, self)
 
     def follow(self, held: Backlog) -> None:
@@ -242,7 +224,7 @@ class Channel:
         share = self._wait_queue.share(consumer, len(self.backlog))
         if self.paused or not share or self._log_retry.is_waiting:
             self._wait_queue.wait(consumer)
-            return NOTHING
+            return ()
         wanted = room if room < share else share  # Hot: written out, because `min` is a call
         if wanted > MAX_BATCH:
             wanted = MAX_BATCH
@@ -250,20 +232,21 @@ class Channel:
             frames = self.backlog.take(wanted, MAX_BATCH_BYTES)
         except BlockingIOError:
             # Suspended, or each of a hundred waiting consumers would do a step now.
-            self._log_retry.go_on()
+            self._log_retry.wait_until(AT_ONCE)
             self._schedule.at(AT_ONCE, self)
             self._wait_queue.wait(consumer)
-            return NOTHING
+            return ()
         except OSError as error:
             if self._log_retry.failed(now):
                 log.warning("CHANNEL(%s): cannot read messages, trying again - %s", self.name, error)
             self._schedule.at(self._log_retry.until, self)
             self._wait_queue.wait(consumer)
-            return NOTHING
+            return ()
+        is_empty = not self.backlog
         consumer.in_flight.add(frames, now, timeout)
         if now + timeout < self.alarm:
             self._schedule.at(now + timeout, self)
-        if not self.backlog:
+        if is_empty:
             if len(frames) < room:
                 self._wait_queue.wait(consumer)
         elif not frames:  # they were damaged, and there is more behind them
@@ -399,14 +382,14 @@ class Channel:
             left -= self._expire(in_flight, now, left)
         self._left_behind = [in_flight for in_flight in self._left_behind if in_flight]
         if now >= self._log_retry.until:
-            self._log_retry.end_waiting()
+            self._log_retry.wait_until(NEVER)
             self._wake()
         deadlines = [in_flight.next_deadline() for in_flight in self.in_flight_sets()]
         return min([self._release_deferred(now), self._log_retry.until, *deadlines])
 
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
         """Drop the next messages, and count them as dropped; returns how many. Raises ``OSError``."""
-        count = self.backlog.drop_oldest(limit, max_bytes)
+        count = len(self.backlog.take(limit, max_bytes))
         self.dropped_count += count
         self.on_change()
         return count
@@ -447,8 +430,8 @@ class Channel:
             return due
         if self._deferred_retry.is_waiting and now < self._deferred_retry.until:
             return self._deferred_retry.until
-        self._deferred_retry.end_waiting()
-        room = max(self._limits.mem_queue_size, MAX_BATCH) - self.backlog.returned_count
+        self._deferred_retry.wait_until(NEVER)
+        room = max(self._limits.mem_queue_size, MAX_BATCH) - self.backlog.returned.length
         if room <= 0:
             self.backlog.on_room = lambda: self._schedule.at(AT_ONCE, self)
             return NEVER

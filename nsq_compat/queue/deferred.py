@@ -12,9 +12,9 @@ neighbours in the log are still requeued together.
 import heapq
 import itertools
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from itertools import chain, islice, repeat
-from typing import Final, Protocol
+from typing import Final
 
 from nsq_compat.log.checkpoint import ENTRY, entry_id, key_location, pack_key
 from nsq_compat.log.segment import NOWHERE
@@ -35,19 +35,14 @@ _MAX_SHARED: Final = 2048
 """Frames that channels may share before older ones are dropped; at most twice as many."""
 _MAX_SHARED_BYTES: Final = 1 << 20
 _SHARED_SECONDS: Final = 1.0
-_NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
 
 _pack_due: Final = struct.Struct(">d").pack
 _serials: Final = itertools.count(1)
 
 
-class Fetch(Protocol):
-    """Reads frames by id from the log. Those that cannot be read are left out."""
-
-    def __call__(self, ids: Sequence[bytes], locations: Mapping[bytes, bytes] = ..., /) -> Mapping[bytes, bytes]:
-        """`locations` has those that are known. Raises ``OSError``."""
-
-
+Fetch = Callable[[Sequence[bytes], Mapping[bytes, bytes]], Mapping[bytes, bytes]]
+"""Read frames by id from the log, with the locations that are known. Those that cannot be read are left out. Raises
+``OSError``."""
 Locate = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
 """Hand frames over to the log: their locations by id, as far as they are found easily. Raises ``OSError``."""
 
@@ -59,19 +54,13 @@ class Deferred:
     others by id, once they were handed over to it with `locate`.
     """
 
-    def __init__(
-        self,
-        fetch: Fetch | None = None,
-        memory: int = 1 << 62,
-        locate: Locate | None = None,
-    ) -> None:
+    def __init__(self, fetch: Fetch | None = None, memory: int = 1 << 62, locate: Locate | None = None) -> None:
         self._fetch = fetch
         self._locate = locate
         self._memory = memory
         self._keys: list[bytes] = []
         self._frames: dict[bytes, bytes] = {}
-        self._unlocated: dict[bytes, bytes] = {}  # by key, to be located together
-        self._first_unlocated = NEVER
+        self._unlocated: dict[bytes, bytes] = {}  # by key, to be located together; never many
         self._recent: dict[bytes, bytes] = {}  # locations of the last released messages
         self._less_recent: dict[bytes, bytes] = {}
 
@@ -82,17 +71,24 @@ class Deferred:
         """Whether the frames of `count` more messages stay in memory."""
         return self._fetch is None or len(self._frames) + count <= self._memory
 
-    def fitting(self, frames: Sequence[bytes]) -> Sequence[bytes]:
-        """Return the frames that may be added: all with a log, else those that fit into memory."""
-        return frames if self._fetch is not None else frames[: max(0, self._memory - len(self))]
+    def add_new(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> int:
+        """Defer published messages. Without a log, those that memory has no room for are dropped; returns how many."""
+        fitting = frames if self._fetch is not None else frames[: max(0, self._memory - len(self))]
+        self.add(fitting, due, locations)
+        return len(frames) - len(fitting)
 
     def add(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> None:
         """Defer messages until `due`. `locations` are given if they have just been logged."""
         if self.fit_in_memory(len(frames)):
             self._frames.update(zip(map(id_of, frames), frames, strict=True))
-        elif not locations:
+        elif not locations:  # returned messages, which the log may have released before
             for frame in frames:
-                self._hand_over(due, frame)
+                message_id = id_of(frame)
+                location = self._recent.pop(message_id, NOWHERE) or self._less_recent.pop(message_id, NOWHERE)
+                if location:
+                    self.add_entry(due, message_id, attempts(frame), location)
+                else:
+                    self._add_unlocated(pack_key(due, next(_serials), message_id, attempts(frame)), frame)
             return
         for frame, location in zip(frames, locations or repeat(NOWHERE), strict=False):
             self.add_entry(due, id_of(frame), attempts(frame), location)
@@ -106,8 +102,6 @@ class Deferred:
 
         It returns fewer if they have to be searched for. ``next_due`` tells whether there are more.
         """
-        if self._first_unlocated <= now:
-            self._settle_those_due(now)
         keys = self._take_keys(now, limit)
         try:
             entries, frames = self._read(keys)
@@ -153,8 +147,12 @@ class Deferred:
     def share_with(self, other: "Deferred") -> int:
         """Add all messages to another channel's; returns how many do not fit there."""
         self._settle()
-        if other._fetch is None:
-            return self._share_frames_with(other)
+        if other._fetch is None:  # it has room for some of the frames in memory
+            here = sorted(key for key in self._keys if entry_id(key) in self._frames)
+            shared = here[: max(0, other._memory - len(other))]
+            other._frames.update((entry_id(key), self._frames[entry_id(key)]) for key in shared)
+            other.restore(shared.copy(), 0.0)
+            return len(self) - len(shared)
         room = max(0, other._memory - len(other._frames))
         other._frames.update(islice(self._frames.items(), room))
         surplus = dict(islice(self._frames.items(), room, None))
@@ -179,20 +177,21 @@ class Deferred:
         self._keys.clear()
         self._frames.clear()
         self._unlocated.clear()
-        self._first_unlocated = NEVER
 
     def next_due(self) -> float:
         """Return when `release` has something to do."""
-        if not self._keys:
-            return self._first_unlocated
-        due: float = ENTRY.unpack_from(self._keys[0])[0]
-        return due if due < self._first_unlocated else self._first_unlocated
+        keys = [*self._keys[:1], *self._unlocated]
+        due: float = ENTRY.unpack_from(min(keys))[0] if keys else NEVER
+        return due
 
     def _take_keys(self, now: float, limit: int) -> list[bytes]:
         """Take the keys of due messages from the heap, the earliest first."""
         heap = self._keys
         keys: list[bytes] = []
         until = _pack_due(now) + b"\xff" * 8  # no serial number is so great
+        for key in [key for key in self._unlocated if key < until]:  # they need no location any more
+            self._frames[entry_id(key)] = self._unlocated.pop(key)
+            heapq.heappush(heap, key)
         searches = 0
         while heap and len(keys) < limit and heap[0] < until:
             key = heap[0]
@@ -220,27 +219,14 @@ class Deferred:
         if missing:
             assert self._fetch is not None, "what is not in memory is in the log"
             found.update(self._fetch(missing, locations))
-            self._remember(locations)
+            if self._locate is not None:
+                if len(self._recent) > _REMEMBERED:
+                    self._less_recent, self._recent = self._recent, {}
+                self._recent.update(locations)
         return entries, found
-
-    def _remember(self, locations: Mapping[bytes, bytes]) -> None:
-        if self._locate is not None:
-            if len(self._recent) > _REMEMBERED:
-                self._less_recent, self._recent = self._recent, {}
-            self._recent.update(locations)
-
-    def _hand_over(self, due: float, frame: bytes) -> None:
-        """Defer a returned message that memory has no room for. Its location in the log may be unknown."""
-        message_id = id_of(frame)
-        location = self._recent.pop(message_id, NOWHERE) or self._less_recent.pop(message_id, NOWHERE)
-        if location:
-            self.add_entry(due, message_id, attempts(frame), location)
-            return
-        self._add_unlocated(pack_key(due, next(_serials), message_id, attempts(frame)), frame)
 
     def _add_unlocated(self, key: bytes, frame: bytes) -> None:
         self._unlocated[key] = frame
-        self._first_unlocated = min(self._first_unlocated, ENTRY.unpack_from(key)[0])
         if len(self._unlocated) >= _LOCATED_AT_ONCE:
             self._settle()
 
@@ -258,30 +244,6 @@ class Deferred:
             due, serial, message_id, attempt = ENTRY.unpack_from(key)
             heapq.heappush(self._keys, pack_key(due, serial, message_id, attempt, found.get(message_id, NOWHERE)))
         self._unlocated.clear()
-        self._first_unlocated = NEVER
-
-    def _settle_those_due(self, now: float) -> None:
-        """Keep the frames of messages that are already due: they need no location."""
-        rest = self._unlocated
-        self._unlocated, self._first_unlocated = {}, NEVER
-        for key, frame in rest.items():
-            due: float = ENTRY.unpack_from(key)[0]
-            if due <= now:
-                self._frames[entry_id(key)] = frame
-                heapq.heappush(self._keys, key)
-            else:
-                self._unlocated[key] = frame
-                self._first_unlocated = min(self._first_unlocated, due)
-
-    def _share_frames_with(self, other: "Deferred") -> int:
-        """Share with a channel without a log: as many frames in memory as it has room for."""
-        here = sorted(key for key in self._keys if entry_id(key) in self._frames)
-        shared = here[: max(0, other._memory - len(other))]
-        for key in shared:
-            due, _, message_id, attempt = ENTRY.unpack_from(key)
-            other._frames[message_id] = self._frames[message_id]
-            other.add_entry(due, message_id, attempt)
-        return len(self) - len(shared)
 
 
 def _first(heap: Sequence[bytes], count: int) -> list[bytes]:
@@ -301,24 +263,25 @@ class SharedReads:
     """Log reads for the deferred messages of one topic, remembered for a moment.
 
     All channels of a topic need the same messages at about the same time. What is remembered is bounded, and is
-    dropped a second after the last read. `readers` is the number of channels.
+    dropped a second after the last read. `channels` are those of the topic.
     """
 
-    def __init__(self, fetch: Fetch, schedule: Schedule) -> None:
+    def __init__(self, fetch: Fetch, schedule: Schedule, channels: Sized) -> None:
         self.alarm = NEVER
-        self.readers = 0
         self._fetch = fetch
         self._schedule = schedule
+        self._channels = channels
         self._recent: dict[bytes, bytes] = {}
         self._less_recent: dict[bytes, bytes] = {}
         self._bytes = 0
         self._used = False
 
-    def fetch(self, ids: Sequence[bytes], locations: Mapping[bytes, bytes] = _NO_LOCATIONS) -> Mapping[bytes, bytes]:
+    def fetch(self, ids: Sequence[bytes], locations: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
         """See ``Fetch``."""
-        if self.readers < 2:
+        if len(self._channels) < 2:
             return self._fetch(ids, locations)
-        found = {message_id: frame for message_id in ids if (frame := self._remembered(message_id)) is not None}
+        recent, older = self._recent, self._less_recent
+        found = {each: frame for each in ids if (frame := recent.get(each) or older.get(each)) is not None}
         if len(found) < len(ids):
             missing = [message_id for message_id in ids if message_id not in found]
             known = {message_id: locations[message_id] for message_id in missing if message_id in locations}
@@ -333,9 +296,6 @@ class SharedReads:
             return now + _SHARED_SECONDS
         self._recent, self._less_recent, self._bytes = {}, {}, 0
         return NEVER
-
-    def _remembered(self, message_id: bytes) -> bytes | None:
-        return self._recent.get(message_id) or self._less_recent.get(message_id)
 
     def _remember(self, frames: Mapping[bytes, bytes]) -> None:
         self._used = True

@@ -48,7 +48,10 @@ class MessageIds:
     def take_runs(self, count: int, now_ns: int) -> list[tuple[bytes, list[bytes]]]:
         """Take the next `count` ids, in runs: the first digits of all ids of a tick, and the last digits of each."""
         # Hot: runs for every publish. Frames are joined from pieces, so two pieces of an id do as well.
-        return self.runs_from(self._reserve(count, now_ns), count)
+        clock = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
+        first = clock if self._next < clock < _MAX_CLOCK else self._next
+        self._next = first + count
+        return self.runs_from(first, count)
 
     def runs_from(self, first: int, count: int) -> list[tuple[bytes, list[bytes]]]:
         """Like ``take_runs``, for the numbers from `first` on. They are taken already, or will be with ``skip_to``."""
@@ -73,13 +76,6 @@ class MessageIds:
     def skip_to(self, number: int) -> None:
         """Take only numbers from this one on."""
         self._next = number
-
-    def _reserve(self, count: int, now_ns: int) -> int:
-        """Reserve `count` numbers; returns the first."""
-        clock = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
-        first = clock if self._next < clock < _MAX_CLOCK else self._next
-        self._next = first + count
-        return first
 
     def _start_of(self, number: int) -> bytes:
         # Formatting digits is the largest cost. They are the same for all ids of a tick, and mostly for the next tick.
@@ -124,33 +120,28 @@ class FrameFactory:
         if len(bodies) == 1:
             body = bodies[0]
             return (make_frame(self.ids.take_one(now_ns), now_ns, body),), b"", len(body)
+        runs = self.ids.take_runs(len(bodies), now_ns)
         if type(bodies) is UniformBodies:
-            frames, joined = self._make_uniform(bodies, now_ns)
-            return frames, joined, len(bodies) * len(bodies[0])
+            joined, done = b"", 0
+            for start, ends in runs:
+                run = bodies if len(ends) == len(bodies) else UniformBodies(bodies[done : done + len(ends)])
+                joined += join_uniform(ends, now_ns, run, start)
+                done += len(ends)
+            return cut_uniform(joined, len(joined) // done, 0, done), joined, done * len(bodies[0])
         lengths = list(map(len, bodies))
-        return self._make_any(bodies, lengths, now_ns), b"", sum(lengths)
+        if len(runs) == 1:
+            ((start, ends),) = runs
+            return make_frames(ends, now_ns, bodies, start, lengths), b"", sum(lengths)
+        return _in_runs(runs, bodies, now_ns), b"", sum(lengths)
 
     def make_from(self, bodies: Sequence[bytes], now_ns: int, first: int) -> tuple[bytes, ...]:
         """Return frames with the ids from number `first` on, which is from ``MessageIds.ahead``."""
-        frames: list[bytes] = []
-        for start, ends in self.ids.runs_from(first, len(bodies)):
-            frames += make_frames(ends, now_ns, bodies[len(frames) : len(frames) + len(ends)], start)
-        return tuple(frames)
+        return _in_runs(self.ids.runs_from(first, len(bodies)), bodies, now_ns)
 
-    def _make_any(self, bodies: Sequence[bytes], lengths: Sequence[int], now_ns: int) -> tuple[bytes, ...]:
-        runs = self.ids.take_runs(len(bodies), now_ns)
-        if len(runs) == 1:
-            ((start, ends),) = runs
-            return make_frames(ends, now_ns, bodies, start, lengths)
-        frames: list[bytes] = []
-        for start, ends in runs:  # more messages than the tick has ids left
-            frames += make_frames(ends, now_ns, bodies[len(frames) : len(frames) + len(ends)], start)
-        return tuple(frames)
 
-    def _make_uniform(self, bodies: UniformBodies, now_ns: int) -> tuple[tuple[bytes, ...], bytes]:
-        joined, done = b"", 0
-        for start, ends in self.ids.take_runs(len(bodies), now_ns):
-            run = bodies if len(ends) == len(bodies) else UniformBodies(bodies[done : done + len(ends)])
-            joined += join_uniform(ends, now_ns, run, start)
-            done += len(ends)
-        return cut_uniform(joined, len(joined) // done, 0, done), joined
+def _in_runs(runs: Sequence[tuple[bytes, list[bytes]]], bodies: Sequence[bytes], now_ns: int) -> tuple[bytes, ...]:
+    """Return frames of bodies that need more ids than one tick has left."""
+    frames: list[bytes] = []
+    for start, ends in runs:
+        frames += make_frames(ends, now_ns, bodies[len(frames) : len(frames) + len(ends)], start)
+    return tuple(frames)

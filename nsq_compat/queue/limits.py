@@ -1,6 +1,7 @@
-"""Limits of topics and channels, from nsqd's options."""
+"""Limits of topics and channels from nsqd's options, and why a publish is refused."""
 
 from dataclasses import dataclass
+from typing import Final, Protocol
 
 from nsq_compat.queue.latency import LatencyOptions
 
@@ -18,3 +19,29 @@ class QueueLimits:
     node_id: int = 0
     latency: LatencyOptions | None = None
     topology_aware: bool = False
+
+
+class Refused(Exception):
+    """A message is not accepted. The text is for the client."""
+
+
+class Exiting(Refused):
+    """The topic or channel is being deleted, or nsqd stops or drains. The text is NSQ's."""
+
+    def __str__(self) -> str:
+        return "exiting"
+
+
+class Admission(Protocol):
+    """A check before each publish to a topic. NSQ refuses for one reason only: the topic is exiting."""
+
+    def admit(self, count: int, now: float) -> None:
+        """Allow `count` messages to be published, or raise ``Refused``."""
+
+
+class _Closed:
+    def admit(self, count: int, now: float) -> None:
+        raise Exiting
+
+
+REFUSES_ALL: Final[Admission] = _Closed()

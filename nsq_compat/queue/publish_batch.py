@@ -1,14 +1,19 @@
-"""The publishes of one event-loop iteration, published together at its end.
+"""Publishes in batches: those of one event-loop iteration together, and one too large for an iteration in steps.
 
-A producer that awaits each OK publishes one message at a time. Each would be a group in the log, a system call, and a
-pass through topic and channels. Producers that do so at the same time share one.
-
-Invariants:
+``PublishBatch``: a producer that awaits each OK publishes one message at a time. Each would be a group in the log, a
+system call, and a pass through topic and channels. Producers that do so at the same time share one. Invariants:
 
 - *An OK means published*: a producer is notified only when its topic has the message.
 - *No producer suffers for another*: what cannot be published together is published one by one, each with its own
   answer.
 - *Order*: a producer that goes on within the iteration calls `settle` first.
+
+``LargeBatch``: so many messages that creating and writing them at once would hold up the event loop. Other greenlets
+run between two steps, and may publish to the same topic. Their messages are before or behind the batch, never inside
+it. The last step publishes all messages of the batch; before it none is published.
+
+Ids grow in the order of publishing. So a large batch takes ids ahead of those that other publishes get meanwhile. If
+these reach them all the same, the frames are created again, with ids further ahead.
 """
 
 import logging
@@ -16,14 +21,27 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Final, Protocol
 
+from nsq_compat.log.segment import StagedBatch
 from nsq_compat.protocol.uniform_bodies import UniformBodies
-from nsq_compat.queue.errors import Refused
+from nsq_compat.queue.limits import Refused
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
 
 MAX_POSTED: Final = 64
 """Messages. More are not gathered: little is saved by it, and CPU caches are small."""
+MAX_AT_ONCE: Final = 16384
+"""Messages published without steps, at about 0.3 us each."""
+_MAX_BYTES_AT_ONCE: Final = 1 << 20
+_MIN_MESSAGES: Final = 256
+"""Fewer messages are never published in steps. A step has at least one message, so little would be gained."""
+_STEP: Final = 4096
+_STEP_BYTES: Final = 1 << 20
+_FREED_AT_ONCE: Final = 1 << 15
+_AHEAD_NS: Final = 60_000_000_000
+"""How far the ids of a batch are ahead of the clock, which the ids of other publishes follow."""
+_ROOM: Final = 1 << 14
+"""Ids left for other publishes, if ids are ahead of the clock already."""
 
 
 class Producer(Protocol):
@@ -112,3 +130,115 @@ def _joined(batches: Sequence[Sequence[bytes]]) -> Sequence[bytes]:
     size = len(batches[0][0])
     are_uniform = all(type(batch) is UniformBodies and len(batch[0]) == size for batch in batches)
     return UniformBodies(bodies) if are_uniform else list(bodies)
+
+
+def is_large(bodies: Sequence[bytes]) -> bool:
+    """Whether publishing these at once would hold the event loop for too long."""
+    count = len(bodies)
+    return count > _MIN_MESSAGES and (count > MAX_AT_ONCE or sum(map(len, bodies)) > _MAX_BYTES_AT_ONCE)
+
+
+class LargeBatch:
+    """A publish in steps, for bodies that are ``is_large``: to be stepped to its end, or cancelled.
+
+    Of a topic's large batches only the first one proceeds. `bodies` are consumed. The messages are written to a file of
+    their own, which becomes a part of the log. Without one they stay in memory. Of the frames, those that the channels
+    may hold in memory and those of the last step are kept.
+    """
+
+    def __init__(self, topic: Topic, bodies: list[bytes], now: float, now_ns: int) -> None:
+        self.count = len(bodies)
+        self.size = 0
+        self.kept: list[Sequence[bytes]] = []
+        self.latest: Sequence[bytes] = ()
+        self.staged: StagedBatch | None = None
+        self.is_published = False
+        self._topic = topic
+        self._bodies = bodies
+        self._now = now
+        self._now_ns = now_ns
+        # At level fsync a batch that a power cut left half written must be recognized, so it has to be one group.
+        in_one_group = topic.store is not None and topic.store.commits
+        self._store = None if in_one_group else topic.store
+        self._keep = self.count if in_one_group else topic.limits.mem_queue_size
+        self._next = 0
+        self._first_id = -1
+        self._ahead_ns = _AHEAD_NS
+        self._room = max(_ROOM, self.count >> 2)
+        topic.large_batches.append(self)
+
+    def step(self) -> bool:
+        """Do a part of the work; returns whether the batch is published now.
+
+        Raises ``Refused`` and ``OSError``: then no message is published.
+        """
+        topic, ids = self._topic, self._topic.frames.ids
+        try:
+            if topic.admission is not None:
+                topic.admission.admit(self.count, self._now)
+            if topic.large_batches[0] is not self:
+                return False
+            if self._next < self.count:
+                self._make_some()
+                return False
+            if self._store is not None and not self._store.spill_some():
+                return False
+            if ids.has_reached(self._first_id):
+                self._start_again()
+                return False
+            ids.skip_to(self._first_id + self.count)
+            is_logged = False
+            if self._store is not None and self.staged is not None:
+                self._store.attach(self.staged, topic.seq)
+                self.staged, is_logged = None, True
+            topic.publish_prepared(self.count, self.size, self.kept, self.latest, is_logged=is_logged)
+        except BaseException:
+            self.cancel()
+            raise
+        self.is_published = True
+        topic.large_batches.remove(self)
+        self.kept.clear()
+        return True
+
+    def forget_bodies(self) -> bool:
+        """Free some of the published bodies; returns whether there are more. 500,000 at once take 20 ms."""
+        del self._bodies[-_FREED_AT_ONCE:]
+        return len(self._bodies) > 0
+
+    def cancel(self) -> None:
+        """Give up, unless the batch is published already. May be called twice."""
+        if self in self._topic.large_batches:
+            self._topic.large_batches.remove(self)
+        self._discard()
+
+    def _make_some(self) -> None:
+        if self._first_id < 0:
+            self._first_id = self._topic.frames.ids.ahead(self._now_ns + self._ahead_ns, self._room)
+            if self._store is not None:
+                self.staged = self._store.stage()
+        begin, count = self._next, _STEP
+        bodies = self._bodies[begin : begin + count]
+        while (size := sum(map(len, bodies))) > _STEP_BYTES and count > 1:
+            count //= 2
+            bodies = bodies[:count]
+        frames = self._topic.frames.make_from(bodies, self._now_ns, self._first_id + begin)
+        if self._store is not None and self.staged is not None:
+            self._store.add_to(self.staged, frames)
+        if begin < self._keep:
+            self.kept.append(frames)
+        self.latest = frames
+        self.size += size
+        self._next = begin + len(bodies)
+
+    def _start_again(self) -> None:
+        self._discard()
+        self._next, self._first_id = 0, -1
+        self.size = 0
+        self._ahead_ns *= 2
+        self._room *= 2
+
+    def _discard(self) -> None:
+        self.kept.clear()
+        if self.staged is not None:
+            self.staged.discard()
+            self.staged = None

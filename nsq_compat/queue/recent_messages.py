@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import message_id
-from nsq_compat.queue.backlog import Peek
 from nsq_compat.queue.in_flight import NEVER
 
 MAX_MESSAGES: Final = 100
@@ -37,15 +36,13 @@ class RecentMessages:
         self._bytes = 0
         self._until = 0.0
 
-    def begin(self, log: TopicLog | None, peeks: Iterable[Peek], now: float, now_ns: int) -> None:
-        """Add the messages published before, as far as they can be found. Raises ``OSError``."""
+    def begin(self, log: TopicLog | None, latest: Iterable[tuple[float, bytes]], now: float, now_ns: int) -> None:
+        """Add the messages published before, from the log and ``Backlog.latest``. Raises ``OSError``."""
         known: dict[bytes, Published] = {}
         for group in log.latest(MAX_MESSAGES) if log is not None else ():
             known.update((message_id(frame), Published(frame, group.due_ns)) for frame in group.frames[-MAX_MESSAGES:])
-        for peek in peeks:
-            known.update((message_id(frame), Published(frame, 0)) for frame in peek.waiting)
-            for due, frame in peek.deferred:
-                known[message_id(frame)] = Published(frame, now_ns + int((due - now) * _NS_PER_SECOND))
+        for due, frame in latest:
+            known[message_id(frame)] = Published(frame, now_ns + int((due - now) * _NS_PER_SECOND) if due else 0)
         self._add(known[each] for each in sorted(known)[-MAX_MESSAGES:])  # ids are in the order of publishing
 
     def note(self, frames: Sequence[bytes], due_ns: int) -> None:

@@ -30,12 +30,11 @@ from nsq_compat.protocol.storage_schema import (
     TOPIC_PAUSED,
     TOPIC_UNPAUSED,
 )
-from nsq_compat.queue.backlog import BacklogFactory
+from nsq_compat.queue.backlog import Backlog, Cursor
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.errors import REFUSES_ALL, Admission, Exiting
+from nsq_compat.queue.deferred import Deferred, SharedReads
 from nsq_compat.queue.ids import FrameFactory
-from nsq_compat.queue.large_publish import LargeBatch
-from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.limits import REFUSES_ALL, Admission, Exiting, QueueLimits
 from nsq_compat.queue.recent_messages import MAX_MESSAGES, Published, RecentMessages
 from nsq_compat.queue.schedule import Schedule
 
@@ -44,12 +43,16 @@ log = logging.getLogger(__name__)
 _NS_PER_SECOND: Final = 1_000_000_000
 
 
-class TopicObserver(Protocol):
-    """Is notified when channels come and go, and when the checkpoint is out of date."""
+class ChannelObserver(Protocol):
+    """Is notified after a channel was added to, or removed from, its topic."""
 
     def channel_created(self, topic: "Topic", channel: Channel) -> None: ...
 
     def channel_deleted(self, topic: "Topic", channel: Channel) -> None: ...
+
+
+class TopicObserver(ChannelObserver, Protocol):
+    """Is also notified when the checkpoint is out of date."""
 
     def changed(self, topic: "Topic") -> None:
         """The checkpoint is out of date; called once until the next one."""
@@ -78,19 +81,21 @@ class Topic:
         self.message_bytes = 0
         self.dropped_count = 0
         self.rejected_count = 0
-        self._limits = limits
+        self.limits = limits
+        self.store = store
+        self.frames = FrameFactory(limits.node_id)
+        self.seq = 0
+        """The number of the next message."""
+        self.large_batches: deque[object] = deque()
+        """The publishes in steps that have begun, see ``publish_batch.LargeBatch``."""
         self._schedule = schedule
         self._observer = observer
-        self.store = store
-        self._frames = FrameFactory(limits.node_id)
-        self._seq = 0
-        self._large_batches: deque[LargeBatch] = deque()
         self._control_log = ControlLog(name, store)
         self._changed = False
         self._saved_end: LogEnd | None = None
         self._recent: RecentMessages | None = None
-        self._backlogs = BacklogFactory(limits, store, schedule)
-        self.backlog = self._backlogs.make(self._seq)
+        self._reads = None if store is None else SharedReads(store.log.fetch, schedule, self.channels)
+        self.backlog = self._new_backlog(self.seq)
         if store is not None:
             store.serve(limits.mem_queue_size, self._first_needed)
 
@@ -111,9 +116,10 @@ class Topic:
         """
         if self._recent is None:
             recent = RecentMessages(self._forget_recent)
-            peeks = [each.backlog.latest(MAX_MESSAGES, each.in_flight_sets()) for each in self.channels.values()]
-            peeks.append(self.backlog.latest(MAX_MESSAGES, ()))
-            recent.begin(self.store.log if self.store is not None else None, peeks, now, now_ns)
+            latest = self.backlog.latest(MAX_MESSAGES, ())
+            for channel in self.channels.values():
+                latest += channel.backlog.latest(MAX_MESSAGES, channel.in_flight_sets())
+            recent.begin(self.store.log if self.store is not None else None, latest, now, now_ns)
             self._recent = recent
         self._schedule.at(self._recent.ask(now), self._recent)
         return self._recent.latest(count)
@@ -127,7 +133,7 @@ class Topic:
         """Publish messages, all or none, to be delivered after `defer` seconds. Raises ``Refused`` and ``OSError``."""
         if self.admission is not None:
             self.admission.admit(len(bodies), now)
-        frames, joined, size = self._frames.make(bodies, now_ns)
+        frames, joined, size = self.frames.make(bodies, now_ns)
         if defer > 0:
             self._defer(frames, now + defer, now_ns + int(defer * _NS_PER_SECOND))
         else:
@@ -139,55 +145,36 @@ class Topic:
         if self.store is not None and self.store.commits:
             self.store.commit()
 
-    def large_batch(self, bodies: list[bytes], now: float, now_ns: int) -> LargeBatch:
-        """Return a publish in steps, for bodies that are ``is_large``. To be stepped to its end, or cancelled."""
-        store = self.store
-        # At level fsync a batch that a power cut left half written must be recognized, so it has to be one group.
-        stages = store is not None and not store.commits
-        return LargeBatch(
-            bodies,
-            now_ns,
-            self._frames,
-            self._large_batches,
-            store=store if stages else None,
-            keep=self._limits.mem_queue_size if stages or store is None else len(bodies),
-            admit=lambda count: self._admit(count, now),
-            publish=self._publish_batch,
-        )
+    def publish_prepared(
+        self, count: int, size: int, first: Sequence[Sequence[bytes]], last: Sequence[bytes], *, is_logged: bool
+    ) -> None:
+        """Publish `count` messages with bodies of `size` bytes in all.
 
-    def _publish_batch(self, batch: LargeBatch) -> None:
-        store, count = self.store, batch.count
-        if store is not None and batch.staged is None:
-            self._deliver([frame for frames in batch.kept for frame in frames], b"")
+        `first` has the frames that memory may hold, or all if there is a log and they are not in it. `last` are the
+        last ones.
+        """
+        if self.store is not None and not is_logged:
+            self._deliver([frame for frames in first for frame in frames], b"")
         else:
-            if store is not None and batch.staged is not None:
-                store.attach(batch.staged, self._seq)
-                batch.staged = None
-            self._seq += count
+            self.seq += count
             if self.is_holding:
-                self._drop(self.backlog.cursor.extend_by(count, batch.kept))
+                self._drop(self.backlog.cursor.extend_by(count, first))
             else:
                 for channel in self.channels.values():
-                    channel.put_batch(count, batch.kept)
+                    channel.put_batch(count, first)
         self.message_count += count
-        self.message_bytes += batch.size
+        self.message_bytes += size
         if self._recent is not None:
-            self._recent.note(batch.latest, 0)
-        if store is not None and store.commits:
-            store.commit()
-
-    def _admit(self, count: int, now: float) -> None:
-        if self.exiting:
-            raise Exiting
-        if self.admission is not None:
-            self.admission.admit(count, now)
+            self._recent.note(last, 0)
+        if self.store is not None and self.store.commits:
+            self.store.commit()
 
     def _deliver(self, frames: Sequence[bytes], joined: bytes) -> None:
         # Hot: runs for every publish.
         store = self.store
         if store is not None:
-            store.append(frames, self._seq, joined=joined)
-        self._seq += len(frames)
+            store.append(frames, self.seq, joined=joined)
+        self.seq += len(frames)
         if self.is_holding:
             self._drop(self.backlog.cursor.extend(frames))
         else:
@@ -199,9 +186,9 @@ class Topic:
         if self.store is not None:
             backlogs = [self.backlog] if self.is_holding else [channel.backlog for channel in self.channels.values()]
             fit_in_memory = all(backlog.deferred.fit_in_memory(len(frames)) for backlog in backlogs)
-            locations = self.store.append_deferred(frames, self._seq, due_ns, fit_in_memory=fit_in_memory)
+            locations = self.store.append_deferred(frames, self.seq, due_ns, fit_in_memory=fit_in_memory)
         if self.is_holding:
-            self._drop(self.backlog.defer(frames, due, locations))
+            self._drop(self.backlog.deferred.add_new(frames, due, locations))
         else:
             for channel in self.channels.values():
                 channel.defer(frames, due, locations)
@@ -216,7 +203,7 @@ class Topic:
             if self.exiting:
                 raise Exiting
             was_holding = self.is_holding
-            position = self.backlog.cursor.position if was_holding else self._seq
+            position = self.backlog.cursor.position if was_holding else self.seq
             if self.store is not None and not is_ephemeral(name):
                 self._control_log.note_creation(name, position)
             channel = self._make_channel(name, position)
@@ -240,24 +227,22 @@ class Topic:
         channel = Channel(
             self.name,
             name,
-            self._limits,
+            self.limits,
             self._schedule,
-            backlog=self._backlogs.make(position, logged=store is not None),
+            backlog=self._new_backlog(position, logged=store is not None),
             on_abandoned=self._delete,
             on_change=self._note_change,
             on_requeued=None if store is None else self._control_log.note_requeued,
         )
         self.channels[name] = channel
-        self._backlogs.set_channel_count(len(self.channels))
         return channel
 
     def _delete(self, channel: Channel) -> None:
         log.info("TOPIC(%s): deleting channel %s", self.name, channel.name)
         del self.channels[channel.name]
-        self._backlogs.set_channel_count(len(self.channels))
         channel.delete()
         if not self.channels and not (self.paused or self.awaits_channels):
-            self.backlog = self._backlogs.make(self._seq)
+            self.backlog = self._new_backlog(self.seq)
         if not channel.ephemeral or self.is_holding:
             self._note(CHANNEL_DELETED, channel.name)
         self._note_ephemeral()
@@ -270,27 +255,24 @@ class Topic:
         """Hold published messages. The channels go on with those they have."""
         if not self.paused:
             if not self.is_holding:
-                self.backlog = self._backlogs.make(self._seq)
+                self.backlog = self._new_backlog(self.seq)
             self.paused = True
-            self._note(TOPIC_PAUSED, "")
-            self._note_change()
+            self._note(TOPIC_PAUSED)
             self._control_log.settle()
 
     def unpause(self) -> None:
         """Give the held messages to the channels."""
         if self.paused:
             self.paused = False
-            self._note(TOPIC_UNPAUSED, "")
-            self._end_holding()
+            self._end_holding(TOPIC_UNPAUSED)
 
     def await_channels(self) -> None:
         """Hold published messages until `learn_channels`."""
         if not self.awaits_channels:
             if not self.is_holding:
-                self.backlog = self._backlogs.make(self._seq)
+                self.backlog = self._new_backlog(self.seq)
             self.awaits_channels = True
-            self._note(TOPIC_AWAITS_CHANNELS, "")
-            self._note_change()
+            self._note(TOPIC_AWAITS_CHANNELS)
 
     def learn_channels(self, names: Iterable[str]) -> None:
         """Create these channels, and give the held messages to all channels.
@@ -304,22 +286,19 @@ class Topic:
                 self.channel(name)
         if self.awaits_channels:
             self.awaits_channels = False
-            self._note(TOPIC_KNOWS_CHANNELS, "")
-            self._end_holding()
+            self._end_holding(TOPIC_KNOWS_CHANNELS)
 
     def empty(self) -> None:
         """Drop the held messages. nsqd: the channels keep theirs."""
         self.backlog.empty()
         self._pass_over()
-        self._note(TOPIC_EMPTIED, "")
-        self._note_change()
+        self._note(TOPIC_EMPTIED)
         self._control_log.settle()
 
     def empty_channel(self, name: str) -> None:
         """Drop all messages of a channel, also those deferred and in flight. Raises ``KeyError``."""
         self.channels[name].empty()
         self._note(CHANNEL_EMPTIED, name)
-        self._note_change()
         self._control_log.settle()
 
     def close(self) -> None:
@@ -349,7 +328,7 @@ class Topic:
 
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
         """Drop the oldest held messages, and count them as dropped; returns how many. Raises ``OSError``."""
-        count = self.backlog.drop_oldest(limit, max_bytes)
+        count = len(self.backlog.take(limit, max_bytes))
         self.dropped_count += count
         self._pass_over()
         self._note_change()
@@ -362,8 +341,8 @@ class Topic:
         assert self.store is not None, "a topic without a store has no checkpoint"
         self._changed = False
         self._control_log.write_requeued()  # before the end of the log is taken, so that they are not replayed
-        log_end = self.store.log.begin_checkpoint()._replace(seq=self._seq)
-        state = TopicState(log_end, now_ns / _NS_PER_SECOND - now, self._frames.ids.last)
+        log_end = self.store.log.begin_checkpoint()._replace(seq=self.seq)
+        state = TopicState(log_end, now_ns / _NS_PER_SECOND - now, self.frames.ids.last)
         state.channels = {name: each.state() for name, each in self.channels.items() if not each.ephemeral}
         state.held = self.backlog.state() if self.is_holding else None
         state.paused, state.awaits_channels = self.paused, self.awaits_channels
@@ -395,28 +374,33 @@ class Topic:
         assert self.store is not None, "a state was read from a store"
         shift = before.clock_offset - (now_ns / _NS_PER_SECOND - now)
         log_end = self.store.log.end
-        self._seq = before.end.seq
-        self._frames.ids.start_after(before.last_id)
+        self.seq = before.end.seq
+        self.frames.ids.start_after(before.last_id)
         self.paused = before.paused
         self.awaits_channels = before.awaits_channels
         held = before.held
-        stands = self._seq if held is None else held.position
+        stands = self.seq if held is None else held.position
         for name, state in before.channels.items():
             self._make_channel(name, 0).restore(state, stands, shift)
-        if not self.store.log.has_begun:
-            self._begin_log(stands)
+        if not self.store.log.has_begun:  # the messages before are in other files
+            for name in self.channels:
+                self._note(CHANNEL_CREATED, name, stands)
+            if self.paused:
+                self._note(TOPIC_PAUSED, "", stands)
+            if self.awaits_channels:
+                self._note(TOPIC_AWAITS_CHANNELS, "", stands)
         begin = ChannelState(stands) if held is not None or before.everything is None else before.everything
         for name in channels:
             if name not in self.channels and name not in before.gone and not is_ephemeral(name):
                 own = ChannelState(begin.position, list(begin.entries), list(begin.gaps))
                 self._make_channel(name, 0).restore(own, stands, shift)
                 self._note(CHANNEL_CREATED, name, stands)
-        self.backlog = self._backlogs.make(self._seq)
+        self.backlog = self._new_backlog(self.seq)
         if held is not None:
-            self.backlog.restore(held, self._seq, shift)
+            self.backlog.restore(held, self.seq, shift)
             self._hand_over()
         elif not self.channels:
-            self._note(CHANNEL_DELETED, "")  # ephemeral ones, which ended with the process: the topic holds again
+            self._note(CHANNEL_DELETED)  # ephemeral ones, which ended with the process: the topic holds again
         if before.is_current and self.store.log.end == log_end:
             self._saved_end = log_end
         else:
@@ -430,17 +414,26 @@ class Topic:
         # Hot: runs for every publish.
         return self.paused or self.awaits_channels or not self.channels
 
-    def _end_holding(self) -> None:
+    def _end_holding(self, kind: int) -> None:
+        self._note(kind)
         self._hand_over()
         self._note_ephemeral()
-        self._note_change()
         self._control_log.settle()
+
+    def _new_backlog(self, position: int, *, logged: bool = True) -> Backlog:
+        """Return an empty backlog at that position in the stream; `logged` is false for ephemeral channels."""
+        store, reads, memory = self.store, self._reads, self.limits.mem_queue_size
+        fetch = None if store is None else store.log.fetch
+        if store is None or reads is None or not logged:
+            return Backlog(Cursor(None, memory, position), Deferred(None, memory), memory, fetch)
+        deferred = Deferred(reads.fetch, memory, store.locate)
+        return Backlog(Cursor(store.log, memory, position), deferred, memory, fetch)
 
     def _hand_over(self) -> None:
         """Give the held messages to every channel, unless the topic still holds."""
         if self.is_holding:
             return
-        held, self.backlog = self.backlog, self._backlogs.make(self._seq)
+        held, self.backlog = self.backlog, self._new_backlog(self.seq)
         for channel in self.channels.values():
             channel.follow(held)
 
@@ -454,33 +447,26 @@ class Topic:
         if count and not self.dropped_count:
             log.warning(
                 "TOPIC(%s): more than %d messages wait, dropping new ones (see dropped_count in /stats)",
-                self.name, self._limits.mem_queue_size,
+                self.name, self.limits.mem_queue_size,
             )  # fmt: skip
         self.dropped_count += count
 
-    def _note(self, kind: int, name: str, seq: int | None = None) -> None:
-        self._control_log.note(kind, name, self._seq if seq is None else seq)
+    def _note(self, kind: int, name: str = "", seq: int | None = None) -> None:
+        """Write a control record: in the log and, soon, in the checkpoint."""
+        self._control_log.note(kind, name, self.seq if seq is None else seq)
+        self._note_change()
 
     def _note_ephemeral(self) -> None:
         """Record that the topic does not hold its messages, if all its channels are ephemeral."""
         if not self.is_holding and all(channel.ephemeral for channel in self.channels.values()):
             self._note(CHANNEL_CREATED, next(iter(self.channels)))
 
-    def _begin_log(self, seq: int) -> None:
-        """Write the topic's state as control records into an empty log. The messages before are in other files."""
-        for name in self.channels:
-            self._note(CHANNEL_CREATED, name, seq)
-        if self.paused:
-            self._note(TOPIC_PAUSED, "", seq)
-        if self.awaits_channels:
-            self._note(TOPIC_AWAITS_CHANNELS, "", seq)
-
     def _first_needed(self) -> int:
         """Return the number of the first message that a channel still has to read, or the topic itself."""
         cursors = [channel.backlog.cursor for channel in self.channels.values() if not channel.ephemeral]
         if self.is_holding:
             cursors.append(self.backlog.cursor)
-        return min((cursor.position for cursor in cursors), default=self._seq)
+        return min((cursor.position for cursor in cursors), default=self.seq)
 
     def _note_change(self) -> None:
         if not self._changed and self.store is not None:

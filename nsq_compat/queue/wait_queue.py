@@ -55,12 +55,21 @@ class WaitQueue:
         self._order: deque[Waiting] = deque()  # the same, in FIFO order
         self._add_last = self._order.append  # compiled, looking up a method costs as much as calling it
         self._take_first = self._order.popleft
-        self._woken: set[Waiting] = set()  # and have not taken frames since
+        self.woken: set[Waiting] = set()
+        """Consumers that were woken and have not taken frames since."""
 
     def share(self, consumer: Waiting, depth: int) -> int:
-        """Return how many of the frames a consumer may take."""
+        """Return how many of the frames a consumer may take.
+
+        Other woken consumers have their share too: the first one must not take all. The remainder of the division is
+        for woken consumers. nsqd: a waiting consumer is served before one that is not.
+        """
         # Hot: runs for every delivery.
-        return _share(self._woken, consumer, depth)
+        woken = self.woken
+        claims = consumer in woken
+        woken.discard(consumer)
+        others = len(woken)
+        return (depth + (others if claims else 0)) // (others + 1)
 
     def wait(self, consumer: Waiting) -> None:
         """Add a consumer, unless it waits already."""
@@ -73,15 +82,24 @@ class WaitQueue:
         """Remove a consumer; returns whether it was woken, so that another one should be."""
         if _removed(self.waiting, consumer):  # rare: usually it has just taken frames
             self._order.remove(consumer)
-        return _removed(self._woken, consumer)
+        return _removed(self.woken, consumer)
 
     def wake(self, depth: int) -> None:
         """Wake consumers for `depth` frames."""
-        while self._order and len(self._woken) < depth:
+        while self._order and len(self.woken) < depth:
             consumer = self._take_first()
             self.waiting.remove(consumer)
-            self._woken.add(consumer)
+            self.woken.add(consumer)
             consumer.wake()
+
+
+class _Tier(WaitQueue):
+    """The consumers of one locality; `waiting` are those of all."""
+
+    def __init__(self, waiting: set[Waiting]) -> None:
+        super().__init__()
+        self.waiting = waiting
+        self.coming: set[Waiting] = set()  # took frames, have room, and take more by themselves
 
 
 class ZoneWaitQueue(WaitQueue):
@@ -90,35 +108,27 @@ class ZoneWaitQueue(WaitQueue):
     def __init__(self) -> None:
         super().__init__()
         self.counts = [0 for _ in Locality]
-        self._tiers = [_Tier() for _ in Locality]
+        self._tiers = [_Tier(self.waiting) for _ in Locality]
 
     def share(self, consumer: Waiting, depth: int) -> int:
         tier = self._tiers[consumer.locality]
         tier.coming.discard(consumer)
-        share = _share(tier.woken, consumer, depth)
+        share = tier.share(consumer, depth)
         nearer = self._tiers[: consumer.locality]
-        return 0 if any(each.is_awake for each in nearer) else share
+        return 0 if any(each.woken or each.coming for each in nearer) else share
 
     def wait(self, consumer: Waiting) -> None:
-        if consumer not in self.waiting:
-            self.waiting.add(consumer)
-            self._tiers[consumer.locality].order.append(consumer)
+        self._tiers[consumer.locality].wait(consumer)
 
     def leave(self, consumer: Waiting) -> bool:
         tier = self._tiers[consumer.locality]
-        if _removed(self.waiting, consumer):
-            tier.order.remove(consumer)
         was_coming = _removed(tier.coming, consumer)
-        return _removed(tier.woken, consumer) or was_coming
+        return tier.leave(consumer) or was_coming
 
     def wake(self, depth: int) -> None:
         for tier in self._tiers:
-            while tier.order and len(tier.woken) < depth:
-                consumer = tier.order.popleft()
-                self.waiting.remove(consumer)
-                tier.woken.add(consumer)
-                consumer.wake()
-            if tier.is_awake:
+            tier.wake(depth)
+            if tier.woken or tier.coming:
                 break
 
     def took(self, consumer: Waiting, count: int, room: int, depth: int, now: float) -> None:
@@ -127,19 +137,6 @@ class ZoneWaitQueue(WaitQueue):
         if depth and 0 < count < room:
             self._tiers[consumer.locality].coming.add(consumer)
         self.wake(depth)
-
-
-class _Tier:
-    """The consumers of one locality."""
-
-    def __init__(self) -> None:
-        self.order: deque[Waiting] = deque()  # waiting, in FIFO order
-        self.woken: set[Waiting] = set()
-        self.coming: set[Waiting] = set()  # took frames, have room, and take more by themselves
-
-    @property
-    def is_awake(self) -> bool:
-        return bool(self.woken or self.coming)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +171,8 @@ class Throttle(WaitQueue):
             self._rate, self._tokens, self._filled = rate, float(rate.burst), now
 
     @property
-    def is_empty(self) -> bool:
-        """Whether a message has to wait for a token."""
-        return self._whole < 1
-
-    @property
     def _whole(self) -> int:
+        """The number of messages that need not wait for a token."""
         return int(self._tokens + _ROUNDING)
 
     # --- A wait queue -------------------------------------------------------------------------------------------------
@@ -218,19 +211,10 @@ class Throttle(WaitQueue):
 
     def _next(self, now: float) -> float:
         """Return when there will be a token, or, if there is one, when the bucket will be full."""
-        missing = (1.0 if self.is_empty else self._rate.burst) - self._tokens
+        missing = (self._rate.burst if self._whole else 1.0) - self._tokens
         if missing <= _ROUNDING:
             return NEVER
         return now + max(missing / self._rate.per_second, TICK_SECONDS)
-
-
-def _share(woken: set[Waiting], consumer: Waiting, depth: int) -> int:
-    # Other woken consumers have their share too: the first one must not take all. The remainder of the division is for
-    # woken consumers. nsqd: a waiting consumer is served before one that is not.
-    claims = consumer in woken
-    woken.discard(consumer)
-    others = len(woken)
-    return (depth + (others if claims else 0)) // (others + 1)
 
 
 def _removed(consumers: set[Waiting], consumer: Waiting) -> bool:

@@ -16,15 +16,88 @@ Invariants:
 
 import logging
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.registry.registration import Producer, Registration, Tombstone
 
 log = logging.getLogger(__name__)
 
 _FOREVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """Keeps consumers from a topic's producer for a while, from the time when it was set."""
+
+    at: float
+    """Monotonic seconds."""
+    at_ns: int
+    """The same in nanoseconds since 1970, for display."""
+
+
+@dataclass(eq=False, slots=True)
+class Producer:
+    """One nsqd, which is a connection that has sent IDENTIFY. Two connections of one nsqd are two (nsqlookupd)."""
+
+    id: str
+    """The remote address, ``ip:port``."""
+    info: PeerInfo
+    last_update: float
+    """Time of the last command, in monotonic seconds."""
+    last_update_ns: int
+    """The same in nanoseconds since 1970, for display."""
+    topics: "dict[str, Registration]" = field(default_factory=dict)
+    channels: "dict[Registration, None]" = field(default_factory=dict)
+    tombstones: dict[str, Tombstone] = field(default_factory=dict)
+    """By topic. An expired one stays, without effect, as long as the topic is registered."""
+    described: bytes = field(init=False)
+    """The producer in replies of the HTTP API: a JSON object without its closing brace.
+
+    Encoded once, because queries are far more frequent than changes.
+    """
+
+    def __post_init__(self) -> None:
+        info = self.info
+        members = {
+            "remote_address": self.id,
+            "hostname": info.hostname,
+            "broadcast_address": info.broadcast_address,
+            "tcp_port": info.tcp_port,
+            "http_port": info.http_port,
+            "version": info.version,
+            "topology_zone": info.topology_zone,
+            "topology_region": info.topology_region,
+        }
+        self.described = dumps(members).encode("utf-8").removesuffix(b"}")
+
+    @property
+    def node(self) -> str:
+        """Its name for operators."""
+        return f"{self.info.broadcast_address}:{self.info.http_port}"
+
+
+@dataclass(eq=False, slots=True)
+class Registration:
+    """A topic or channel. It outlives its last producer, until it is deleted (nsqlookupd)."""
+
+    topic: str
+    channel: str = ""
+    """Empty for the registration of a topic."""
+    producers: dict[Producer, None] = field(default_factory=dict)
+    active: tuple[Producer, ...] = ()
+    """Of a topic: the producers for consumers, valid before `active_until`."""
+    active_until: float = -_FOREVER
+
+    @property
+    def category(self) -> str:
+        return "channel" if self.channel else "topic"
+
+    def changed(self) -> None:
+        """Invalidate `active`."""
+        self.active, self.active_until = (), -_FOREVER
 
 
 class Lookup(NamedTuple):
@@ -66,24 +139,25 @@ class RegistrationDb:
     def register(self, producer: Producer, topic: str, channel: str = "") -> None:
         """Register a topic of a producer, or a channel and its topic."""
         if channel:
-            registration = self._channel(topic, channel)
-            if producer not in registration.producers:
-                registration.producers[producer] = None
-                producer.channels[registration] = None
-                _log_change(producer, "REGISTER", "channel", topic, channel)
-        registration = self._topic(topic)
-        if producer not in registration.producers:
-            registration.producers[producer] = None
-            producer.topics[topic] = registration
-            registration.changed()
-            _log_change(producer, "REGISTER", "topic", topic)
+            _join(producer, self._channel(topic, channel))
+        _join(producer, self._topic(topic))
 
     def unregister(self, producer: Producer, topic: str, channel: str = "") -> None:
         """Remove a channel from a producer, or a topic with all its channels."""
-        if channel:
-            self._unregister_channel(producer, topic, channel)
-        else:
-            self._unregister_topic(producer, topic)
+        channels = self._channels.get(topic, {})
+        registration = channels.get(channel) if channel else self._topics.get(topic)
+        for each in () if channel else channels.values():
+            if producer in each.producers:
+                # nsqlookupd: nsqd should have unregistered each channel first.
+                log.warning(
+                    "client(%s) unexpected UNREGISTER category:channel key:%s subkey:%s",
+                    producer.id, topic, each.channel,
+                )  # fmt: skip
+                _separate(producer, each)
+        if registration is not None:
+            _withdraw(producer, registration)
+            if not registration.producers and is_ephemeral(channel or topic):
+                self._drop(registration)
 
     def forget(self, producer: Producer) -> None:
         """Remove a producer. Its topics and channels stay, even ephemeral ones (nsqlookupd)."""
@@ -94,32 +168,6 @@ class RegistrationDb:
         if producer in self._producers:
             del self._producers[producer]
             _log_change(producer, "UNREGISTER", "client")
-
-    def _unregister_channel(self, producer: Producer, topic: str, channel: str) -> None:
-        registration = self._channels.get(topic, {}).get(channel)
-        if registration is None:
-            return
-        _withdraw(producer, registration)
-        if not registration.producers and is_ephemeral(channel):
-            self._drop(registration)
-
-    def _unregister_topic(self, producer: Producer, topic: str) -> None:
-        for channel in self._channels.get(topic, {}).values():
-            if producer in channel.producers:
-                # nsqlookupd: nsqd should have unregistered each channel first.
-                log.warning(
-                    "client(%s) unexpected UNREGISTER category:channel key:%s subkey:%s",
-                    producer.id,
-                    topic,
-                    channel.channel,
-                )
-                _separate(producer, channel)
-        registration = self._topics.get(topic)
-        if registration is None:
-            return
-        _withdraw(producer, registration)
-        if not registration.producers and is_ephemeral(topic):
-            self._drop(registration)
 
     # --- Commands of operators ----------------------------------------------------------------------------------------
 
@@ -135,8 +183,8 @@ class RegistrationDb:
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its channels, if it exists. A producer may register them again."""
-        for channel in list(self._channels.get(topic, {}).values()):
-            self._delete_channel(channel)
+        for channel in list(self._channels.get(topic, {})):
+            self.delete_channel(topic, channel)
         registration = self._topics.get(topic)
         if registration is not None:
             log.info("DB: removing topic(%s)", topic)
@@ -144,11 +192,9 @@ class RegistrationDb:
 
     def delete_channel(self, topic: str, channel: str) -> None:
         """Delete a channel. Raises ``KeyError``."""
-        self._delete_channel(self._channels[topic][channel])
-
-    def _delete_channel(self, channel: Registration) -> None:
-        log.info("DB: removing channel(%s) from topic(%s)", channel.channel, channel.topic)
-        self._drop(channel)
+        registration = self._channels[topic][channel]
+        log.info("DB: removing channel(%s) from topic(%s)", channel, topic)
+        self._drop(registration)
 
     def tombstone(self, topic: str, node: str, now: float, now_ns: int) -> None:
         """Keep consumers from the producers of a topic that match `node`: ``<broadcast address>:<HTTP port>``.
@@ -219,17 +265,10 @@ class RegistrationDb:
         topic.active, topic.active_until = tuple(active), until
 
     def _topic(self, topic: str) -> Registration:
-        registration = self._topics.get(topic)
-        if registration is None:
-            registration = self._topics[topic] = Registration(topic)
-        return registration
+        return self._topics.setdefault(topic, Registration(topic))
 
     def _channel(self, topic: str, channel: str) -> Registration:
-        channels = self._channels.setdefault(topic, {})
-        registration = channels.get(channel)
-        if registration is None:
-            registration = channels[channel] = Registration(topic, channel)
-        return registration
+        return self._channels.setdefault(topic, {}).setdefault(channel, Registration(topic, channel))
 
     def _drop(self, registration: Registration) -> None:
         for producer in list(registration.producers):
@@ -241,6 +280,17 @@ class RegistrationDb:
         del channels[registration.channel]
         if not channels:
             del self._channels[registration.topic]
+
+
+def _join(producer: Producer, registration: Registration) -> None:
+    if producer not in registration.producers:
+        registration.producers[producer] = None
+        if registration.channel:
+            producer.channels[registration] = None
+        else:
+            producer.topics[registration.topic] = registration
+            registration.changed()
+        _log_change(producer, "REGISTER", registration.category, registration.topic, registration.channel)
 
 
 def _withdraw(producer: Producer, registration: Registration) -> None:

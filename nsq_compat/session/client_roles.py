@@ -25,10 +25,9 @@ from nsq_compat.protocol.frames import OK
 from nsq_compat.protocol.message import message_ids
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.errors import Refused
 from nsq_compat.queue.in_flight import InFlight
-from nsq_compat.queue.large_publish import LargeBatch, is_large
-from nsq_compat.queue.publish_batch import PublishBatch
+from nsq_compat.queue.limits import Refused
+from nsq_compat.queue.publish_batch import LargeBatch, PublishBatch, is_large
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.wait_queue import Locality
@@ -87,7 +86,7 @@ class Publisher:
             elif is_large(bodies):
                 command.bodies = ()  # the batch frees them in steps
                 owned = bodies if isinstance(bodies, list) else [*bodies]  # copying 500,000 takes milliseconds
-                self._large = topic.large_batch(owned, now, now_ns)
+                self._large = LargeBatch(topic, owned, now, now_ns)
                 self._command, self.state = command, IN_STEPS
                 return
             topic.publish(bodies, now, now_ns, delay)

@@ -23,8 +23,7 @@ from nsq_compat.protocol.lookup_commands import (
     registration,
     reply,
 )
-from nsq_compat.registry.registration import Producer
-from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.registry.registration_db import Producer, RegistrationDb
 from nsq_compat.session.conversation import Conversation
 
 log = logging.getLogger(__name__)

@@ -42,8 +42,8 @@ from nsq_compat.protocol.identify import decode_identify
 from nsq_compat.protocol.schema import MAGIC_V2
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import NotInFlight, TooManyConsumers
-from nsq_compat.queue.errors import Exiting
 from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.limits import Exiting
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.session.admission import check, delay_of, failed, not_in_flight, tls_missing, wrong_state

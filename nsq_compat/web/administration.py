@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.errors import Exiting
+from nsq_compat.queue.limits import Exiting
 from nsq_compat.queue.recent_messages import MAX_MESSAGES
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session.http_message import Request, Response

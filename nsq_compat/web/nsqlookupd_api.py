@@ -1,7 +1,7 @@
 """nsqlookupd's HTTP API: lookups, lists, the changes an operator may make, and metrics.
 
 Answers may name hundreds of thousands of topics and producers. They are therefore joined from encoded JSON: producers
-as `registry.registration` describes them, and names, which need no escapes. Lists are in order of registration
+as `registry.registration_db` describes them, and names, which need no escapes. Lists are in order of registration
 (nsqlookupd: in no order).
 """
 
@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nsq_compat.protocol.go_json import dumps
-from nsq_compat.registry.registration import Producer, Registration, Tombstone
-from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.registry.registration_db import Producer, Registration, RegistrationDb, Tombstone
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web import responses
 from nsq_compat.web.application import Application, Route, Routes

@@ -7,12 +7,11 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
-from nsq_compat.policy.limits import Full
+from nsq_compat.policy.enforcer import Full
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.queue.errors import Exiting, Refused
-from nsq_compat.queue.large_publish import is_large
-from nsq_compat.queue.publish_batch import Producer, PublishBatch
+from nsq_compat.queue.limits import Exiting, Refused
+from nsq_compat.queue.publish_batch import LargeBatch, Producer, PublishBatch, is_large
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.nsqd_service import NsqdService
@@ -149,7 +148,7 @@ class Publishing:
         return OK
 
     def _put_in_steps(self, topic: Topic, bodies: list[bytes]) -> None:
-        batch = topic.large_batch(bodies, self._service.now(), self._service.now_ns())
+        batch = LargeBatch(topic, bodies, self._service.now(), self._service.now_ns())
         try:
             while not batch.step():
                 self._service.let_others_run()

@@ -15,7 +15,7 @@ from nsq_compat.log.recovery import recover
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
 from nsq_compat.protocol.storage_schema import DEFERRED, MESSAGES
-from nsq_compat.queue.cursor import Cursor
+from nsq_compat.queue.backlog import Cursor
 from tests.faults.disk import SHORT_WRITE, FaultyFiles, SimulatedDisk
 
 pytestmark = pytest.mark.usefixtures("zeros_ahead")

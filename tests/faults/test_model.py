@@ -42,9 +42,9 @@ from nsq_compat.protocol import message
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.protocol.storage_schema import DEFERRED, TOPIC_AWAITS_CHANNELS
 from nsq_compat.queue import deferred
+from nsq_compat.queue.backlog import Cursor
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Deferred
 from nsq_compat.queue.ids import MessageIds
 from nsq_compat.queue.in_flight import InFlight

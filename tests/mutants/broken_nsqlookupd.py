@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from nsq_compat.nsqlookupd.main import main
 from nsq_compat.registry import registration_db
-from nsq_compat.registry.registration import Producer, Registration
-from nsq_compat.registry.registration_db import Lookup, RegistrationDb
+from nsq_compat.registry.registration_db import Lookup, Producer, Registration, RegistrationDb
 from nsq_compat.session.lookupd_session import LookupdSession
 from nsq_compat.web.nsqlookupd_api import Directory
 from nsq_compat.web.responses import EMPTY, ApiError
@@ -34,11 +33,11 @@ def unregistering_does_nothing(original: Function, db: RegistrationDb, *registra
     pass
 
 
-@mutant_of(RegistrationDb, "_unregister_channel")
+@mutant_of(RegistrationDb, "unregister")
 def unregistering_a_channel_removes_its_topic(
-    original: Function, db: RegistrationDb, producer: Producer, topic: str, channel: str
+    original: Function, db: RegistrationDb, producer: Producer, topic: str, channel: str = ""
 ) -> None:
-    db._unregister_topic(producer, topic)
+    original(db, producer, topic)
 
 
 @mutant_of(registration_db, "is_ephemeral")

@@ -1,10 +1,7 @@
-import errno
-import os
-
 import pytest
 
-from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
-from nsq_compat.queue.errors import Exiting
+from nsq_compat.policy.dead_letters import LOG_SECONDS, REDRIVE_CHANNEL, LogThrottle
+from nsq_compat.queue.limits import Exiting
 
 TWICE = {"topic": "orders", "max_attempts": 2}
 DEAD = "orders.archive.dead"
@@ -152,19 +149,15 @@ def test_emptying_the_channel_empties_the_dead_letter_queue(daemon, consumer):
     assert daemon.channel().dead_letter_count == 0
 
 
-def test_a_full_disk_keeps_dead_letters_queued(data_path, disk, monkeypatch, caplog):
+def test_a_full_disk_keeps_dead_letters_queued(data_path, disk, caplog):
     daemon = data_path.start()
     daemon.follows(TWICE)
     consumer = daemon.consumer()
     daemon.publishes(b"a")
     fails(consumer, b"a", 2)
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(disk, "write", full)
-        assert not daemon.sends_dead_letters()
+    disk.full = True
+    assert not daemon.sends_dead_letters()
+    disk.full = False
     assert "takes no dead letters - " in caplog.text
     assert daemon.channel().in_flight_count == 1
     assert daemon.sends_dead_letters()
@@ -172,35 +165,34 @@ def test_a_full_disk_keeps_dead_letters_queued(data_path, disk, monkeypatch, cap
     assert daemon.channel(REDRIVE_CHANNEL, DEAD).depth == 1
 
 
-@pytest.mark.parametrize("sent", [False, True])
-def test_a_crash_while_sending_loses_no_message(data_path, sent):
+@pytest.mark.parametrize("steps", ["checkpoint", "checkpoint, send", "send, checkpoint"])
+def test_a_crash_while_sending_loses_no_message(data_path, steps):
     first = data_path.start()
     first.follows(TWICE)
     consumer = first.consumer()
     first.publishes(b"a")
     fails(consumer, b"a", 2)
-    data_path.checkpoint(first)
-    if sent:
-        assert first.sends_dead_letters()
+    for step in steps.split(", "):
+        if step == "send":
+            assert first.sends_dead_letters()
+        else:
+            data_path.checkpoint(first)
     data_path.kill(first)
     second = data_path.start()
     again = second.consumer()
-    assert again.takes() == [b"a"]
-    assert again.attempts(b"a") == 3
-    assert (DEAD in second.broker.topics) == sent
-    if sent:
+    if steps == "send, checkpoint":  # only the dead-letter topic has the message
+        assert again.takes() == []
+    else:
+        assert again.takes() == [b"a"]
+        assert again.attempts(b"a") == 3
+    assert (DEAD in second.broker.topics) == ("send" in steps)
+    if "send" in steps:
         assert second.channel(REDRIVE_CHANNEL, DEAD).depth == 1
 
 
-def test_after_a_checkpoint_only_the_dead_letter_topic_has_the_message(data_path):
-    first = data_path.start()
-    first.follows(TWICE)
-    consumer = first.consumer()
-    first.publishes(b"a")
-    fails(consumer, b"a", 2)
-    assert first.sends_dead_letters()
-    data_path.checkpoint(first)
-    data_path.kill(first)
-    second = data_path.start()
-    assert second.channel().depth == 0
-    assert second.channel(REDRIVE_CHANNEL, DEAD).depth == 1
+def test_the_first_event_is_logged_at_once_and_the_rest_together():
+    throttle = LogThrottle()
+    assert throttle.add(3, 100.0) == 3
+    assert throttle.add(1, 101.0) == 0
+    assert throttle.add(2, 100.0 + LOG_SECONDS) == 3
+    assert throttle.add(5, 100.0 + 1.5 * LOG_SECONDS) == 0

@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.errors import Exiting
+from nsq_compat.queue.limits import Exiting
 from nsq_compat.queue.topic import Topic
 
 

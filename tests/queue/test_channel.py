@@ -8,13 +8,10 @@ from hypothesis import strategies as st
 
 from nsq_compat.log.checkpoint import ENTRY, ChannelState, entries_at_once
 from nsq_compat.protocol import message
-from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import MAX_BATCH, MAX_BATCH_BYTES, Channel, NotInFlight, TooManyConsumers
-from nsq_compat.queue.errors import Exiting
-from nsq_compat.queue.in_flight import NEVER, InFlight
-from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.stats import ClientStats
-from nsq_compat.queue.wait_queue import Locality
+from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.limits import Exiting
+from tests.broker import Consumer
 
 # --- A message and its consumer ---------------------------------------------------------------------------------------
 
@@ -24,31 +21,6 @@ def test_a_consumer_gets_messages_in_the_order_they_were_published(daemon):
     daemon.publishes(b"a", b"b")
     daemon.publishes(b"c")
     assert consumer.takes() == [b"a", b"b", b"c"]
-
-
-def test_a_consumer_gets_no_more_than_it_has_room_for(daemon, channel):
-    consumer = daemon.consumer()
-    daemon.publishes(b"a", b"b", b"c")
-    assert consumer.takes(room=2) == [b"a", b"b"]
-    assert (channel.depth, channel.in_flight_count) == (1, 2)
-
-
-def test_a_finished_message_is_gone_for_good(daemon, channel):
-    consumer = daemon.consumer()
-    daemon.publishes(b"a")
-    consumer.takes()
-    assert consumer.finishes(b"a") == []
-    daemon.waits(3600)
-    assert consumer.takes() == []
-    assert (channel.depth, channel.in_flight_count) == (0, 0)
-
-
-def test_a_message_can_be_finished_once(daemon):
-    consumer = daemon.consumer()
-    daemon.publishes(b"a", b"b")
-    consumer.takes()
-    consumer.finishes(b"a")
-    assert consumer.finishes(b"b", b"a") == [b"a"]
 
 
 def test_a_requeued_message_comes_back_at_the_end_with_one_more_attempt(daemon, channel):
@@ -105,15 +77,6 @@ def test_many_timeouts_at_once_are_handled_a_part_at_a_time(daemon, channel):
     assert (channel.timeout_count, channel.in_flight_count, channel.depth) == (5000, 0, 5000)
 
 
-def test_each_consumer_has_its_own_timeout(daemon):
-    slow, fast = daemon.consumer(timeout=60.0), daemon.consumer(timeout=10.0)
-    daemon.publishes(b"a", b"b")
-    slow.takes(room=1)
-    fast.takes(room=1)
-    daemon.waits(10)
-    assert slow.takes(room=1) == [b"b"]
-
-
 def test_touching_gives_more_time_but_not_for_ever(start):
     daemon = start(max_msg_timeout=100.0)
     consumer = daemon.consumer(timeout=60.0)
@@ -151,15 +114,7 @@ def test_a_late_answer_for_a_message_that_came_again_to_the_same_consumer_counts
 # --- Attempts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_delivery_hands_out_the_very_frame_that_was_published(daemon):
-    archive, metrics = daemon.consumer("archive"), daemon.consumer("metrics")
-    daemon.publishes(b"a")
-    archive.takes()
-    metrics.takes()
-    assert archive.frames[b"a"] is metrics.frames[b"a"]
-
-
-def test_a_redelivery_is_a_frame_of_its_own_which_other_channels_do_not_see(daemon):
+def test_channels_share_the_published_frame_and_a_redelivery_is_a_frame_of_its_own(daemon):
     archive, metrics = daemon.consumer("archive"), daemon.consumer("metrics")
     daemon.publishes(b"a")
     archive.takes()
@@ -174,28 +129,23 @@ def test_a_redelivery_is_a_frame_of_its_own_which_other_channels_do_not_see(daem
     assert archive.id_of(b"a") == metrics.id_of(b"a")
 
 
-@given(st.lists(st.sampled_from(["requeue", "defer", "time out", "leave"]), max_size=12))
-def test_the_attempts_count_every_delivery_however_it_ended(endings):
-    channel = Broker(QueueLimits()).topic("orders").channel("archive")
-    channel.put(message.make_frames([b"0123456789abcdef"], 0, [b"a"]))
-    now = 0.0
+@given(endings=st.lists(st.sampled_from(["requeue", "defer", "time out", "leave"]), max_size=12))
+def test_the_attempts_count_every_delivery_however_it_ended(start, endings):
+    daemon = start()
+    channel = daemon.channel()
+    daemon.publishes(b"a")
     for number, ending in enumerate([*endings, "finish"], 1):
-        consumer = Idle()
-        channel.add_consumer(consumer)
-        (frame,) = channel.take(consumer, 1, now, 60.0)
-        assert message.attempts(frame) == number
-        if ending == "requeue":
-            channel.requeue(consumer, message.message_id(frame), now, 0.0)
-        elif ending == "defer":
-            channel.requeue(consumer, message.message_id(frame), now, 5.0)
+        consumer = daemon.consumer()
+        assert consumer.takes() == [b"a"]
+        assert consumer.attempts(b"a") == number
+        if ending in ("requeue", "defer"):
+            consumer.requeues(b"a", delay=5.0 if ending == "defer" else 0.0)
         elif ending == "finish":
-            assert channel.finish(consumer, message.message_ids([frame])) == []
+            assert consumer.finishes(b"a") == []
         if ending != "time out":
-            channel.remove_consumer(consumer)
-        now += 60.0
-        channel.on_alarm(now)
-        if ending == "time out":
-            channel.remove_consumer(consumer)
+            consumer.leaves()
+        daemon.waits(60)
+        consumer.leaves()
     assert (channel.depth, channel.deferred_count, channel.in_flight_count) == (0, 0, 0)
 
 
@@ -241,16 +191,6 @@ def test_a_message_that_timed_out_and_went_to_another_belongs_to_the_other(daemo
     assert refused(before.requeues, b"a") == "client does not own message"
 
 
-def test_a_client_cannot_answer_for_its_earlier_connection(daemon):
-    gone = daemon.consumer()
-    daemon.publishes(b"a")
-    gone.takes()
-    gone.leaves()
-    again = daemon.consumer()
-    again.frames = gone.frames
-    assert refused(again.requeues, b"a") == "client does not own message"
-
-
 def test_one_channel_does_not_answer_for_another(daemon):
     archive, metrics = daemon.consumer("archive"), daemon.consumer("metrics")
     daemon.publishes(b"a")
@@ -263,35 +203,11 @@ def test_one_channel_does_not_answer_for_another(daemon):
 # --- Fair waking ------------------------------------------------------------------------------------------------------
 
 
-class Idle:
-    """A consumer that only takes messages."""
-
-    locality = Locality.GLOBAL
-
-    def __init__(self) -> None:
-        self.in_flight = InFlight()
-        self.wakes = 0
-
-    def wake(self) -> None:
-        self.wakes += 1
-
-    def close(self) -> None:
-        pass
-
-    def stats(self) -> ClientStats:
-        raise AssertionError("no test asks for stats")
-
-
-def test_two_hundred_messages_are_shared_out_evenly(daemon):
+@pytest.mark.parametrize("size", [1, 200], ids=["one by one", "together"])
+def test_two_hundred_messages_are_shared_out_evenly(daemon, size):
     consumers = daemon.waiting_consumers(3)
-    daemon.publishes(*[b"%d" % number for number in range(200)])
-    assert [len(consumer.takes()) for consumer in consumers] == [67, 67, 66]
-
-
-def test_two_hundred_messages_one_by_one_are_shared_out_evenly(daemon):
-    consumers = daemon.waiting_consumers(3)
-    for number in range(200):
-        daemon.publishes(b"%d" % number)
+    for _ in range(0, 200, size):
+        daemon.publishes(*[b"x"] * size)
     assert [len(consumer.takes()) for consumer in consumers] == [67, 67, 66]
 
 
@@ -339,15 +255,6 @@ def test_a_consumer_that_was_not_woken_gets_what_an_even_share_leaves(daemon):
     assert woken.takes() == [b"b", b"c"]
 
 
-def test_a_consumer_that_got_nothing_because_of_others_is_woken_when_they_leave(daemon):
-    woken, passing = daemon.waiting_consumers(2)
-    daemon.publishes(b"a")
-    assert passing.takes() == []
-    woken.stands_back()
-    assert passing.awake
-    assert passing.takes() == [b"a"]
-
-
 def test_a_consumer_with_little_room_leaves_the_rest_of_its_share_to_others(daemon):
     small, big = daemon.waiting_consumers(2)
     daemon.publishes(b"a", b"b", b"c", b"d", b"e")
@@ -355,19 +262,15 @@ def test_a_consumer_with_little_room_leaves_the_rest_of_its_share_to_others(daem
     assert big.takes() == [b"b", b"c", b"d", b"e"]
 
 
-def test_a_woken_consumer_that_takes_nothing_passes_its_turn_on(daemon):
-    full, next_one = daemon.waiting_consumers(2)
+@pytest.mark.parametrize("gives_up", [Consumer.stands_back, Consumer.leaves])
+def test_a_woken_consumer_that_takes_nothing_passes_its_turn_on(daemon, gives_up):
+    woken, passing = daemon.waiting_consumers(2)
     daemon.publishes(b"a")
-    assert not next_one.awake
-    full.stands_back()
-    assert next_one.takes() == [b"a"]
-
-
-def test_a_woken_consumer_that_leaves_passes_its_turn_on(daemon):
-    leaving, next_one = daemon.waiting_consumers(2)
-    daemon.publishes(b"a")
-    leaving.leaves()
-    assert next_one.awake
+    assert not passing.awake
+    assert passing.takes() == []
+    gives_up(woken)
+    assert passing.awake
+    assert passing.takes() == [b"a"]
 
 
 def test_a_consumer_that_stands_back_is_not_woken(daemon):
@@ -403,59 +306,36 @@ def test_a_consumer_with_timed_out_messages_is_woken_because_it_has_room_again(d
     assert consumer.takes(room=1) == [b"a"]
 
 
-def test_a_requeue_by_another_consumer_wakes_a_waiting_one(daemon):
-    owner, waiting = daemon.consumer(), daemon.consumer()
-    daemon.publishes(b"a")
-    owner.takes(room=1)
-    assert waiting.takes() == []
-    owner.requeues(b"a")
-    assert waiting.awake
-
-
 @given(
     rooms=st.lists(st.integers(1, 40), min_size=1, max_size=8),
     batches=st.lists(st.integers(1, 60), min_size=1, max_size=6),
 )
-def test_all_messages_are_taken_with_at_most_as_many_wakes_and_no_consumer_starves(rooms, batches):
-    channel = Broker(QueueLimits()).topic("orders").channel("archive")
-    consumers = [Idle() for _ in rooms]
-    free = dict(zip(consumers, rooms, strict=True))
-    for consumer in consumers:
-        channel.add_consumer(consumer)
-        channel.take(consumer, free[consumer], 0.0, 60.0)
-    asked = dict.fromkeys(consumers, 0)
-    total = serial = 0
+def test_all_messages_are_taken_with_at_most_as_many_wakes_and_no_consumer_starves(start, rooms, batches):
+    daemon = start()
+    free = dict(zip(daemon.waiting_consumers(len(rooms)), rooms, strict=True))
+    published = taken = 0
     for size in batches:
-        ids = [b"%016x" % (serial + number) for number in range(size)]
-        serial += size
-        wakes = sum(consumer.wakes for consumer in consumers)
-        channel.put(message.make_frames(ids, 0, [b""] * size))
-        assert sum(consumer.wakes for consumer in consumers) - wakes <= size
-        while any(consumer.wakes > asked[consumer] for consumer in consumers):
-            for consumer in consumers:
-                if consumer.wakes > asked[consumer]:
-                    asked[consumer] = consumer.wakes
-                    while free[consumer]:
-                        taken = len(channel.take(consumer, free[consumer], 0.0, 60.0))
-                        free[consumer] -= taken
-                        total += taken
-                        if not taken:
-                            break
-                    else:
-                        channel.stand_back(consumer)
-        assert channel.depth == max(0, serial - sum(rooms))
-        assert total + channel.depth == serial
+        wakes = sum(consumer.wakes for consumer in free)
+        daemon.publishes(*[b"%d" % number for number in range(published, published + size)])
+        published += size
+        assert sum(consumer.wakes for consumer in free) - wakes <= size
+        while awake := [consumer for consumer in free if consumer.awake]:
+            for consumer in awake:
+                while free[consumer] and (some := len(consumer.takes(free[consumer]))):
+                    free[consumer] -= some
+                    taken += some
+                if not free[consumer]:
+                    consumer.stands_back()
+        assert daemon.channel().depth == max(0, published - sum(rooms))
+        assert taken + daemon.channel().depth == published
 
 
-@given(st.integers(1, 10), st.integers(1, 200))
-def test_shares_of_waiting_consumers_differ_by_one_at_most(consumers, messages):
-    channel = Broker(QueueLimits()).topic("orders").channel("archive")
-    waiting = [Idle() for _ in range(consumers)]
-    for each in waiting:
-        channel.add_consumer(each)
-        channel.take(each, 1000, 0.0, 60.0)
-    channel.put(message.make_frames([b"%016x" % number for number in range(messages)], 0, [b""] * messages))
-    taken = [len(channel.take(each, 1000, 0.0, 60.0)) for each in waiting if each.wakes]
+@given(consumers=st.integers(1, 10), messages=st.integers(1, 200))
+def test_shares_of_waiting_consumers_differ_by_one_at_most(start, consumers, messages):
+    daemon = start()
+    waiting = daemon.waiting_consumers(consumers)
+    daemon.publishes(*[b"%d" % number for number in range(messages)])
+    taken = [len(each.takes(1000)) for each in waiting if each.awake]
     assert len(taken) == min(consumers, messages)
     assert sum(taken) == messages
     assert max(taken) - min(taken) <= 1
@@ -605,16 +485,12 @@ def test_returned_messages_are_never_dropped(start):
 # --- More than memory holds -------------------------------------------------------------------------------------------
 
 
-def channel_log(daemon):
-    return daemon.topic().store.log
-
-
 def test_messages_that_are_not_in_memory_come_from_the_log(logging_daemon):
     consumer = logging_daemon.consumer()
     logging_daemon.publishes(b"a", b"b", b"c")
     logging_daemon.publishes(b"d")
     assert logging_daemon.channel().backlog.cursor.behind
-    assert logging_daemon.channel().backlog.backend_depth == 2
+    assert logging_daemon.channel().backlog.cursor.backend_depth == 2
     assert consumer.takes() == [b"a", b"b", b"c", b"d"]
     assert logging_daemon.channel().dropped_count == 0
 
@@ -693,7 +569,7 @@ def test_a_consumer_that_gets_nothing_because_of_damage_is_woken_again(logging_d
     """More than one block of messages was unfinished when the daemon ended, and the first block cannot be found."""
     channel = logging_daemon.channel()
     logging_daemon.publishes(b"a")
-    (kept,) = [frame for group in channel_log(logging_daemon).reader(0).read() for frame in group.frames]
+    (kept,) = [frame for group in logging_daemon.topic().store.log.reader(0).read() for frame in group.frames]
     lost = [(b"%016x" % number, 2) for number in range(300)]
     consumer = logging_daemon.consumer()
     channel.empty()
@@ -815,22 +691,21 @@ def test_a_consumer_woken_before_the_pause_passes_nothing_on_during_it(daemon, c
     assert waiting.awake
 
 
-def test_unpausing_wakes_no_more_than_there_are_messages(daemon, channel):
-    channel.pause()
-    consumers = daemon.waiting_consumers(3)
-    daemon.publishes(b"a", b"b")
-    channel.unpause()
-    channel.unpause()
-    assert [consumer.wakes for consumer in consumers] == [1, 1, 0]
-
-
-def test_emptying_drops_waiting_deferred_and_in_flight_messages(daemon, channel):
+@pytest.fixture
+def full_channel(daemon, channel):
+    """A channel with a message that waits, a deferred one, and two in flight, one of them at a consumer that left."""
     consumer, gone = daemon.consumer(), daemon.consumer()
     daemon.publishes(b"a", b"b", b"c")
     consumer.takes(room=1)
     gone.takes(room=1)
     gone.leaves()
     daemon.publishes(b"d", defer=5.0)
+    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (1, 2, 1)
+    return channel, consumer
+
+
+def test_emptying_drops_waiting_deferred_and_in_flight_messages(daemon, full_channel):
+    channel, consumer = full_channel
     channel.empty()
     assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0)
     assert consumer.awake  # it has room again
@@ -841,56 +716,18 @@ def test_emptying_drops_waiting_deferred_and_in_flight_messages(daemon, channel)
     assert consumer.takes() == [b"e"]
 
 
-def test_a_deleted_channel_closes_its_consumers_and_drops_its_messages(daemon, channel):
-    consumer, gone = daemon.consumer(), daemon.consumer()
-    daemon.publishes(b"a", b"b", b"c")
-    consumer.takes(room=1)
-    gone.takes(room=1)
-    gone.leaves()
-    daemon.publishes(b"d", defer=5.0)
-    channel.delete()
+@pytest.mark.parametrize(("end", "left"), [(Channel.delete, (0, 0, 0)), (Channel.close, (1, 2, 1))])
+def test_a_channel_that_ends_closes_its_consumers_and_has_its_messages_only_for_a_checkpoint(full_channel, end, left):
+    channel, consumer = full_channel
+    end(channel)
     assert consumer.closed
-    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0)
+    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == left
     assert channel.alarm == NEVER
     with pytest.raises(Exiting):
         channel.add_consumer(consumer)
 
 
-def test_a_closed_channel_still_has_its_state(daemon, channel):
-    consumer = daemon.consumer()
-    daemon.publishes(b"a", b"b")
-    consumer.takes(room=1)
-    daemon.publishes(b"c", defer=5.0)
-    channel.close()
-    assert consumer.closed
-    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (1, 1, 1)
-    assert channel.alarm == NEVER
-
-
-def test_a_channel_knows_its_name_and_starts_with_nothing(channel):
-    assert isinstance(channel, Channel)
-    assert (channel.topic_name, channel.name, channel.ephemeral, channel.paused) == ("orders", "archive", False, False)
-    assert (channel.depth, channel.backlog.backend_depth, channel.in_flight_count, channel.deferred_count) == (
-        0,
-        0,
-        0,
-        0,
-    )
-    assert (channel.message_count, channel.requeue_count, channel.timeout_count, channel.dropped_count) == (0, 0, 0, 0)
-
-
 # --- What must survive ------------------------------------------------------------------------------------------------
-
-
-def test_deferred_messages_that_cannot_be_read_are_tried_again(logging_daemon, disk):
-    consumer = logging_daemon.consumer()
-    logging_daemon.publishes(b"a", b"b", b"c", defer=5.0)
-    disk.unreadable = True
-    logging_daemon.waits(5)
-    assert (logging_daemon.channel().depth, logging_daemon.channel().deferred_count) == (0, 3)
-    disk.unreadable = False
-    logging_daemon.waits(0.1)
-    assert consumer.takes() == [b"a", b"b", b"c"]
 
 
 def test_no_more_deferred_messages_are_released_at_once_than_memory_has_room_for(logging_daemon):

@@ -1,17 +1,19 @@
-"""A place in a stream: what is in memory, what is in the log, and what is passed over."""
+"""A place in a stream: what is in memory, what is in the log, and what is passed over. Frames in memory."""
 
 from collections import deque
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import SupportsIndex, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.segment import Group
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import body, make_frames
-from nsq_compat.queue.cursor import Cursor
+from nsq_compat.queue.backlog import Cursor, FrameQueue
 
 PLENTY = 1 << 30
 
@@ -26,7 +28,7 @@ class Stream:
 
     def cursor(self, memory, position=None):
         position = self.end if position is None else position
-        self.cursors.append(Cursor(self.log, memory, position, position))
+        self.cursors.append(Cursor(self.log, memory, position))
         return self.cursors[-1]
 
     def publish(self, count, size=0):
@@ -65,15 +67,6 @@ def stream(log):
     return Stream(log)
 
 
-def test_what_fits_stays_in_memory(stream):
-    cursor = stream.cursor(memory=3)
-    stream.publish(2)
-    stream.publish(1)
-    assert (len(cursor), cursor.behind) == (3, 0)
-    assert taken(cursor, 2) == [0, 1]
-    assert (cursor.position, cursor.end) == (2, 3)
-
-
 def test_messages_that_do_not_fit_are_read_from_the_log(stream):
     cursor = stream.cursor(memory=2)
     stream.publish(2)
@@ -83,33 +76,12 @@ def test_messages_that_do_not_fit_are_read_from_the_log(stream):
     assert (len(cursor), cursor.behind) == (0, 0)
 
 
-def test_once_it_is_behind_all_that_follows_is_read_from_the_log_until_it_has_caught_up(stream):
-    cursor = stream.cursor(memory=2)
-    stream.publish(3)
-    stream.publish(1)
-    assert cursor.behind == 4
-    assert all_of(cursor) == [0, 1, 2, 3]
-    stream.publish(2)
-    assert cursor.behind == 0
-    assert all_of(cursor) == [4, 5]
-
-
 def test_many_segments_are_read_one_after_the_other(stream):
     cursor = stream.cursor(memory=0)
     for _ in range(50):
         stream.publish(3, size=100)
     assert len(stream.log.segments) > 3
     assert all_of(cursor, 7) == list(range(150))
-
-
-def test_reading_goes_on_with_messages_logged_meanwhile(stream):
-    cursor = stream.cursor(memory=0)
-    stream.publish(2)
-    assert taken(cursor, 1) == [0]
-    stream.publish(2)
-    assert all_of(cursor) == [1, 2, 3]
-    stream.publish(1)
-    assert all_of(cursor) == [4]
 
 
 def test_without_a_log_messages_that_do_not_fit_are_dropped_and_get_no_number(make_frames):
@@ -148,11 +120,11 @@ def test_a_log_that_cannot_be_read_costs_nothing(stream, monkeypatch):
 
 
 class HoledLog:
-    """Gives these groups, a few at a time."""
+    """Gives groups with a hole between them, one at a time or all at once."""
 
-    def __init__(self, *groups):
-        self.groups = deque(groups)
-        self.read_all = False
+    def __init__(self, *, read_all):
+        self.groups = deque([group(0, 0, 1), group(4, 4)])
+        self.read_all = read_all
 
     def reader(self, seq):
         return self
@@ -169,38 +141,19 @@ def group(first, *numbers):
 
 
 @pytest.mark.interpreted
-def test_damaged_messages_are_skipped_and_those_around_them_are_delivered():
-    cursor = Cursor(cast(TopicLog, HoledLog(group(0, 0, 1), group(4, 4))), 0, 0, 7)
+@pytest.mark.parametrize("read_all", [False, True])
+def test_damaged_messages_are_skipped_and_those_around_them_are_delivered(read_all):
+    cursor = Cursor(cast(TopicLog, HoledLog(read_all=read_all)), 0)
+    cursor.move(0, 5 if read_all else 7)
     assert taken(cursor) == [0, 1]
+    assert cursor.position == 2, "groups behind a hole wait until the position is there"
     assert taken(cursor) == [4]
-    assert len(cursor) == 2
+    assert len(cursor) == (0 if read_all else 2)
     assert taken(cursor) == []
-    assert (len(cursor), cursor.position) == (0, 7)
-
-
-@pytest.mark.interpreted
-def test_groups_behind_a_hole_wait_until_the_position_is_there():
-    log: Any = HoledLog()
-    log.groups = deque([group(0, 0), group(3, 3)])
-    log.read_all = True
-    cursor = Cursor(cast(TopicLog, log), 0, 0, 4)
-    assert taken(cursor) == [0]
-    assert cursor.position == 1
-    assert taken(cursor) == [3]
-    assert cursor.position == 4
+    assert (len(cursor), cursor.position) == (0, cursor.end)
 
 
 # --- A pause ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_cursor_follows_another_one(stream):
-    channel = stream.cursor(memory=5)
-    stream.publish(2)
-    stream.cursors = []
-    held = stream.cursor(memory=5)
-    stream.publish(2)
-    assert channel.follow(held) == 0
-    assert all_of(channel) == [0, 1, 2, 3]
 
 
 def test_a_cursor_that_is_behind_reads_the_messages_of_the_other_from_the_log(stream):
@@ -238,21 +191,6 @@ def test_a_cursor_that_is_behind_passes_over_dropped_messages(stream):
     assert (len(channel), list(channel.gaps)) == (6, [(3, 7)])
     assert all_of(channel, 2) == [0, 1, 2, 7, 8, 9]
     assert (channel.position, list(channel.gaps)) == (10, [])
-
-
-def test_a_cursor_with_the_rest_in_memory_passes_over_dropped_messages(stream):
-    channel = stream.cursor(memory=10)
-    stream.publish(2)
-    stream.cursors = []
-    stream.publish(3)
-    channel.pass_over(5)
-    held = stream.cursor(memory=10)
-    stream.publish(2)
-    channel.follow(held)
-    assert taken(channel, 3) == [0, 1, 5]
-    assert (channel.position, len(channel)) == (6, 1)
-    assert taken(channel) == [6]
-    assert channel.position == 7
 
 
 def test_a_cursor_at_its_end_moves_behind_dropped_messages(stream):
@@ -365,27 +303,25 @@ def test_after_any_steps_a_cursor_returns_the_messages_that_were_not_dropped_in_
 def test_peeking_shows_the_next_messages_and_takes_none():
     cursor = Cursor(None, memory=10)
     cursor.extend((b"a", b"b"))
-    assert (cursor.peek(10), cursor.peek(1), cursor.latest(1)) == ([b"a", b"b"], [b"a"], [b"b"])
+    assert (cursor.peek(10), cursor.peek(1), cursor.window.latest(1)) == ([b"a", b"b"], [b"a"], [b"b"])
     assert len(cursor) == 2
     assert list(cursor.take(1, 1 << 20)) == [b"a"]
     assert cursor.peek(10) == [b"b"]
 
 
-def test_peeking_goes_on_in_the_log(log):
-    stream = Stream(log)
+def test_peeking_goes_on_in_the_log(stream):
     cursor = stream.cursor(memory=3)
     for _ in range(20):
         stream.publish(2, size=100)
     assert numbers(cursor.peek(10)) == list(range(10))
-    assert (cursor.behind, numbers(cursor.latest(10))) == (38, [0, 1])
+    assert (cursor.behind, numbers(cursor.window.latest(10))) == (38, [0, 1])
     assert taken(cursor, 4) == [0, 1]
     assert numbers(cursor.peek(100)) == list(range(2, 40))
     assert all_of(cursor) == list(range(2, 40))
     assert cursor.peek(10) == []
 
 
-def test_peeking_stops_at_messages_that_a_paused_topic_holds(log):
-    stream = Stream(log)
+def test_peeking_stops_at_messages_that_a_paused_topic_holds(stream):
     cursor = stream.cursor(memory=1)
     stream.publish(3)
     stream.cursors = [stream.cursor(memory=1)]
@@ -395,7 +331,7 @@ def test_peeking_stops_at_messages_that_a_paused_topic_holds(log):
 
 @pytest.mark.interpreted
 def test_messages_that_the_options_have_room_for_do_not_count_as_backend_depth(log, monkeypatch):
-    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_IN_MEMORY", 2)
+    monkeypatch.setattr("nsq_compat.queue.backlog.MAX_IN_MEMORY", 2)
     stream = Stream(log)
     cursor = stream.cursor(memory=5)
     depths = []
@@ -409,7 +345,7 @@ def test_messages_that_the_options_have_room_for_do_not_count_as_backend_depth(l
 
 @pytest.mark.interpreted
 def test_big_frames_fill_memory_sooner(log, monkeypatch):
-    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_BYTES_IN_MEMORY", 1000)
+    monkeypatch.setattr("nsq_compat.queue.backlog.MAX_BYTES_IN_MEMORY", 1000)
     stream = Stream(log)
     cursor = stream.cursor(memory=100)
     for _ in range(5):
@@ -423,12 +359,101 @@ def test_big_frames_fill_memory_sooner(log, monkeypatch):
     stream.publish(1, size=900)
     assert cursor.behind == 1
     assert all_of(cursor) == [6, 7, 8, 9]
-
-
-@pytest.mark.interpreted
-def test_one_frame_of_any_size_comes_through(log, monkeypatch):
-    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_BYTES_IN_MEMORY", 1000)
-    stream = Stream(log)
-    cursor = stream.cursor(memory=100)
     stream.publish(1, size=2000)
-    assert taken(cursor) == [0]
+    assert taken(cursor) == [10], "a frame of any size comes through"
+
+
+# --- Frames in memory -------------------------------------------------------------------------------------------------
+
+
+class Watched(list[bytes]):
+    """A batch that notes how much of it was copied."""
+
+    copied = 0
+
+    def __getitem__(self, index: SupportsIndex | slice) -> list[bytes]:  # type: ignore[override]
+        part = super().__getitem__(index)
+        assert isinstance(part, list), "a queue takes batches apart by slices"
+        self.copied += len(part)
+        return part
+
+
+@pytest.fixture
+def queue() -> FrameQueue:
+    return FrameQueue()
+
+
+def test_a_batch_that_is_taken_whole_is_not_copied(queue):
+    batch = [b"a", b"b"]
+    queue.extend(batch)
+    assert queue.take(2, PLENTY) is batch
+
+
+def test_a_shared_batch_is_never_changed(queue):
+    batch = [b"a", b"b", b"c"]
+    queue.extend(batch)
+    queue.extend([b"d"])
+    queue.take(2, PLENTY)
+    queue.take(2, PLENTY)
+    assert batch == [b"a", b"b", b"c"]
+
+
+def test_taking_a_little_of_a_big_batch_copies_a_little(queue):
+    batch = Watched(b"%010d" % number for number in range(1000))
+    queue.extend([b"first"])
+    queue.extend(batch)
+    queue.take(1, PLENTY)
+    taken = [frame for _ in range(100) for frame in queue.take(8, 40)]
+    assert taken == list(batch)[:400]
+    assert batch.copied == 100 * 8
+
+
+def first_that_fit(frames: list[bytes], limit: int, max_bytes: int) -> list[bytes]:
+    """The plain meaning of `take`."""
+    taken: list[bytes] = []
+    for frame in frames[: max(limit, 0)]:
+        if taken and sum(map(len, taken)) + len(frame) > max_bytes:
+            break
+        taken.append(frame)
+    return taken
+
+
+class FrameQueueIsAList(RuleBasedStateMachine):
+    """Batches in, parts of them out: never told from one plain list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = FrameQueue()
+        self.model: list[bytes] = []
+        self.serial = 0
+
+    @rule(sizes=st.lists(st.integers(0, 20), max_size=12), kind=st.sampled_from([list, tuple]))
+    def extend(self, sizes: list[int], kind: type[list[bytes]] | type[tuple[bytes, ...]]) -> None:
+        batch = [b"%d:" % (self.serial + number) + b"x" * size for number, size in enumerate(sizes)]
+        self.serial += len(batch)
+        self.queue.extend(kind(batch))
+        self.model += batch
+
+    @rule(limit=st.integers(-1, 15), max_bytes=st.integers(0, 80))
+    def take(self, limit: int, max_bytes: int) -> None:
+        taken: Sequence[bytes] = self.queue.take(limit, max_bytes)
+        assert list(taken) == first_that_fit(self.model, limit, max_bytes)
+        del self.model[: len(taken)]
+
+    @rule()
+    def empty(self) -> None:
+        self.queue.empty()
+        self.model.clear()
+
+    @invariant()
+    def they_have_the_same_frames(self) -> None:
+        assert self.queue.length == len(self.model)
+        assert list(self.queue.frames()) == self.model
+
+    @invariant()
+    def the_latest_frames_can_be_peeked_at(self) -> None:
+        for count in (0, 1, 4, 100):
+            assert self.queue.latest(count) == self.model[max(0, len(self.model) - count) :]
+
+
+TestFrameQueueIsAList = FrameQueueIsAList.TestCase

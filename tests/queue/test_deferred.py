@@ -1,7 +1,5 @@
 import os
-from collections.abc import Mapping, Sequence
 from random import Random
-from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -14,33 +12,9 @@ from nsq_compat.protocol.message import make_frames as make_message_frames
 from nsq_compat.queue.deferred import Deferred, SharedReads
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.schedule import Schedule
+from tests.broker import Log
 
 PLENTY = 1000
-
-
-class Log(dict[bytes, bytes]):
-    """Frames by id, as a topic's log gives them; what it was asked for is noted."""
-
-    def __init__(self, *frames: bytes) -> None:
-        super().__init__((message_id(frame), frame) for frame in frames)
-        self.asked: list[list[bytes]] = []
-        self.locations: dict[bytes, bytes] = {}
-        """What it was told."""
-        self.failing = False
-
-    def fetch(
-        self, ids: Sequence[bytes], locations: Mapping[bytes, bytes] = MappingProxyType({}), /
-    ) -> dict[bytes, bytes]:
-        self.asked.append(list(ids))
-        self.locations.update(locations)
-        if self.failing:
-            raise OSError("cannot read")
-        return {number: self[number] for number in ids if number in self}
-
-    def locate(self, frames: Sequence[bytes]) -> dict[bytes, bytes]:
-        if self.failing:
-            raise OSError("cannot write")
-        return {}
 
 
 def in_memory(deferred: Deferred) -> int:
@@ -54,30 +28,6 @@ def bodies(frames):
 @pytest.fixture
 def deferred() -> Deferred:
     return Deferred()
-
-
-def test_a_frame_is_not_released_before_its_time(deferred, make_frames):
-    frames = make_frames(b"a")
-    deferred.add(frames, due=10.0)
-    assert deferred.release(9.999, PLENTY) == []
-    assert deferred.release(10.0, PLENTY) == list(frames)
-    assert deferred.release(10.0, PLENTY) == []
-
-
-def test_messages_are_released_in_the_order_of_due_times(deferred, make_frames):
-    late, soon = make_frames(b"late", b"soon")
-    deferred.add([late], due=20.0)
-    deferred.add([soon], due=10.0)
-    assert deferred.next_due() == 10.0
-    assert bodies(deferred.release(30.0, PLENTY)) == [b"soon", b"late"]
-
-
-def test_messages_due_at_the_same_time_are_released_in_the_order_they_were_added(deferred, make_frames):
-    d, c, b, a = make_frames(b"d", b"c", b"b", b"a")
-    deferred.add([a, b], due=10.0)
-    deferred.add([c], due=10.0)
-    deferred.add([d], due=10.0)
-    assert bodies(deferred.release(10.0, PLENTY)) == [b"a", b"b", b"c", b"d"]
 
 
 @given(st.lists(st.integers(0, 20), max_size=40), st.integers(0, 45))
@@ -108,49 +58,26 @@ def test_the_messages_added_last_are_found_whenever_they_are_due(deferred, make_
     assert deferred.latest(1) == [(10.0, b)]
 
 
-def test_no_more_is_released_than_the_limit_and_the_rest_stays_due(deferred, make_frames):
-    deferred.add(make_frames(b"a", b"b", b"c"), due=10.0)
-    assert deferred.release(20.0, 0) == []
-    assert bodies(deferred.release(20.0, 2)) == [b"a", b"b"]
-    assert (len(deferred), deferred.next_due()) == (1, 10.0)
-    assert bodies(deferred.release(20.0, 2)) == [b"c"]
-
-
-def test_nothing_is_due_when_nothing_is_deferred(deferred, make_frames):
-    assert deferred.next_due() == NEVER
-    deferred.add(make_frames(b"a"), due=10.0)
-    deferred.release(10.0, PLENTY)
-    assert deferred.next_due() == NEVER
-
-
-def test_the_attempts_at_the_next_delivery_are_kept(deferred, make_frames):
+@pytest.mark.parametrize("memory", [0, 1])
+def test_the_attempts_at_the_next_delivery_are_kept(make_frames, memory):
     (frame,) = make_frames(b"a")
     again = with_attempts(frame, 7)
-    deferred.add([again], due=10.0)
+    deferred = Deferred(Log(frame).fetch, memory)
+    deferred.add([again], due=10.0, locations=[NOWHERE])
     assert deferred.release(10.0, PLENTY) == [again]
 
 
 def test_sharing_adds_the_same_messages_to_another_and_keeps_them(deferred, make_frames):
-    a, b, c = make_frames(b"a", b"b", b"c")
+    before, c, b, a = make_frames(b"before", b"c", b"b", b"a")
     deferred.add([a, b], due=10.0)
     deferred.add([c], due=5.0)
     others = [Deferred(), Deferred()]
     for other in others:
-        deferred.share_with(other)
-    for each in (deferred, *others):
-        assert len(each) == 3
-        assert each.release(5.0, PLENTY) == [c]
-        assert each.release(10.0, PLENTY) == [a, b]
-
-
-def test_shared_messages_keep_their_order(deferred, make_frames):
-    before, *rest = make_frames(b"before", b"c", b"b", b"a")
-    for frame in reversed(rest):
-        deferred.add([frame], due=10.0)
-    other = Deferred()
-    other.add([before], due=10.0)
-    deferred.share_with(other)
-    assert bodies(other.release(10.0, PLENTY)) == [b"before", b"a", b"b", b"c"]
+        other.add([before], due=10.0)
+        assert deferred.share_with(other) == 0
+    assert (len(deferred), deferred.release(10.0, PLENTY)) == (3, [c, a, b])
+    for other in others:
+        assert (len(other), other.release(10.0, PLENTY)) == (4, [c, before, a, b])
 
 
 def test_emptying_drops_everything(deferred, make_frames):
@@ -180,23 +107,7 @@ def test_with_a_log_no_more_frames_than_agreed_stay_in_memory(make_frames):
     deferred.add([c], due=5.0, locations=[NOWHERE])
     assert (len(deferred), in_memory(deferred)) == (3, 2)
     assert deferred.release(10.0, PLENTY) == [c, a, b]
-    assert log.asked == [[message_id(c)]]
-
-
-def test_messages_in_memory_need_no_log_reads(make_frames):
-    frames = make_frames(b"a", b"b")
-    log = Log(*frames)
-    deferred = Deferred(log.fetch, memory=2)
-    deferred.add(frames, due=10.0)
-    assert deferred.release(10.0, PLENTY) == list(frames)
-    assert log.asked == []
-
-
-def test_a_frame_from_the_log_gets_the_number_of_its_next_delivery(make_frames):
-    (frame,) = make_frames(b"a")
-    deferred = Deferred(Log(frame).fetch, memory=0)
-    deferred.add([with_attempts(frame, 7)], due=10.0, locations=[NOWHERE])
-    assert deferred.release(10.0, PLENTY) == [with_attempts(frame, 7)]
+    assert log.asked == [message_id(c)]
 
 
 def test_a_log_that_cannot_be_read_costs_nothing(make_frames):
@@ -466,30 +377,20 @@ def test_a_damaged_message_is_counted_and_its_neighbours_are_delivered(data_path
 
 
 def test_shared_reads_are_dropped_a_moment_after_the_last_read(make_frames):
-    frames = {message_id(frame): frame for frame in make_frames(b"a", b"b")}
-    asked = []
-
-    def fetch(ids, locations=()):
-        asked.extend(ids)
-        return {number: frames[number] for number in ids}
-
-    schedule = Schedule()
-    reads = SharedReads(fetch, schedule)
-    reads.readers = 2
+    log, schedule = Log(*make_frames(b"a", b"b")), Schedule()
+    reads = SharedReads(log.fetch, schedule, channels=("one", "two"))
     for _ in range(2):
-        assert [body(frame) for frame in reads.fetch(list(frames)).values()] == [b"a", b"b"]
-    assert len(asked) == 2
+        assert reads.fetch(list(log), {}) == log
+    assert len(log.asked) == 2
     now = 1000.0
     while (now := schedule.run(now)) != NEVER:
         pass
-    reads.fetch(list(frames))
-    assert len(asked) == 4
+    reads.fetch(list(log), {})
+    assert len(log.asked) == 4
 
 
 def test_reads_of_a_single_channel_are_not_remembered(make_frames):
-    frames = {message_id(frame): frame for frame in make_frames(b"a", b"b")}
-    schedule = Schedule()
-    reads = SharedReads(lambda ids, locations=(): {number: frames[number] for number in ids}, schedule)
-    reads.readers = 1
-    assert reads.fetch(list(frames)) == frames
+    log, schedule = Log(*make_frames(b"a", b"b")), Schedule()
+    reads = SharedReads(log.fetch, schedule, channels=("one",))
+    assert reads.fetch(list(log), {}) == log
     assert schedule.run(1e9) == NEVER

@@ -37,13 +37,6 @@ def test_without_messages_every_percentile_is_0():
     assert latency(1.0, 0.5).stats(0.0) == LatencyStats(count=0, percentiles=((1.0, 0.0), (0.5, 0.0)))
 
 
-def test_one_message_is_every_percentile():
-    stats = add(latency(1.0, 0.5, 0.001), 5_000_000).stats(0.0)
-    assert stats.count == 1
-    assert values(stats) == pytest.approx([5_000_000] * 3, rel=WITHIN)
-    assert all(value.is_integer() for value in values(stats))
-
-
 def test_percentiles_are_shown_in_the_order_asked_for():
     stats = add(latency(0.5, 1.0, 0.9), *range(1_000_000, 11_000_000, 1_000_000)).stats(0.0)
     assert stats.percentiles is not None
@@ -62,10 +55,6 @@ def test_messages_published_together_count_one_by_one():
     stats = target.stats(0.0)
     assert stats.count == 15
     assert values(stats) == pytest.approx([2_000_000], rel=WITHIN)
-
-
-def test_adding_no_messages_changes_nothing():
-    assert add(latency()).stats(0.0).count == 0
 
 
 def test_a_clock_that_was_set_back_gives_no_negative_latency():
@@ -114,6 +103,7 @@ def test_every_percentile_is_within_one_percent_of_a_message_at_that_place(nanos
     assert stats.count == len(nanoseconds)
     # What the sketch promises, and half a nanosecond for rounding to whole ones.
     assert values(stats) == pytest.approx([exact], rel=0, abs=exact * 0.010001 + 0.5)
+    assert all(value.is_integer() for value in values(stats))
 
 
 @given(NANOSECONDS, NANOSECONDS)

@@ -7,8 +7,7 @@ import pytest
 
 from nsq_compat.protocol.uniform_bodies import UniformBodies
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.errors import Exiting, Refused
-from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.limits import Exiting, QueueLimits, Refused
 from nsq_compat.queue.publish_batch import MAX_POSTED, PublishBatch
 
 NOW, NOW_NS = 1000.0, 1_700_000_000_000_000_000

@@ -29,30 +29,6 @@ def test_an_alarm_rings_once_when_its_time_has_come():
     assert sleeper.rang == [10.0]
 
 
-def test_an_earlier_alarm_replaces_a_later_one():
-    schedule, sleeper = Schedule(), Sleeper()
-    schedule.at(10.0, sleeper)
-    schedule.at(5.0, sleeper)
-    schedule.run(5.0)
-    schedule.run(20.0)
-    assert sleeper.rang == [5.0]
-
-
-def test_a_later_alarm_does_not_replace_an_earlier_one():
-    schedule, sleeper = Schedule(), Sleeper()
-    schedule.at(5.0, sleeper)
-    schedule.at(10.0, sleeper)
-    schedule.run(20.0)
-    assert sleeper.rang == [20.0]
-
-
-def test_a_handler_returns_the_time_of_the_next_alarm():
-    schedule, sleeper = Schedule(), Sleeper(next=15.0)
-    schedule.at(10.0, sleeper)
-    assert schedule.run(10.0) == 15.0
-    assert sleeper.alarm == 15.0
-
-
 def test_other_due_alarms_wait_for_the_next_run_when_it_is_enough():
     schedule, first, second = Schedule(), Sleeper(), Sleeper()
     schedule.at(5.0, first)
@@ -70,23 +46,6 @@ def test_an_alarm_that_is_due_again_at_once_comes_after_others():
     schedule.run(10.0, lambda: len(greedy.rang) > 2)
     assert other.rang == [10.0]
     assert len(greedy.rang) == 3
-
-
-def test_a_cancelled_alarm_does_not_ring_and_can_be_set_again():
-    schedule, sleeper = Schedule(), Sleeper()
-    schedule.at(10.0, sleeper)
-    schedule.cancel(sleeper)
-    schedule.cancel(sleeper)
-    assert schedule.run(10.0) == NEVER
-    schedule.at(12.0, sleeper)
-    schedule.run(12.0)
-    assert sleeper.rang == [12.0]
-
-
-def test_never_is_no_alarm():
-    schedule = Schedule()
-    schedule.at(NEVER, Sleeper())
-    assert schedule.run(1e9) == NEVER
 
 
 def test_only_the_next_alarm_is_reported():

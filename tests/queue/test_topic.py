@@ -1,15 +1,21 @@
-import errno
 import logging
 
 import pytest
 
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol import message
-from nsq_compat.queue.errors import Exiting
+from nsq_compat.queue.limits import Exiting, QueueLimits
+from nsq_compat.queue.topic import Topic
 
 NOW_NS = 1_700_000_000_000_000_000
 
 # --- From bodies to channels ------------------------------------------------------------------------------------------
+
+
+def test_the_default_limits_are_those_of_nsqd():
+    assert QueueLimits() == QueueLimits(
+        mem_queue_size=10_000, max_msg_timeout=15 * 60.0, max_channel_consumers=0, node_id=0
+    )
 
 
 def test_every_channel_gets_every_message(daemon):
@@ -62,12 +68,6 @@ def test_a_deferred_message_is_deferred_in_every_channel(daemon):
     assert archive.takes() == metrics.takes() == [b"a"]
 
 
-def test_no_delay_is_no_deferral(daemon):
-    consumer = daemon.consumer()
-    daemon.publishes(b"a", defer=0.0)
-    assert consumer.takes() == [b"a"]
-
-
 # --- Without a channel ------------------------------------------------------------------------------------------------
 
 
@@ -85,13 +85,6 @@ def test_a_later_channel_gets_only_what_comes_after_it(daemon):
     late = daemon.consumer("late")
     daemon.publishes(b"b")
     assert late.takes() == [b"b"]
-
-
-def test_once_the_last_channel_is_gone_messages_wait_again(daemon, channel):
-    daemon.topic().delete_channel("archive")
-    daemon.publishes(b"a")
-    assert daemon.topic().depth == 1
-    assert daemon.consumer().takes() == [b"a"]
 
 
 def test_a_deferred_message_keeps_its_time_while_it_waits_for_a_channel(daemon):
@@ -138,33 +131,40 @@ def test_a_paused_topic_keeps_what_is_published_and_its_channels_go_on_with_what
     assert consumer.takes() == [b"b"]
 
 
-def test_messages_held_during_a_pause_go_to_every_channel(daemon):
-    daemon.topic().pause()
-    archive, metrics = daemon.consumer("archive"), daemon.consumer("metrics")
+def learn_channels(topic):
+    topic.learn_channels(["late", "own"] if topic.channels else [])
+
+
+HOLDS = {"paused": (Topic.pause, Topic.unpause), "awaits channels": (Topic.await_channels, learn_channels)}
+HOLDING = pytest.mark.parametrize(("hold", "go_on"), HOLDS.values(), ids=HOLDS)
+
+
+@HOLDING
+def test_a_topic_holds_messages_and_then_gives_them_to_all_its_channels(daemon, hold, go_on):
+    topic, own = daemon.topic(), daemon.consumer("own")
+    hold(topic)
     daemon.publishes(b"a")
     daemon.publishes(b"later", defer=5.0)
-    daemon.topic().unpause()
-    assert archive.takes() == metrics.takes() == [b"a"]
+    late = daemon.consumer("late")
+    assert own.takes() == late.takes() == []
+    assert topic.depth == 2
+    go_on(topic)
+    assert own.awake
+    assert own.takes() == late.takes() == [b"a"]
     daemon.waits(5)
-    assert archive.takes() == metrics.takes() == [b"later"]
-    assert archive.frames[b"later"] == metrics.frames[b"later"]
+    assert own.takes() == late.takes() == [b"later"]
+    assert own.frames[b"later"] == late.frames[b"later"]
+    assert (topic.depth, topic.awaits_channels) == (0, False)
 
 
-def test_a_channel_made_during_a_pause_gets_what_was_kept_when_it_is_over(daemon):
-    daemon.topic().pause()
+@HOLDING
+def test_a_topic_without_a_channel_holds_messages_for_its_first(daemon, hold, go_on):
     daemon.publishes(b"a")
-    consumer = daemon.consumer()
-    assert consumer.takes() == []
-    daemon.topic().unpause()
-    assert consumer.takes() == [b"a"]
-
-
-def test_unpausing_without_a_channel_keeps_what_waits(daemon):
-    daemon.publishes(b"a")
-    daemon.topic().pause()
-    daemon.topic().unpause()
-    assert daemon.topic().depth == 1
-    assert daemon.consumer().takes() == [b"a"]
+    hold(daemon.topic())
+    daemon.publishes(b"b")
+    go_on(daemon.topic())
+    assert daemon.topic().depth == 2
+    assert daemon.consumer().takes() == [b"a", b"b"]
 
 
 def test_what_was_deferred_into_a_pause_longer_than_its_time_comes_right_after_it(daemon):
@@ -193,35 +193,10 @@ def test_emptying_drops_held_messages_and_nothing_else(daemon):
 # --- While it waits to know its channels ------------------------------------------------------------------------------
 
 
-def test_a_topic_that_awaits_its_channels_holds_messages_and_then_gives_them_to_all(daemon):
-    topic = daemon.topic()
-    topic.await_channels()
-    own = daemon.consumer("own")
-    daemon.publishes(b"a")
-    daemon.publishes(b"later", defer=5.0)
-    assert own.takes() == []
-    assert topic.depth == 2
-    topic.learn_channels(["archive", "own"])
-    assert own.awake
-    archive = daemon.consumer("archive")
-    assert own.takes() == archive.takes() == [b"a"]
-    daemon.waits(5)
-    assert own.takes() == archive.takes() == [b"later"]
-    assert (topic.depth, topic.awaits_channels) == (0, False)
-
-
 def test_ephemeral_channels_are_not_created_without_a_consumer(daemon):
     daemon.topic().await_channels()
     daemon.topic().learn_channels(["tail#ephemeral"])
     assert daemon.topic().channels == {}
-
-
-def test_a_topic_that_learns_of_no_channel_holds_messages_for_its_first(daemon):
-    daemon.topic().await_channels()
-    daemon.publishes(b"a")
-    daemon.topic().learn_channels([])
-    assert daemon.topic().depth == 1
-    assert daemon.consumer().takes() == [b"a"]
 
 
 def test_a_topic_that_was_paused_meanwhile_stays_so_when_it_knows_its_channels(daemon):
@@ -254,18 +229,14 @@ def test_a_topic_that_ends_learns_of_no_channel_any_more(daemon):
     assert (topic.awaits_channels, topic.depth) == (True, 1)
 
 
-def test_a_topic_that_cannot_write_a_channel_down_waits_on(logging_daemon, disk, monkeypatch):
+def test_a_topic_that_cannot_write_a_channel_down_waits_on(logging_daemon, disk):
     topic, consumer = logging_daemon.topic(), logging_daemon.consumer()
     topic.await_channels()
     logging_daemon.publishes(b"a")
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "no room")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(disk, "write", full)
-        with pytest.raises(OSError, match="no room"):
-            topic.learn_channels(["metrics"])
+    disk.full = True
+    with pytest.raises(OSError, match="No space left"):
+        topic.learn_channels(["metrics"])
+    disk.full = False
     assert consumer.takes() == []
     topic.learn_channels(["metrics"])
     assert consumer.takes() == logging_daemon.consumer("metrics").takes() == [b"a"]
@@ -314,12 +285,16 @@ def test_deleting_a_channel_ends_it_with_its_consumers_and_all_it_holds(daemon, 
     assert channel.exiting
     assert channel.depth == 0
     assert daemon.topic().channels == {}
-    assert daemon.consumer().takes() == []
+    daemon.publishes(b"b")
+    assert daemon.topic().depth == 1, "the topic holds messages again"
+    assert daemon.consumer().takes() == [b"b"]
 
 
-def test_deleting_a_channel_that_is_not_there_is_an_error(daemon):
+def test_a_channel_is_deleted_once_however_many_ask_for_it(logging_daemon):
+    logging_daemon.channel()
+    logging_daemon.topic().delete_channel("archive")
     with pytest.raises(KeyError):
-        daemon.topic().delete_channel("nowhere")
+        logging_daemon.topic().delete_channel("archive")
 
 
 def test_deleting_one_channel_costs_another_nothing(daemon):
@@ -333,18 +308,11 @@ def test_deleting_one_channel_costs_another_nothing(daemon):
 def test_nothing_is_published_into_a_topic_that_ends(daemon, channel):
     topic = daemon.topic()
     topic.close()
-    with pytest.raises(Exiting):
+    with pytest.raises(Exiting, match="^exiting$"):
         topic.publish([b"a"], daemon.now, NOW_NS)
     with pytest.raises(Exiting):
         topic.channel("new")
     assert (topic.message_count, topic.depth, channel.exiting) == (0, 0, True)
-
-
-def test_a_topic_knows_its_name_and_starts_with_nothing(daemon):
-    topic = daemon.topic()
-    assert (topic.name, topic.ephemeral, topic.paused, topic.exiting) == ("orders", False, False, False)
-    assert (topic.depth, topic.backlog.backend_depth, topic.message_count, topic.message_bytes) == (0, 0, 0, 0)
-    assert daemon.topic("orders#ephemeral").ephemeral
 
 
 # --- With a log -------------------------------------------------------------------------------------------------------
@@ -354,7 +322,7 @@ def test_a_topic_knows_its_name_and_starts_with_nothing(daemon):
 @pytest.mark.parametrize("holding", [True, False], ids=["held", "channel"])
 @pytest.mark.parametrize("durability", [Durability.OS, Durability.MEMORY])
 def test_messages_in_the_log_take_bounded_memory(data_path, monkeypatch, holding, durability):
-    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_IN_MEMORY", 3)
+    monkeypatch.setattr("nsq_compat.queue.backlog.MAX_IN_MEMORY", 3)
     daemon = data_path.start(durability, mem_queue_size=6)
     topic = daemon.topic()
     if not holding:
@@ -364,43 +332,38 @@ def test_messages_in_the_log_take_bounded_memory(data_path, monkeypatch, holding
     cursor = (topic if holding else daemon.channel()).backlog.cursor
     assert len(cursor) - cursor.behind == 3
     holder = topic if holding else daemon.channel()
-    assert (holder.depth, holder.backlog.backend_depth) == (8, 2)
+    assert (holder.depth, holder.backlog.cursor.backend_depth) == (8, 2)
     consumer = daemon.consumer()
     assert [body for _ in range(4) for body in consumer.takes()] == [b"%d" % number for number in range(8)]
 
 
 @pytest.mark.parametrize("durability", Durability)
 def test_an_ephemeral_channel_keeps_what_the_options_say(data_path, monkeypatch, durability):
-    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_IN_MEMORY", 3)
+    monkeypatch.setattr("nsq_compat.queue.backlog.MAX_IN_MEMORY", 3)
     daemon = data_path.start(durability, mem_queue_size=6)
     channel = daemon.topic().channel("c#ephemeral")
     for number in range(8):
         daemon.publishes(b"%d" % number)
-    assert (channel.depth, channel.backlog.backend_depth, channel.dropped_count) == (6, 0, 2)
+    assert (channel.depth, channel.backlog.cursor.backend_depth, channel.dropped_count) == (6, 0, 2)
 
 
 def test_held_messages_beyond_memory_are_in_the_log(logging_daemon):
     logging_daemon.publishes(b"a", b"b")
-    assert logging_daemon.topic().backlog.backend_depth == 0
+    assert logging_daemon.topic().backlog.cursor.backend_depth == 0
     logging_daemon.publishes(b"c", b"d")
-    assert (logging_daemon.topic().depth, logging_daemon.topic().backlog.backend_depth) == (4, 2)
+    assert (logging_daemon.topic().depth, logging_daemon.topic().backlog.cursor.backend_depth) == (4, 2)
     assert logging_daemon.topic().dropped_count == 0
     consumer = logging_daemon.consumer()
     assert consumer.takes() + consumer.takes() == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_full_disk_refuses_a_publish_before_any_channel_gets_it(logging_daemon, disk, monkeypatch):
+def test_a_full_disk_refuses_a_publish_before_any_channel_gets_it(logging_daemon, disk):
     consumer = logging_daemon.consumer()
     assert consumer.takes() == []
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "no room")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(disk, "write", full)
-        for defer in (0.0, 5.0):
-            with pytest.raises(OSError, match="no room"):
-                logging_daemon.publishes(b"a", b"b", defer=defer)
+    disk.full = True
+    for defer in (0.0, 5.0):
+        with pytest.raises(OSError, match="No space left"):
+            logging_daemon.publishes(b"a", b"b", defer=defer)
     topic = logging_daemon.topic()
     assert (topic.message_count, logging_daemon.channel().depth, logging_daemon.channel().deferred_count) == (0, 0, 0)
     assert not consumer.awake
@@ -434,13 +397,6 @@ def test_messages_published_while_a_channel_is_committed_reach_it(logging_daemon
     logging_daemon.waits(5)
     for name in ("before", "new"):
         assert sorted(logging_daemon.consumer(name).takes()) == [b"held", b"later", b"meanwhile"]
-
-
-def test_a_channel_is_deleted_once_however_many_ask_for_it(logging_daemon):
-    logging_daemon.channel()
-    logging_daemon.topic().delete_channel("archive")
-    with pytest.raises(KeyError):
-        logging_daemon.topic().delete_channel("archive")
 
 
 def test_a_topic_emptied_during_a_pause_gives_none_of_it_to_its_channels(logging_daemon):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.queue.broker import snapshot
-from nsq_compat.queue.wait_queue import Locality, ZoneWaitQueue
+from nsq_compat.queue.wait_queue import Locality
 
 ZONE, REGION, GLOBAL = Locality
 
@@ -22,12 +22,6 @@ def line(daemon):
     return waiting(daemon, GLOBAL, REGION, ZONE)
 
 
-class Sleeper:
-    locality = Locality.GLOBAL
-
-    def wake(self) -> None: ...
-
-
 def waiting(daemon, *localities):
     consumers = [daemon.consumer(locality=locality) for locality in localities]
     for consumer in consumers:
@@ -42,18 +36,9 @@ def awake(*consumers):
 def test_only_the_nearest_consumer_is_woken(daemon, line):
     daemon.publishes(b"a", b"b", b"c")
     assert awake(*line) == [False, False, True]
+    assert line[2] not in daemon.channel()._wait_queue.waiting
     assert line[2].takes() == [b"a", b"b", b"c"]
     assert awake(*line) == [False, False, False]
-
-
-def test_messages_beyond_the_room_of_the_nearest_go_to_the_next(daemon, line):
-    elsewhere, region, zone = line
-    daemon.publishes(b"a", b"b", b"c")
-    assert zone.takes(room=1) == [b"a"]
-    assert awake(*line) == [False, True, False]
-    assert region.takes(room=1) == [b"b"]
-    assert awake(*line) == [True, False, False]
-    assert elsewhere.takes() == [b"c"]
 
 
 def test_messages_that_the_nearest_does_not_take_go_to_the_next(daemon, line):
@@ -98,24 +83,6 @@ def test_an_awake_consumer_that_stands_back_passes_its_turn_on(daemon):
     near.stands_back()
     assert far.awake
     assert len(far.takes(room=1000)) == 44
-
-
-def test_a_consumer_without_room_left_delays_no_other(daemon):
-    near, far = waiting(daemon, ZONE, GLOBAL)
-    daemon.publishes(*[b"%d" % number for number in range(300)])
-    assert len(near.takes(room=1000)) == 256
-    assert len(near.takes(room=44)) == 44
-    daemon.publishes(b"a")
-    assert awake(near, far) == [False, True]
-
-
-def test_a_woken_consumer_does_not_wait_any_more():
-    line = ZoneWaitQueue()
-    sleeper = Sleeper()
-    line.wait(sleeper)
-    assert list(line.waiting) == [sleeper]
-    line.wake(1)
-    assert not line.waiting
 
 
 def test_a_nearer_one_that_comes_by_need_not_share_with_those_farther_away(daemon):

@@ -1,6 +1,7 @@
 """The registration database: which producers a lookup lists, for how long, and what is cached."""
 
 import gc
+import json
 import logging
 from collections.abc import Callable
 
@@ -9,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol.lookup_commands import PeerInfo
-from nsq_compat.registry.registration import Producer
-from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.registry.registration_db import Producer, Registration, RegistrationDb
 
 INACTIVE_AFTER = 300.0
 TOMBSTONE_LIFETIME = 45.0
@@ -83,17 +83,6 @@ def test_a_lookup_is_cached_until_a_change(directory):
 # --- Leaving ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_topic_stays_when_its_last_producer_unregisters(directory):
-    producer = directory.joins()
-    directory.db.register(producer, "t", "c")
-    directory.db.unregister(producer, "t", "c")
-    assert list(directory.db.channels("t")) == ["c"]
-    assert directory.found("t") == [producer]
-    directory.db.unregister(producer, "t")
-    assert list(directory.db.topics) == ["t"]
-    assert directory.found("t") == []
-
-
 def test_unregistering_a_topic_unregisters_its_channels_and_logs_it(directory, caplog):
     producer, other = directory.joins(), directory.joins()
     directory.db.register(producer, "t", "c")
@@ -105,28 +94,6 @@ def test_unregistering_a_topic_unregisters_its_channels_and_logs_it(directory, c
     ]
     assert not producer.channels
     assert directory.found("t") == [other]
-
-
-def test_unregistering_an_unknown_name_does_nothing(directory):
-    producer, other = directory.joins(), directory.joins()
-    directory.db.register(other, "t", "c")
-    for topic, channel in (("t", "c"), ("t", "x"), ("x", "x"), ("t", ""), ("x", "")):
-        directory.db.unregister(producer, topic, channel)
-    assert directory.found("t") == [other]
-    assert list(directory.db.topics) == ["t"]
-
-
-def test_an_ephemeral_name_ends_when_its_last_producer_unregisters_it(directory):
-    one, other = directory.joins(), directory.joins()
-    for producer in (one, other):
-        directory.db.register(producer, "t#ephemeral", "c#ephemeral")
-    directory.db.unregister(one, "t#ephemeral", "c#ephemeral")
-    directory.db.unregister(one, "t#ephemeral")
-    assert list(directory.db.topics) == ["t#ephemeral"]
-    directory.db.unregister(other, "t#ephemeral", "c#ephemeral")
-    assert not directory.db.channels("t#ephemeral")
-    directory.db.unregister(other, "t#ephemeral")
-    assert not directory.db.topics
 
 
 def test_a_removed_producer_leaves_its_names_even_ephemeral_ones(directory, caplog):
@@ -192,28 +159,6 @@ def test_a_tombstone_hides_one_topic_of_a_producer_for_a_while(directory):
     assert not directory.db.is_tombstoned(producer, "t", directory.now)
 
 
-def test_registering_again_lifts_no_tombstone_but_unregistering_does(directory):
-    producer = directory.joins("a")
-    directory.db.register(producer, "t")
-    directory.tombstones("t", "a:4151")
-    directory.db.register(producer, "t", "c")
-    assert directory.found("t") == []
-    directory.db.unregister(producer, "t")
-    directory.db.register(producer, "t")
-    assert directory.found("t") == [producer]
-
-
-def test_a_second_tombstone_restarts_the_lifetime(directory):
-    producer = directory.joins("a")
-    directory.db.register(producer, "t")
-    directory.tombstones("t", "a:4151")
-    directory.now += 40
-    assert directory.found("t") == []
-    directory.tombstones("t", "a:4151")
-    directory.now += 40
-    assert directory.found("t") == []
-
-
 @pytest.mark.parametrize("node", ["::1:4151", "[::1]:4151"])
 def test_an_ipv6_node_may_be_named_with_or_without_brackets(directory, node):
     producer = directory.joins("::1")
@@ -229,6 +174,40 @@ def test_a_tombstone_for_an_unknown_node_hides_no_producer(directory, node):
     directory.tombstones("t", node)
     directory.tombstones("nothing", "a:4151")
     assert directory.found("t") == [producer]
+
+
+# --- Records ---------------------------------------------------------------------------------------------------------
+
+INFO = PeerInfo("node<1>", "höst", 4151, 4150, "r", "z", "1.3.0")
+
+
+def test_a_producer_is_encoded_in_nsqs_order_and_spelling():
+    producer = Producer("127.0.0.1:5000", INFO, 0.0, 0)
+    assert (
+        producer.described
+        == (
+            '{"remote_address":"127.0.0.1:5000","hostname":"höst","broadcast_address":"node\\u003c1\\u003e",'
+            '"tcp_port":4150,"http_port":4151,"version":"1.3.0","topology_zone":"z","topology_region":"r"'
+        ).encode()
+    )
+
+
+def test_a_description_with_a_closing_brace_is_a_json_object():
+    described = Producer("127.0.0.1:5000", PeerInfo(broadcast_address='"}'), 0.0, 0).described
+    assert json.loads(described + b"}")["broadcast_address"] == '"}'
+
+
+def test_a_node_is_named_by_its_broadcast_address():
+    assert Producer("127.0.0.1:5000", INFO, 0.0, 0).node == "node<1>:4151"
+
+
+def test_two_equal_producers_are_two():
+    assert Producer("a", INFO, 0.0, 0) != Producer("a", INFO, 0.0, 0)
+
+
+def test_a_registration_with_a_channel_has_the_category_channel():
+    assert Registration("t").category == "topic"
+    assert Registration("t", "c").category == "channel"
 
 
 # --- Operators --------------------------------------------------------------------------------------------------------

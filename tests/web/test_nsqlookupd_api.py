@@ -8,8 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nsq_compat.protocol.lookup_commands import PeerInfo
-from nsq_compat.registry.registration import Producer
-from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.registry.registration_db import Producer, RegistrationDb
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
