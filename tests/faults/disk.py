@@ -1,4 +1,5 @@
 """Disks that fail: ``SimulatedDisk`` forgets what was not synced, ``FaultyFiles`` fails or writes short at one call.
+``DyingFiles`` and ``DyingDisk`` end the process at one.
 
 The simulated disk keeps, for every file, what is durable and the writes since. A power cut keeps any part of those,
 sector by sector, files independent of each other; names, of files and of folders, come and go in their order, folder by
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Self, TypeVar
 
-from nsq_compat.log.files import Files
+from nsq_compat.log.files import Files, OsFiles
 
 SECTOR = 512
 
@@ -330,3 +331,32 @@ class FaultyFiles:
             raise OSError(self._fault, f"{name} fails")
 
         return call
+
+
+class Crash(BaseException):
+    """The end of the process, or of its power. A BaseException, so that error handlers do not catch it."""
+
+
+class _Dying:
+    """Files that raise ``Crash`` instead of the n-th call that may change the disk; `left` counts down to it."""
+
+    left = 1 << 60
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _CHANGING:
+            self.left -= 1
+            if self.left <= 0:
+                raise Crash
+        return super().__getattribute__(name)
+
+
+_CHANGING = ("open", "pwrite", "fsync", "fdatasync", "fsync_folder", "rename", "unlink", "mkdir", "rmdir")
+
+
+class DyingFiles(_Dying, OsFiles):
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+
+class DyingDisk(_Dying, SimulatedDisk):
+    pass

@@ -15,11 +15,10 @@ import pytest
 
 from nsq_compat.client import Consumer, Message, Producer, PublishError
 from nsq_conformance.daemon_process import own_host
+from nsq_conformance.nsqd_process import installed_nsqd
 from tests.faults.conftest import StartDaemon
-from tests.faults.daemon import Daemon
-from tests.faults.directory import Directory
+from tests.faults.daemon import Daemon, Directory, wait_for_more, wait_until
 from tests.faults.network import Cable
-from tests.faults.waiting import wait_until
 
 PATIENCE = 3.0
 """Timeout of a publish in seconds."""
@@ -44,6 +43,9 @@ class Publishing:
     def __exit__(self, *error: object) -> None:
         self._over.set()
         self._thread.join()
+
+    def count(self) -> int:
+        return len(self.acknowledged)
 
     def _publish(self) -> None:
         with Producer(self._addresses, publish_timeout=PATIENCE) as producer:
@@ -101,12 +103,10 @@ def test_repeated_kills_of_nsqd_lose_no_acknowledged_message(pair: tuple[Node, N
         with Publishing(addresses, "t") as publishing:
             for _ in range(4):
                 node = random.choice(pair)
-                enough = len(publishing.acknowledged) + 100
-                wait_until(lambda enough=enough: len(publishing.acknowledged) > enough, 40)  # type: ignore[misc]
+                wait_for_more(publishing.count, 100)
                 node.kill()
                 # Meanwhile, the other nsqd gets all messages.
-                enough = len(publishing.acknowledged) + 100
-                wait_until(lambda enough=enough: len(publishing.acknowledged) > enough, 40)  # type: ignore[misc]
+                wait_for_more(publishing.count, 100)
                 node.restart()
         wait_until(lambda: publishing.acknowledged <= seen, 40)
         wait_until(lambda: len(consumer.connections) == 2, 40)
@@ -140,8 +140,7 @@ def test_repeated_kills_of_a_consumer_lose_no_message(start: StartDaemon, tmp_pa
     with Publishing([daemon.tcp_address], "t") as publishing:
         for _ in range(4):
             consumer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
-            enough = lines() + random.randrange(1, 200)
-            wait_until(lambda enough=enough: lines() > enough, 40)  # type: ignore[misc]
+            wait_for_more(lines, random.randrange(1, 200))
             consumer.kill()
             consumer.wait()
     # Messages of killed consumers are redelivered after their timeout, and take one consumer more than a second.
@@ -152,17 +151,10 @@ def test_repeated_kills_of_a_consumer_lose_no_message(start: StartDaemon, tmp_pa
     assert publishing.acknowledged <= set(handled.read_bytes().split(b"\n"))
 
 
-@pytest.fixture
-def directory() -> Iterator[Directory]:
-    directory = Directory()
-    directory.start()
-    yield directory
-    directory.end()
-
-
 def test_consumers_survive_a_kill_of_nsqlookupd_and_find_new_nsqd_after_its_restart(
-    start: StartDaemon, tmp_path: Path, directory: Directory
+    start: StartDaemon, tmp_path: Path, directories: list[Directory]
 ):
+    directory, _ = directories
     options = (directory.flag, "--broadcast-address=127.0.0.1")
     first, seen = start(*options), set[bytes]()
     first.create_channel("t", "c")
@@ -188,19 +180,12 @@ def test_consumers_survive_a_kill_of_nsqlookupd_and_find_new_nsqd_after_its_rest
         wait_until(lambda: b"from a new nsqd" in seen, 40)
 
 
-NSQD = """
-import sys
-from nsq_compat.nsqd.main import main
-sys.argv = ["nsqd", "--tcp-address={far}:4150", "--http-address={far}:4151", "--data-path={data_path}"]
-sys.exit(main())
-"""
-
-
 @pytest.fixture
-def far_nsqd(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+def far_nsqd(tmp_path: Path, cable: Cable) -> Iterator[tuple[str, Callable[[], None]]]:
     """An nsqd on a simulated host: its address, and a function that cuts the network."""
     (tmp_path / "far").mkdir()
-    with Cable() as cable, cable.run(NSQD.format(far=cable.far, data_path=tmp_path / "far")):
+    addresses = (f"--tcp-address={cable.far}:4150", f"--http-address={cable.far}:4151")
+    with cable.run(installed_nsqd(), *addresses, f"--data-path={tmp_path / 'far'}"):
         yield f"{cable.far}:4150", cable.cut
 
 

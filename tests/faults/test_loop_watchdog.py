@@ -4,10 +4,8 @@ import time
 
 import gevent
 
-from tests.faults.daemon import Daemon
-from tests.faults.loop_watchdog import LoopWatchdog
-from tests.faults.waiting import wait_until
-from tests.faults.watched_nsqd import watched_nsqd
+from tests.faults.daemon import Daemon, wait_until
+from tests.faults.watched_nsqd import LoopWatchdog, watched_nsqd
 
 
 def spin(seconds: float) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from nsq_compat.client import Producer
 from tests.faults.conftest import StartDaemon
-from tests.faults.daemon import Daemon
-from tests.faults.waiting import wait_until
+from tests.faults.daemon import Daemon, wait_for_more, wait_until
 
 PROGRAM = str(Path(sys.executable).with_name("nsq_to_file"))
 ROUNDS = 5
@@ -82,8 +81,7 @@ def test_every_finished_message_is_in_a_readable_file(
     with publishing(daemon) as acknowledged:
         for _ in range(ROUNDS):
             process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-            enough = finished() + random.randrange(1, 500)
-            wait_until(lambda enough=enough: finished() > enough, 40)  # type: ignore[misc]
+            wait_for_more(finished, random.randrange(1, 500))
             ending = random.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
             process.send_signal(ending)
             assert process.wait(40) == (0 if ending == signal.SIGTERM else -signal.SIGKILL)

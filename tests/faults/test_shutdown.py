@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -15,21 +15,21 @@ BOUND_SECONDS = 15.0
 
 
 def terminate(daemon: Daemon) -> int:
-    daemon.signal(signal.SIGTERM)
+    daemon.send_signal(signal.SIGTERM)
     return daemon.wait_for_end(BOUND_SECONDS)
 
 
 def terminate_twice(daemon: Daemon) -> int:
-    daemon.signal(signal.SIGTERM)
+    daemon.send_signal(signal.SIGTERM)
     with suppress(ProcessLookupError):
-        daemon.signal(signal.SIGTERM)
-        daemon.signal(signal.SIGINT)
+        daemon.send_signal(signal.SIGTERM)
+        daemon.send_signal(signal.SIGINT)
     return daemon.wait_for_end(BOUND_SECONDS)
 
 
 def terminate_then_kill(daemon: Daemon) -> int:
     """Send SIGTERM and soon SIGKILL, as a supervisor with a short timeout does."""
-    daemon.signal(signal.SIGTERM)
+    daemon.send_signal(signal.SIGTERM)
     try:
         return daemon.wait_for_end(1.0)
     except subprocess.TimeoutExpired:
@@ -71,7 +71,7 @@ def test_sigkill_during_a_stop_loses_nothing(start, seed, tmp_path, level, after
     traffic.add_channel(daemon, traffic.orders, "a")
 
     def stop(daemon: Daemon) -> None:
-        daemon.signal(signal.SIGTERM)
+        daemon.send_signal(signal.SIGTERM)
         time.sleep(after)
         daemon.kill()
 
@@ -82,15 +82,12 @@ def test_sigkill_during_a_stop_loses_nothing(start, seed, tmp_path, level, after
 
 def test_connections_in_any_state_do_not_delay_a_stop(start):
     daemon = start()
-    silent, half_a_magic, half_a_body, half_a_request = (daemon.connect() for _ in range(4))
-    half_a_magic.sendall(b"  V")
-    half_a_body.sendall(b"  V2PUB t\n\0\0\0\5ab")
-    with silent, half_a_magic, half_a_body, half_a_request, daemon.connect() as unread:
-        half_a_request.sendall(b"GET /stats")
-        unread.sendall(b"  V2SUB t c\nRDY 2500\n")
+    with ExitStack() as stack:
+        openings = (b"", b"  V", b"  V2PUB t\n\0\0\0\5ab", b"GET /stats", b"  V2SUB t c\nRDY 2500\n")
+        silent, *_ = [stack.enter_context(daemon.client(opening)) for opening in openings]
         for _ in range(50):
             daemon.http("pub", b"x" * 1_000_000, topic="t")
         began = time.monotonic()
         assert terminate(daemon) == 0
         assert time.monotonic() - began < BOUND_SECONDS / 2
-        assert silent.recv(1) == b""
+        assert silent.rest() == b""

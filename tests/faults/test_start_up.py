@@ -7,10 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from nsq_conformance.nsqd_process import installed_nsqd
-from tests.faults.client import Client, sized
 from tests.faults.conftest import StartDaemon
-
-PIPELINED = 2_000
+from tests.v2_client import dpub, pub
 
 
 @pytest.mark.parametrize("ending", ["kill", "stop"])
@@ -24,14 +22,9 @@ PIPELINED = 2_000
 def test_a_start_with_much_data_on_disk_is_fast(start: StartDaemon, topics, deferred, ending):
     daemon = start("--durability=os")
     daemon.create_channel("t", "c")
-    with Client(daemon.address(), timeout=120) as producer:
-        for number in range(topics):
-            producer.publish(f"topic{number}", b"first", b"second")
-        for _ in range(0, deferred, PIPELINED):
-            producer.send((b"DPUB t 3600000\n" + sized(b"x" * 200)) * PIPELINED)
-            for _ in range(PIPELINED):
-                producer.expect_ok()
-    deferred = daemon.unfinished("t")["c"]
+    with daemon.client(timeout=120) as producer:
+        producer.pipelines([pub(b"first", topic=b"topic%d" % number) for number in range(topics)] * 2)
+        producer.pipelines([dpub(b"x" * 200, 3_600_000)] * deferred)
     getattr(daemon, ending)()
     began = time.monotonic()
     daemon = start("--durability=os")
@@ -47,12 +40,8 @@ def test_five_hundred_clients_connect_at_once(start: StartDaemon):
     daemon.create_channel("t", "c")
     with ExitStack() as stack:
         began = time.monotonic()
-        clients = [stack.enter_context(daemon.connect()) for _ in range(500)]
-        for number, client in enumerate(clients):
-            body = b"%d" % number
-            client.sendall(b"  V2PUB t\n" + sized(body))
-        for client in clients:
-            assert client.recv(100) == b"\0\0\0\6\0\0\0\0OK"
+        for client in [stack.enter_context(daemon.client(b"  V2" + pub(b"x"))) for _ in range(500)]:
+            client.hears(b"OK")
         print(f"500 clients served within {time.monotonic() - began:.1f} s")
     assert daemon.unfinished("t") == {"c": 500}
 
@@ -70,8 +59,7 @@ def test_a_data_path_in_use_is_refused(start: StartDaemon, tmp_path):
         f"FATAL: failed to instantiate nsqd - failed to lock data-path: cannot flock directory {tmp_path} - "
         "resource temporarily unavailable (possibly in use by another instance of nsqd)"
     )
-    with Client(daemon.address()) as producer:
-        producer.publish("t", b"x")
+    daemon.publishes(b"x")
     # A killed process leaves no lock.
     daemon.kill()
     assert start().unfinished("t") == {}

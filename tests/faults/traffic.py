@@ -12,9 +12,9 @@ from http.client import HTTPException
 from pathlib import Path
 from random import Random
 
-from tests.faults.client import Client, Gone, Refused
 from tests.faults.daemon import Daemon
 from tests.faults.ledger import ChannelLedger, Ledger
+from tests.v2_client import GONE, Client, Refused, pub
 
 MSG_TIMEOUT_MS = 1000
 _MARKER = b"0" * 16
@@ -26,11 +26,12 @@ _CHECKPOINT_POLL_SECONDS = 0.005
 class Producer(threading.Thread):
     """Publishes until it is stopped or nsqd is gone."""
 
-    def __init__(self, traffic: "Traffic", ledger: Ledger, address: tuple[str, int], name: str, seed: int) -> None:
+    def __init__(self, traffic: "Traffic", ledger: Ledger, daemon: Daemon, name: str, seed: int) -> None:
         super().__init__(daemon=True)
         self._traffic = traffic
         self._ledger = ledger
-        self._address = address
+        self._topic = ledger.topic.encode()
+        self._daemon = daemon
         self._producer = name
         self._random = Random(seed)
         self._count = 0
@@ -38,12 +39,12 @@ class Producer(threading.Thread):
 
     def run(self) -> None:
         try:
-            with Client(self._address) as client:
+            with self._daemon.client() as client:
                 while not self._traffic.stopping.is_set():
                     if self._ledger.backlog < _MAX_BACKLOG:
                         self._random.choice(self._ways)(client)
                     time.sleep(self._random.uniform(0, 0.004))
-        except Gone:
+        except GONE:
             pass
         except Refused as refusal:
             self._traffic.refusals.append(str(refusal))
@@ -51,22 +52,22 @@ class Producer(threading.Thread):
     def _publish(self, client: Client) -> None:
         bodies = self._bodies(self._random.randint(1, 20))
         self._ledger.begin(bodies, time.monotonic())
-        client.start_publishing(self._ledger.topic, *bodies)
+        client.says(pub(*bodies, topic=self._topic))
         for body in bodies:
-            client.expect_ok()
+            client.hears(b"OK")
             self._ledger.acknowledge([body])
 
     def _publish_together(self, client: Client) -> None:
         bodies = self._bodies(self._random.randint(1, 50))
         self._ledger.begin(bodies, time.monotonic(), together=True)
-        client.publish_together(self._ledger.topic, bodies)
+        client.publishes_together(bodies, self._topic)
         self._ledger.acknowledge(bodies)
 
     def _publish_deferred(self, client: Client) -> None:
         bodies = self._bodies(1)
         delay_ms = self._random.randint(1, 1500)
         self._ledger.begin(bodies, time.monotonic(), defer=delay_ms / 1000)
-        client.publish_deferred(self._ledger.topic, bodies[0], delay_ms)
+        client.defers(bodies[0], delay_ms, self._topic)
         self._ledger.acknowledge(bodies)
 
     def _bodies(self, count: int) -> list[bytes]:
@@ -79,34 +80,23 @@ class Consumer(threading.Thread):
     """Consumes a channel. A calm consumer only finishes; others also requeue, touch and let messages time out."""
 
     def __init__(
-        self,
-        traffic: "Traffic",
-        ledger: Ledger,
-        channel: ChannelLedger,
-        address: tuple[str, int],
-        seed: int,
-        calm: bool,
+        self, traffic: "Traffic", ledger: Ledger, channel: ChannelLedger, daemon: Daemon, seed: int, calm: bool
     ) -> None:
         super().__init__(daemon=True)
         self._traffic = traffic
         self._ledger = ledger
         self._channel = channel
-        self._address = address
+        self._daemon = daemon
         self._random = Random(seed)
         self._calm = calm
         self._unconfirmed: deque[dict[bytes, bytes]] = deque()
 
     def run(self) -> None:
         ready = 2000 if self._calm else self._random.choice((1, 20, 200))
-        try:
-            with Client(self._address, msg_timeout=MSG_TIMEOUT_MS, heartbeat_interval=5000) as client:
-                client.subscribe(self._ledger.topic, self._channel.name, ready)
-                while not self._traffic.stopping.is_set():
-                    self._consume(client)
-                while self._unconfirmed:
-                    self._consume(client)
-        except Gone:
-            pass
+        with suppress(*GONE), self._daemon.client(msg_timeout=MSG_TIMEOUT_MS, heartbeat_interval=5000) as client:
+            client.subscribes(self._ledger.topic.encode(), self._channel.name.encode(), ready)
+            while self._unconfirmed or not self._traffic.stopping.is_set():
+                self._consume(client)
 
     def _consume(self, client: Client) -> None:
         finished: dict[bytes, bytes] = {}
@@ -116,17 +106,14 @@ class Consumer(threading.Thread):
             if dice > 0.15:
                 finished[message.id] = message.body
             elif dice > 0.07:
-                client.requeue(message.id, self._random.choice((0, 0, 100, 500)))
+                client.requeues(message, self._random.choice((0, 0, 100, 500)))
             elif dice > 0.05:
-                client.touch(message.id)
+                client.says(b"TOUCH %b\n" % message.id)
         if finished:
-            client.finish([*finished, _MARKER])
+            client.says(*(b"FIN %b\n" % message_id for message_id in (*finished, _MARKER)))
             self._unconfirmed.append(finished)
-        self._hear_errors(client)
-
-    def _hear_errors(self, client: Client) -> None:
-        while client.errors:
-            code, _, message_id, *_ = client.errors.popleft().split(b" ")
+        for error in client.errors():
+            code, _, message_id, *_ = error.split(b" ")
             if message_id == _MARKER:
                 self._ledger.confirm(self._channel, self._unconfirmed.popleft().values(), time.time())
             elif code == b"E_FIN_FAILED":  # the message has timed out
@@ -276,11 +263,11 @@ class Traffic:
     def _producers(self, daemon: Daemon) -> Iterable[Producer]:
         for number, ledger in enumerate((self.orders, self.orders, self.bare)):
             name = f"{ledger.topic}{number}.{self._round}"
-            yield Producer(self, ledger, daemon.address(), name, self.random.getrandbits(32))
+            yield Producer(self, ledger, daemon, name, self.random.getrandbits(32))
 
     def _consumers(self, daemon: Daemon, each: int, calm: bool = False) -> list[Consumer]:
         return [
-            Consumer(self, ledger, channel, daemon.address(), self.random.getrandbits(32), calm)
+            Consumer(self, ledger, channel, daemon, self.random.getrandbits(32), calm)
             for ledger in self.ledgers
             for channel in ledger.channels.values()
             for _ in range(each)

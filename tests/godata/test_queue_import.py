@@ -14,7 +14,7 @@ from nsq_compat.godata.queue_import import RECEIPT, GoImport, find_go_topics
 from nsq_compat.log.data_path import make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.protocol import message
-from tests.faults.dying import Crash, Dying
+from tests.faults.disk import Crash, DyingFiles
 
 LOG = "log"
 
@@ -132,7 +132,7 @@ def test_the_files_of_an_empty_topic_are_only_moved(tmp_path):
 def steps_of(prepare, tmp_path):
     """How many steps an undisturbed import takes."""
     prepare(tmp_path)
-    counting = Dying(10**9)
+    counting = DyingFiles(10**9)
     import_all(counting, tmp_path)
     shutil.rmtree(tmp_path)
     tmp_path.mkdir()
@@ -161,7 +161,7 @@ def test_every_message_is_delivered_once_at_whatever_step_the_process_is_killed(
         folder.mkdir()
         prepare(folder)
         with pytest.raises(Crash):
-            import_all(Dying(number), folder)
+            import_all(DyingFiles(number), folder)
         import_all(OsFiles(), folder)
         assert (ours(folder, "t"), ours(folder, "u"), gos(folder)) == ([b"1", b"2", b"3"], [b"4"], []), number
         left = set(os.listdir(folder / "nsq_compat")) | set(os.listdir(folder / "nsq_compat" / "t.topic"))
@@ -176,10 +176,10 @@ def test_the_process_may_be_killed_again_while_it_recovers(tmp_path):
         folder.mkdir()
         topics_of_ours(folder)
         with pytest.raises(Crash):
-            import_all(Dying(number), folder)
+            import_all(DyingFiles(number), folder)
         for again in range(1, 25, 2):
             try:
-                import_all(Dying(again), folder)
+                import_all(DyingFiles(again), folder)
             except Crash:
                 continue
         import_all(OsFiles(), folder)

@@ -16,7 +16,7 @@ from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadat
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol import message
 from nsq_compat.queue.ids import MessageIds
-from tests.faults.dying import Crash, Dying
+from tests.faults.disk import Crash, DyingFiles
 
 NOW_NS = 1_700_000_000_000_000_000
 IDS = list(map(MessageIds(7).take_one, repeat(NOW_NS, 1000)))
@@ -214,7 +214,7 @@ def test_every_message_is_delivered_once_at_whatever_step_the_process_is_killed(
         data_path.go_has("t", "a", 1, 2)
         data_path.go_has("t", "b", 1)
         try:
-            data_path.taken_over(Dying(number))
+            data_path.taken_over(DyingFiles(number))
         except Crash:
             data_path.taken_over()
         else:
