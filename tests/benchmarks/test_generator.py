@@ -1,29 +1,13 @@
 """The generator reports no figures for an incorrect nsqd."""
 
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.measure import Effort, RunFailed, measure
 from benchmarks.scenarios import Kind, Scenario, load_of
-from benchmarks.subjects import SUBJECTS, Server
-
-BROKEN = """
-from nsq_compat.queue.topic import Topic
-
-publish = Topic.publish
-
-def publish_wrongly(self, bodies, now, now_ns, defer=0.0):
-    return publish(self, {bodies}, now, now_ns, {defer})
-
-Topic.publish = publish_wrongly
-
-from nsq_compat.nsqd.main import main
-
-main()
-"""
+from benchmarks.subjects import SUBJECTS
+from tests.benchmarks.conftest import NsqdThat
 
 
 @pytest.mark.parametrize(
@@ -36,11 +20,15 @@ main()
     ids=["early", "twice", "twice by a thread"],
 )
 def test_an_incorrect_nsqd_has_no_figures(
-    bodies: str, defer: str, load: tuple[str, ...], said: str, generator: Path, tmp_path: Path
+    bodies: str, defer: str, load: tuple[str, ...], said: str, generator: Path, nsqd_that: NsqdThat
 ) -> None:
-    program = tmp_path / "broken"
-    program.write_text(BROKEN.format(bodies=bodies, defer=defer))
-    broken = Server("broken", shlex.join([sys.executable, str(program)]), ours=True)
     scenario = Scenario("wrong", "", (*load, *load_of(warmup=0.05, most=200)), Kind.LATENCY)
     with pytest.raises(RunFailed, match=said):
-        measure(generator, SUBJECTS["nsqd"], broken, scenario, Effort(seconds=0.4, rounds=1, seed=1), 0)
+        measure(
+            generator,
+            SUBJECTS["nsqd"],
+            nsqd_that(bodies=bodies, defer=defer),
+            scenario,
+            Effort(seconds=0.4, rounds=1, seed=1),
+            0,
+        )

@@ -9,8 +9,9 @@ from benchmarks.measure import Effort, RunFailed, load, measure
 from benchmarks.nsqd_aims import AIMS
 from benchmarks.nsqd_scenarios import SCENARIOS
 from benchmarks.scenarios import Kind, Scenario, load_of
-from benchmarks.subjects import SUBJECTS, Server
-from nsq_conformance.daemon_process import DaemonProcess, installed
+from benchmarks.subjects import SUBJECTS
+from nsq_conformance.daemon_process import DaemonProcess
+from tests.benchmarks.conftest import OURS
 
 NSQD = SUBJECTS["nsqd"]
 # Of repeated flags, the last one counts.
@@ -51,8 +52,7 @@ def test_every_aim_has_its_scenario() -> None:
 
 def test_a_start_is_measured_with_the_data_of_a_stopped_nsqd(generator: Path) -> None:
     scenario = Scenario("start", "", load_of(fill="true", topics=5, most=500), Kind.START)
-    ours = Server("ours", installed("nsqd"), ours=True)
-    figures = measure(generator, NSQD, ours, scenario, Effort(seconds=0.1, rounds=1, seed=1), 0)
+    figures = measure(generator, NSQD, OURS, scenario, Effort(seconds=0.1, rounds=1, seed=1), 0)
     assert figures.messages == 500
     assert figures.server_cpu > 0
 
