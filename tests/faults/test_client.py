@@ -1,8 +1,11 @@
 """F9: our client while nsqd and consumers are killed, nsqlookupd is stopped, and networks are cut.
 
 A publish ends within its timeout, if necessary at another nsqd; no acknowledged message is lost; consumers reconnect.
+While nsq_to_file is killed and stopped, every finished message is in a readable file.
 """
 
+import gzip
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +17,7 @@ from random import Random
 import pytest
 
 from nsq_compat.client import Consumer, Message, Producer, PublishError
-from nsq_conformance.daemon_process import own_host
+from nsq_conformance.daemon_process import installed, own_host
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon, Directory, wait_for_more, wait_until
@@ -25,14 +28,13 @@ PATIENCE = 3.0
 
 
 class Publishing:
-    """A producer that publishes numbers until it is stopped, and records acknowledged ones."""
+    """A producer that publishes numbers to topic `t` until it is stopped, and records acknowledged ones."""
 
-    def __init__(self, addresses: list[str], topic: str) -> None:
+    def __init__(self, addresses: list[str]) -> None:
         self.acknowledged: set[bytes] = set()
         self.slowest = 0.0
         self.failures: list[PublishError] = []
         self._addresses = addresses
-        self._topic = topic
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._publish)
 
@@ -55,7 +57,7 @@ class Publishing:
                 number += 5
                 began = time.monotonic()
                 try:
-                    producer.publish_many(self._topic, bodies)
+                    producer.publish_many("t", bodies)
                     self.acknowledged.update(bodies)
                 except PublishError as error:
                     self.failures.append(error)
@@ -67,13 +69,9 @@ class Node:
 
     def __init__(self, start: StartDaemon, data_path: Path, *options: str) -> None:
         data_path.mkdir()
-        self.host = own_host()
-        self.address = f"{self.host}:4150"
+        self.address = f"{own_host()}:4150"
         self._start = lambda: start(f"--tcp-address={self.address}", *options, data_path=data_path)
         self.daemon: Daemon = self._start()
-
-    def kill(self) -> None:
-        self.daemon.kill()
 
     def restart(self) -> None:
         self.daemon = self._start()
@@ -100,11 +98,11 @@ def test_repeated_kills_of_nsqd_lose_no_acknowledged_message(pair: tuple[Node, N
         msg_timeout=1,
     )
     with consumer:
-        with Publishing(addresses, "t") as publishing:
+        with Publishing(addresses) as publishing:
             for _ in range(4):
                 node = random.choice(pair)
                 wait_for_more(publishing.count, 100)
-                node.kill()
+                node.daemon.kill()
                 # Meanwhile, the other nsqd gets all messages.
                 wait_for_more(publishing.count, 100)
                 node.restart()
@@ -137,7 +135,7 @@ def test_repeated_kills_of_a_consumer_lose_no_message(start: StartDaemon, tmp_pa
     def lines() -> int:
         return handled.read_bytes().count(b"\n")
 
-    with Publishing([daemon.tcp_address], "t") as publishing:
+    with Publishing([daemon.tcp_address]) as publishing:
         for _ in range(4):
             consumer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
             wait_for_more(lines, random.randrange(1, 200))
@@ -243,3 +241,62 @@ def test_the_next_consumer_gets_the_messages_of_a_vanished_one(start: StartDaemo
         assert taken[0].attempts == 2
     release.set()
     first.stop(1)
+
+
+# --- nsq_to_file ------------------------------------------------------------------------------------------------------
+
+ROUNDS = 5
+# Without the date, so that every run of the program finds the files of earlier runs.
+NAMES = ("--filename-format=<TOPIC><REV>", "--datetime-format=")
+
+
+def lines_in(path: Path) -> list[bytes]:
+    data = path.read_bytes()
+    return (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--rotate-size=5000",),
+        ("--gzip",),
+        ("--gzip", "--rotate-size=5000", "--work-dir={folder}/work", "--skip-empty-files"),
+    ],
+    ids=["plain", "rotated", "compressed", "moved"],
+)
+def test_every_finished_message_is_in_a_readable_file(
+    start: StartDaemon, tmp_path: Path, seed: int, flags: tuple[str, ...]
+):
+    random = Random(seed)
+    daemon = start("--msg-timeout=1s")
+    daemon.create_channel("t", "nsq_to_file")
+    output, work = tmp_path / "output", tmp_path / "work"
+    command = [
+        installed("nsq_to_file"),
+        "--topic=t",
+        f"--nsqd-tcp-address={daemon.tcp_address}",
+        f"--output-dir={output}",
+        f"--max-in-flight={random.randrange(1, 300)}",
+        *NAMES,
+        *(flag.format(folder=tmp_path) for flag in flags),
+    ]
+
+    def finished() -> int:
+        return publishing.count() - daemon.unfinished("t")["nsq_to_file"]
+
+    with Publishing([daemon.tcp_address]) as publishing:
+        for _ in range(ROUNDS):
+            process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            wait_for_more(finished, random.randrange(1, 500))
+            ending = random.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+            process.send_signal(ending)
+            assert process.wait(40) == (0 if ending == signal.SIGTERM else -signal.SIGKILL)
+    # The last run finds the files of the earlier ones and ends cleanly.
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    wait_until(lambda: daemon.unfinished("t") == {"nsq_to_file": 0}, 40)
+    process.terminate()
+    assert process.wait(40) == 0
+    written = [line for path in output.rglob("*") for line in lines_in(path)]
+    assert publishing.acknowledged <= set(written)
+    assert not [path for path in work.rglob("*") if path.is_file()]

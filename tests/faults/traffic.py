@@ -23,17 +23,22 @@ _WAIT = 0.05
 _CHECKPOINT_POLL_SECONDS = 0.005
 
 
-class Producer(threading.Thread):
-    """Publishes until it is stopped or nsqd is gone."""
-
-    def __init__(self, traffic: "Traffic", ledger: Ledger, daemon: Daemon, name: str, seed: int) -> None:
+class _Worker(threading.Thread):
+    def __init__(self, traffic: "Traffic", daemon: Daemon, ledger: Ledger) -> None:
         super().__init__(daemon=True)
         self._traffic = traffic
+        self._daemon = daemon
         self._ledger = ledger
         self._topic = ledger.topic.encode()
-        self._daemon = daemon
+        self._random = Random(traffic.random.getrandbits(32))
+
+
+class Producer(_Worker):
+    """Publishes until it is stopped or nsqd is gone."""
+
+    def __init__(self, traffic: "Traffic", daemon: Daemon, ledger: Ledger, name: str) -> None:
+        super().__init__(traffic, daemon, ledger)
         self._producer = name
-        self._random = Random(seed)
         self._count = 0
         self._ways = (self._publish, self._publish, self._publish_together, self._publish_deferred)
 
@@ -76,25 +81,19 @@ class Producer(threading.Thread):
         return [b"%s-%d %s" % (self._producer.encode(), self._count - each, b"x" * size) for each in range(count)]
 
 
-class Consumer(threading.Thread):
+class Consumer(_Worker):
     """Consumes a channel. A calm consumer only finishes; others also requeue, touch and let messages time out."""
 
-    def __init__(
-        self, traffic: "Traffic", ledger: Ledger, channel: ChannelLedger, daemon: Daemon, seed: int, calm: bool
-    ) -> None:
-        super().__init__(daemon=True)
-        self._traffic = traffic
-        self._ledger = ledger
+    def __init__(self, traffic: "Traffic", daemon: Daemon, ledger: Ledger, channel: ChannelLedger, calm: bool) -> None:
+        super().__init__(traffic, daemon, ledger)
         self._channel = channel
-        self._daemon = daemon
-        self._random = Random(seed)
         self._calm = calm
         self._unconfirmed: deque[dict[bytes, bytes]] = deque()
 
     def run(self) -> None:
         ready = 2000 if self._calm else self._random.choice((1, 20, 200))
         with suppress(*GONE), self._daemon.client(msg_timeout=MSG_TIMEOUT_MS, heartbeat_interval=5000) as client:
-            client.subscribes(self._ledger.topic.encode(), self._channel.name.encode(), ready)
+            client.subscribes(self._topic, self._channel.name.encode(), ready)
             while self._unconfirmed or not self._traffic.stopping.is_set():
                 self._consume(client)
 
@@ -121,15 +120,8 @@ class Consumer(threading.Thread):
                     finished.pop(message_id, None)
 
 
-class Operator(threading.Thread):
+class Operator(_Worker):
     """Pauses the topic and its channels for short times."""
-
-    def __init__(self, traffic: "Traffic", daemon: Daemon, ledger: Ledger, seed: int) -> None:
-        super().__init__(daemon=True)
-        self._traffic = traffic
-        self._daemon = daemon
-        self._ledger = ledger
-        self._random = Random(seed)
 
     def run(self) -> None:
         with suppress(OSError, HTTPException):  # nsqd is gone
@@ -205,7 +197,7 @@ class Traffic:
         self._round += 1
         self.stopping.clear()
         watches = {ledger: CheckpointWatch(daemon, ledger.topic) for ledger in self.ledgers}
-        operator = Operator(self, daemon, self.orders, self.random.getrandbits(32))
+        operator = Operator(self, daemon, self.orders)
         threads = [*self._producers(daemon), *self._consumers(daemon, 2), *watches.values(), operator]
         for thread in threads:
             thread.start()
@@ -263,11 +255,11 @@ class Traffic:
     def _producers(self, daemon: Daemon) -> Iterable[Producer]:
         for number, ledger in enumerate((self.orders, self.orders, self.bare)):
             name = f"{ledger.topic}{number}.{self._round}"
-            yield Producer(self, ledger, daemon, name, self.random.getrandbits(32))
+            yield Producer(self, daemon, ledger, name)
 
     def _consumers(self, daemon: Daemon, each: int, calm: bool = False) -> list[Consumer]:
         return [
-            Consumer(self, ledger, channel, daemon, self.random.getrandbits(32), calm)
+            Consumer(self, daemon, ledger, channel, calm)
             for ledger in self.ledgers
             for channel in ledger.channels.values()
             for _ in range(each)
