@@ -26,10 +26,11 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.timeout(600)
 def test_the_guard_passes_and_fails_if_every_publish_is_made_slower(
-    record: Path, nsqd_that: NsqdThat, capsys: pytest.CaptureFixture[str]
+    record: Path, nsqd_that: NsqdThat, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard.main(["--file", str(record)])
     assert "PUB, each awaits its OK" in capsys.readouterr().out
+    monkeypatch.setattr(guard, "LOADS", SOME[:1])
     with pytest.raises(SystemExit, match=r"PUB, each awaits its OK: \S+ loops per message, recorded"):
         guard.main(["--nsqd", nsqd_that(SLOWED).command, "--file", str(record)])
 

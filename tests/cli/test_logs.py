@@ -194,10 +194,13 @@ def test_one_line_is_printable_and_leaves_printable_text_alone(text):
 
 
 @given(st.text(st.characters(exclude_categories=())))
-def test_any_message_is_one_line(text):
-    handler = LineHandler("[t] ", os.open(os.devnull, os.O_WRONLY))
-    handler.close()
-    assert handler.line(0.0, INFO, text).splitlines() == [handler.line(0.0, INFO, text)[:-1]]
+def test_any_message_is_one_line_in_either_format(text):
+    plain, as_json = (make("[t] ", os.open(os.devnull, os.O_WRONLY)) for make in (LineHandler, JsonHandler))
+    for handler in (plain, as_json):
+        handler.close()
+        line = handler.line(1.5, INFO, text)
+        assert line.splitlines() == [line[:-1]]
+    assert json.loads(as_json.line(1.5, INFO, text))["message"] == text
 
 
 def test_logging_to_a_closed_descriptor_does_nothing_even_when_the_number_is_used_again(handler_on, tmp_path):
@@ -348,12 +351,3 @@ def test_the_fatal_line_has_the_form_that_was_configured(json_file, capfd):
     log_fatal("[nsqd] ", "no room")
     [line] = capfd.readouterr().err.splitlines()
     assert json.loads(line)["message"] == "no room"
-
-
-@given(st.text(st.characters(exclude_categories=())))
-def test_any_message_is_one_line_of_json(text):
-    handler = JsonHandler("[t] ", os.open(os.devnull, os.O_WRONLY))
-    handler.close()
-    line = handler.line(1.5, INFO, text)
-    assert line.splitlines() == [line[:-1]]
-    assert json.loads(line)["message"] == text

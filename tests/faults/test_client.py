@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from nsq_compat.client import Consumer, Message, Producer, PublishError
 from nsq_conformance.daemon_process import installed, own_host
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.faults.conftest import StartDaemon
-from tests.faults.daemon import Daemon, Directory, wait_for_more, wait_until
+from tests.faults.daemon import Daemon, wait_for_more, wait_until
 from tests.faults.network import Cable
 
 PATIENCE = 3.0
@@ -64,48 +65,35 @@ class Publishing:
                 self.slowest = max(self.slowest, time.monotonic() - began)
 
 
-class Node:
-    """An nsqd that restarts on the same address."""
-
-    def __init__(self, start: StartDaemon, data_path: Path, *options: str) -> None:
-        data_path.mkdir()
-        self.address = f"{own_host()}:4150"
-        self._start = lambda: start(f"--tcp-address={self.address}", *options, data_path=data_path)
-        self.daemon: Daemon = self._start()
-
-    def restart(self) -> None:
-        self.daemon = self._start()
+def consuming(handle: Callable[[Message], object], addresses: list[str], **options: Any) -> Consumer:
+    quickly: dict[str, Any] = {"reconnect_delay": 0.1, "max_reconnect_delay": 0.2, "msg_timeout": 1}
+    return Consumer("t", "c", handle, nsqd_tcp_addresses=addresses, **(quickly | options))
 
 
 @pytest.fixture
-def pair(start: StartDaemon, tmp_path: Path) -> tuple[Node, Node]:
-    return Node(start, tmp_path / "one"), Node(start, tmp_path / "two")
+def pair(start: StartDaemon, tmp_path: Path) -> list[Daemon]:
+    """Two nsqds on their own addresses, so that their ports stay free for a restart."""
+    both: list[Daemon] = []
+    for host in (own_host(), own_host()):
+        (tmp_path / host).mkdir()
+        both.append(start(f"--tcp-address={host}:0", f"--http-address={host}:0", data_path=tmp_path / host))
+    return both
 
 
-def test_repeated_kills_of_nsqd_lose_no_acknowledged_message(pair: tuple[Node, Node], seed: int):
+def test_repeated_kills_of_nsqd_lose_no_acknowledged_message(pair: list[Daemon], seed: int):
     random, seen = Random(seed), set[bytes]()
-    addresses = [node.address for node in pair]
+    addresses = [node.tcp_address for node in pair]
     for node in pair:
-        node.daemon.create_channel("t", "c")
-    consumer = Consumer(
-        "t",
-        "c",
-        lambda message: seen.add(message.body),
-        nsqd_tcp_addresses=addresses,
-        max_in_flight=50,
-        reconnect_delay=0.1,
-        max_reconnect_delay=0.2,
-        msg_timeout=1,
-    )
-    with consumer:
+        node.create_channel("t", "c")
+    with consuming(lambda message: seen.add(message.body), addresses, max_in_flight=50) as consumer:
         with Publishing(addresses) as publishing:
             for _ in range(4):
                 node = random.choice(pair)
                 wait_for_more(publishing.count, 100)
-                node.daemon.kill()
+                node.kill()
                 # Meanwhile, the other nsqd gets all messages.
                 wait_for_more(publishing.count, 100)
-                node.restart()
+                node.start()
         wait_until(lambda: publishing.acknowledged <= seen, 40)
         wait_until(lambda: len(consumer.connections) == 2, 40)
     print(f"{len(publishing.acknowledged)} acknowledged, {len(publishing.failures)} failures")
@@ -149,9 +137,7 @@ def test_repeated_kills_of_a_consumer_lose_no_message(start: StartDaemon, tmp_pa
     assert publishing.acknowledged <= set(handled.read_bytes().split(b"\n"))
 
 
-def test_consumers_survive_a_kill_of_nsqlookupd_and_find_new_nsqd_after_its_restart(
-    start: StartDaemon, tmp_path: Path, directories: list[Directory]
-):
+def test_consumers_survive_a_kill_of_nsqlookupd_and_find_new_nsqd_after_its_restart(start, tmp_path, directories):
     directory, _ = directories
     options = (directory.flag, "--broadcast-address=127.0.0.1")
     first, seen = start(*options), set[bytes]()
@@ -187,25 +173,14 @@ def far_nsqd(tmp_path: Path, cable: Cable) -> Iterator[tuple[str, Callable[[], N
         yield f"{cable.far}:4150", cable.cut
 
 
-def test_a_publish_into_a_cut_network_fails_in_time_and_goes_elsewhere(
-    start: StartDaemon, far_nsqd: tuple[str, Callable[[], None]]
-):
+def test_a_publish_into_a_cut_network_fails_in_time_and_goes_elsewhere(start, far_nsqd):
     address, cut = far_nsqd
     daemon, seen = start(), list[str]()
-    consumer = Consumer(
-        "t",
-        "c",
-        lambda message: seen.append(message.nsqd),
-        nsqd_tcp_addresses=[address, daemon.tcp_address],
-        max_in_flight=10,
-        heartbeat_interval=1,
-        timeout=1,
-        reconnect_delay=0.1,
-        max_reconnect_delay=0.1,
-    )
-    with consumer, Producer([address, daemon.tcp_address], timeout=PATIENCE, publish_timeout=PATIENCE) as producer:
+    both = [address, daemon.tcp_address]
+    consumer = consuming(lambda message: seen.append(message.nsqd), both, heartbeat_interval=1, timeout=1)
+    with consumer, Producer(both, timeout=PATIENCE, publish_timeout=PATIENCE) as producer:
         wait_until(lambda: len(consumer.connections) == 2, 40)
-        wait_until(lambda: publish_to_all(producer) == {address, daemon.tcp_address}, 40)
+        wait_until(lambda: publish_to_all(producer) == set(both), 40)
         cut()
         published = [producer.publish("t", b"into the cable") for _ in range(3)]
         assert {node for each in published for node in each.nodes} == {daemon.tcp_address}
@@ -232,11 +207,11 @@ def test_the_next_consumer_gets_the_messages_of_a_vanished_one(start: StartDaemo
 
     with Producer(daemon.tcp_address) as producer:
         producer.publish("t", b"body")
-    first = Consumer("t", "c", hold, nsqd_tcp_addresses=daemon.tcp_address, msg_timeout=1).start()
+    first = consuming(hold, [daemon.tcp_address]).start()
     held.wait()
     for connection in first.connections:
         connection.close()
-    with Consumer("t", "c", taken.append, nsqd_tcp_addresses=daemon.tcp_address, msg_timeout=1):
+    with consuming(taken.append, [daemon.tcp_address]):
         wait_until(lambda: len(taken) == 1, 40)
         assert taken[0].attempts == 2
     release.set()
@@ -265,11 +240,9 @@ def lines_in(path: Path) -> list[bytes]:
     ],
     ids=["plain", "rotated", "compressed", "moved"],
 )
-def test_every_finished_message_is_in_a_readable_file(
-    start: StartDaemon, tmp_path: Path, seed: int, flags: tuple[str, ...]
-):
+def test_every_finished_message_is_in_a_readable_file(start, tmp_path, seed, flags):
     random = Random(seed)
-    daemon = start("--msg-timeout=1s")
+    daemon: Daemon = start("--msg-timeout=1s")
     daemon.create_channel("t", "nsq_to_file")
     output, work = tmp_path / "output", tmp_path / "work"
     command = [

@@ -89,9 +89,7 @@ def test_an_incomplete_publish_has_no_effect(daemon: Daemon, cable: Cable):
         ("nsq_pull", "/get?wait=60", ["--topic=t", "--channel=c"]),
     ],
 )
-def test_messages_that_have_not_reached_an_http_client_are_requeued(
-    daemon: Daemon, cable: Cable, program, target, flags
-):
+def test_messages_that_have_not_reached_an_http_client_are_requeued(daemon, cable, program, target, flags):
     options = [f"--nsqd-tcp-address={daemon.tcp_address}", f"--http-address={cable.near}:0", "--client-timeout=1s"]
     with HttpConsumerProcess(installed(program), options=[*options, *flags]) as consumer:
         near, _, port = consumer.http_address.rpartition(":")

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 from urllib.request import urlopen
 
@@ -18,9 +17,7 @@ import pytest
 from nsq_conformance.nsqlookupd_process import installed_nsqlookupd
 from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon, Directory, wait_until
-from tests.faults.ledger import ChannelLedger
-from tests.faults.network import Cable
-from tests.faults.traffic import Traffic
+from tests.faults.traffic import ChannelLedger, Traffic
 from tests.v2_client import sized
 
 WITHIN = 40.0
@@ -43,9 +40,7 @@ def registered_again(directory: Directory, topics: set[str]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_restarted_nsqlookupd_knows_all_registrations_within_seconds(
-    start: StartDaemon, directories: list[Directory], number: int
-):
+def test_a_restarted_nsqlookupd_knows_all_registrations_within_seconds(start, directories, number):
     ended, other = directories
     daemon = started(start, directories)
     with daemon.client() as consumer, daemon.client() as producer:
@@ -78,9 +73,7 @@ def test_a_hanging_nsqlookupd_delays_neither_the_other_nor_publishers(start: Sta
     registered_again(hung, {"before", *names})
 
 
-def test_a_message_published_during_the_lookup_of_channels_reaches_them_after_a_kill(
-    start: StartDaemon, directories: list[Directory]
-):
+def test_a_message_published_during_the_lookup_of_channels_reaches_them_after_a_kill(start, directories):
     asked, _ = directories
     daemon = started(start, directories, "--http-client-request-timeout=300s")
     asked.create_channel("new", "elsewhere")
@@ -95,9 +88,7 @@ def test_a_message_published_during_the_lookup_of_channels_reaches_them_after_a_
     assert set(daemon.consumes(2, b"new", b"elsewhere")) == {b"acknowledged", b"and deferred"}
 
 
-def test_repeated_kills_during_lookups_of_channels_lose_no_message(
-    start: StartDaemon, directories: list[Directory], seed: int, tmp_path: Path
-):
+def test_repeated_kills_during_lookups_of_channels_lose_no_message(start, directories, seed, tmp_path):
     hung, _ = directories
     traffic = Traffic(seed, tmp_path)
     for each in directories:
@@ -108,7 +99,7 @@ def test_repeated_kills_during_lookups_of_channels_lose_no_message(
         memory = traffic.random.choice((0, 20, 10_000))
         flags = [each.flag for each in directories]
         patience = "--http-client-request-timeout=300s"
-        daemon = start(BROADCAST, *flags, patience, f"--durability={level}", f"--mem-queue-size={memory}")
+        daemon: Daemon = start(BROADCAST, *flags, patience, f"--durability={level}", f"--mem-queue-size={memory}")
         if not traffic.orders.channels:
             wait_until(lambda: daemon.log.count("peer info") == 2, WITHIN)
             hung.hang()
@@ -226,9 +217,7 @@ def topics_at(host: str) -> set[str]:
     return set()
 
 
-def test_registrations_are_complete_soon_after_a_network_cut(
-    start: StartDaemon, directories: list[Directory], cable: Cable
-):
+def test_registrations_are_complete_soon_after_a_network_cut(start, directories, cable):
     near, _ = directories
     addresses = (f"--tcp-address={cable.far}:4160", f"--http-address={cable.far}:4161")
     with cable.run(installed_nsqlookupd(), "--log-level=fatal", f"--broadcast-address={cable.far}", *addresses):
