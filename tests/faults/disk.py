@@ -36,6 +36,19 @@ class Inode:
         self.pending.append(size)
         _resize(self.now, size)
 
+    def sync(self, failing: bool) -> None:
+        """Make the writes since the last sync durable. If that fails, the next sync says nothing of them."""
+        pending, self.pending = self.pending, []
+        if failing:
+            raise OSError(errno.EIO, "the disk is broken")
+        content = bytearray(self.durable)
+        for change in pending:
+            if isinstance(change, int):
+                _resize(content, change)
+            else:
+                _write(content, *change)
+        self.durable = bytes(content)
+
     def after_power_cut(self, random: Random) -> bytes:
         """One of the contents there may be."""
         content = bytearray(self.durable)
@@ -53,16 +66,6 @@ class Inode:
                 if alike or number < upto:
                     _write(content, begin, piece)
         return bytes(content)
-
-
-def _apply(content: bytes, changes: Sequence[tuple[int, bytes] | int]) -> bytes:
-    changed = bytearray(content)
-    for change in changes:
-        if isinstance(change, int):
-            _resize(changed, change)
-        else:
-            _write(changed, *change)
-    return bytes(changed)
 
 
 def _write(content: bytearray, offset: int, data: bytes) -> None:
@@ -160,15 +163,13 @@ class SimulatedDisk:
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
         self._next_fd += 1
-        if path == os.devnull:
-            self.open_files[self._next_fd] = Inode()
-        elif flags & os.O_DIRECTORY:
-            self.open_files[self._next_fd] = self._folder(path)
-        else:
-            self.open_files[self._next_fd] = self._open_file(path, flags)
+        opened = self._folder(path) if flags & os.O_DIRECTORY else self._open_file(path, flags)
+        self.open_files[self._next_fd] = opened
         return self._next_fd
 
     def _open_file(self, path: str, flags: int) -> Inode:
+        if path == os.devnull:
+            return Inode()
         folder, name = self._place(path)
         inode = folder.now.get(name)
         if inode is None:
@@ -201,12 +202,9 @@ class SimulatedDisk:
         self._file(fd).resize(size)
 
     def fdatasync(self, fd: int) -> None:
-        inode = self._file(fd)
-        pending, inode.pending = inode.pending, []
-        if self.failing_syncs:
-            self.failing_syncs -= 1
-            raise OSError(errno.EIO, "the disk is broken")
-        inode.durable = _apply(inode.durable, pending)
+        failing = self.failing_syncs > 0
+        self.failing_syncs -= failing
+        self._file(fd).sync(failing)
 
     def fsync(self, fd: int) -> None:
         opened = self.open_files[fd]

@@ -318,12 +318,6 @@ def test_files_that_are_missing_are_counted_at_the_start_which_asks_for_a_new_ch
     assert counted > 0
 
 
-def test_a_file_that_is_shorter_than_it_was_is_counted_at_the_start(topic):
-    for path, content in files_of(topic):
-        for size in [*range(0, len(content), 37), len(content) - 1]:
-            topic.is_counted_at_the_start(path, content[:size])
-
-
 def test_a_file_behind_a_released_one_is_missed_as_well():
     topic = acknowledged(False, 60, 700)
     sizes = [len(content) for _, content in files_of(topic)]
