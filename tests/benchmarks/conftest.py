@@ -1,5 +1,7 @@
-"""Fixtures: the load generator, built once, and one nsqd for all scenarios with the same options."""
+"""Fixtures: the load generator, built once, one nsqd for all scenarios with the same options, and incorrect ones."""
 
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +14,36 @@ from benchmarks.subjects import SUBJECTS, Server
 from nsq_conformance.daemon_process import DaemonProcess, installed
 
 OURS = Server("ours", installed("nsqd"), ours=True)
+
+PATCHED = """
+import time
+
+from nsq_compat.nsqd.main import main
+from nsq_compat.queue.topic import Topic
+
+publish = Topic.publish
+
+def patched(self, bodies, now, now_ns, defer=0.0):
+    {before}
+    return publish(self, {bodies}, now, now_ns, {defer})
+
+Topic.publish = patched
+main()
+"""
+
+NsqdThat = Callable[..., Server]
+
+
+@pytest.fixture
+def nsqd_that(tmp_path: Path) -> NsqdThat:
+    """An nsqd with another `Topic.publish`: what it does first, and the bodies and the delay that it publishes."""
+
+    def patched(before: str = "pass", bodies: str = "bodies", defer: str = "defer") -> Server:
+        program = tmp_path / "patched"
+        program.write_text(PATCHED.format(before=before, bodies=bodies, defer=defer))
+        return Server("patched", shlex.join([sys.executable, str(program)]), ours=True)
+
+    return patched
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """The quiet client beside abuse: every kind of abuse runs, and an incorrect run has no figures."""
 
-import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,54 +10,15 @@ from benchmarks.bystander_scenarios import BYSTANDER_SCENARIOS
 from benchmarks.floors import AIM, FLOOR, SHORT, long_rows, standings
 from benchmarks.measure import Effort, Figures, Rounds, RunFailed, load, measure
 from benchmarks.scenarios import Aim, Kind, Scenario, load_of
-from benchmarks.subjects import SUBJECTS, Server
+from benchmarks.subjects import SUBJECTS
 from nsq_conformance.daemon_process import DaemonProcess
+from tests.benchmarks.conftest import NsqdThat
 
 BYSTANDER = SUBJECTS["bystander"]
 # Of repeated flags, the last one counts.
 BRIEF = load_of(count=400, within="500ms", pause="0s", seconds=0.2)
 
-BUSY_TOPIC = """
-import time
-
-from nsq_compat.queue.topic import Topic
-
-publish = Topic.publish
-
-def publish_slowly(self, bodies, now, now_ns, defer=0.0):
-    if str(self.name) == "abuse":
-        end = time.monotonic() + 0.2
-        while time.monotonic() < end:
-            pass
-    return publish(self, bodies, now, now_ns, defer)
-
-Topic.publish = publish_slowly
-
-from nsq_compat.nsqd.main import main
-
-main()
-"""
-
-REFUSED_PUBLISHES = """
-from nsq_compat.queue.topic import Topic
-
-publish = Topic.publish
-
-def publish_less(self, bodies, now, now_ns, defer=0.0):
-    return publish(self, bodies[:1], now, now_ns, defer)
-
-Topic.publish = publish_less
-
-from nsq_compat.nsqd.main import main
-
-main()
-"""
-
-
-def patched_nsqd(tmp_path: Path, text: str) -> Server:
-    program = tmp_path / "patched"
-    program.write_text(text)
-    return Server("patched", shlex.join([sys.executable, str(program)]), ours=True)
+HOLD = 'end = time.monotonic() + 0.2 * (str(self.name) == "abuse")\n    while time.monotonic() < end: pass'
 
 
 @pytest.mark.parametrize("scenario", BYSTANDER_SCENARIOS, ids=lambda scenario: scenario.name)
@@ -81,18 +40,17 @@ def test_all_deferred_messages_count_as_the_abuse(
     assert figures.abuses == 400
 
 
-def test_a_blocked_event_loop_shows_in_the_latency_of_the_quiet_client(generator: Path, tmp_path: Path) -> None:
+def test_a_blocked_event_loop_shows_in_the_latency_of_the_quiet_client(generator: Path, nsqd_that: NsqdThat) -> None:
     scenario = Scenario("busy", "", (*load_of(abuse="mpub"), *BRIEF), Kind.BYSTANDER)
-    held = patched_nsqd(tmp_path, BUSY_TOPIC)
-    figures = measure(generator, BYSTANDER, held, scenario, Effort(seconds=0.2, rounds=1, seed=1), 0)
+    figures = measure(generator, BYSTANDER, nsqd_that(HOLD), scenario, Effort(seconds=0.2, rounds=1, seed=1), 0)
     assert figures.longest_ms > 150
     # Messages due meanwhile were sent and waited too: more than one in a hundred.
     assert figures.p99 > 100_000
 
 
-def test_refused_abuse_has_no_figures(generator: Path, tmp_path: Path) -> None:
+def test_refused_abuse_has_no_figures(generator: Path, nsqd_that: NsqdThat) -> None:
     scenario = Scenario("wrong", "", (*load_of(abuse="mpub"), *BRIEF), Kind.BYSTANDER)
-    broken = patched_nsqd(tmp_path, REFUSED_PUBLISHES)
+    broken = nsqd_that(bodies="bodies[:1]")
     with pytest.raises(RunFailed, match="wrong: mpub: .* messages were answered, the server says"):
         measure(generator, BYSTANDER, broken, scenario, Effort(seconds=0.2, rounds=1, seed=1), 0)
 

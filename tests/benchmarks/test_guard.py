@@ -1,34 +1,19 @@
 """The guard fails if the message path is made slower on purpose, and passes otherwise."""
 
 import json
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import guard
 from benchmarks.path_loads import LOADS
+from tests.benchmarks.conftest import NsqdThat
 
 # Counting in valgrind takes seconds per load: two loads are enough here.
 SOME = tuple(load for load in LOADS if load.name in {"PUB, each awaits its OK", "MPUB of 200, delivered at RDY 1, FIN"})
 
 # Makes each publish about a third more expensive.
-SLOWED = """
-from nsq_compat.queue.topic import Topic
-
-publish = Topic.publish
-
-def publish_slowly(self, *arguments, **named):
-    sum(range(1500))
-    return publish(self, *arguments, **named)
-
-Topic.publish = publish_slowly
-
-from nsq_compat.nsqd.main import main
-
-main()
-"""
+SLOWED = "sum(range(1500))"
 
 
 @pytest.fixture
@@ -41,27 +26,23 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.timeout(600)
 def test_the_guard_passes_and_fails_if_every_publish_is_made_slower(
-    record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    record: Path, nsqd_that: NsqdThat, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard.main(["--file", str(record)])
     assert "PUB, each awaits its OK" in capsys.readouterr().out
-    program = tmp_path / "slowed"
-    program.write_text(SLOWED)
+    monkeypatch.setattr(guard, "LOADS", SOME[:1])
     with pytest.raises(SystemExit, match=r"PUB, each awaits its OK: \S+ loops per message, recorded"):
-        guard.main(["--nsqd", shlex.join([sys.executable, str(program)]), "--file", str(record)])
+        guard.main(["--nsqd", nsqd_that(SLOWED).command, "--file", str(record)])
 
 
 def cost(loops: float, system_calls: float = 5.0) -> dict[str, float]:
     return {"loops": loops, "system_calls": system_calls}
 
 
-def test_a_cost_has_grown_above_fifteen_percent() -> None:
+def test_loops_and_system_calls_have_grown_above_fifteen_percent() -> None:
     assert guard.grown({"PUB": cost(1.0)}, {"PUB": cost(1.14)}) == []
     (sentence,) = guard.grown({"PUB": cost(1.0)}, {"PUB": cost(1.16)})
     assert sentence == "PUB: 1.16 loops per message, recorded 1: 1.16 times"
-
-
-def test_system_calls_are_a_cost_too() -> None:
     (sentence,) = guard.grown({"PUB": cost(1.0, 5)}, {"PUB": cost(1.0, 6)})
     assert "6 system calls per message, recorded 5" in sentence
 

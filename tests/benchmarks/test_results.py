@@ -1,5 +1,7 @@
-"""Results: ratios, limits, floors and aims, and the journal of runs."""
+"""Results: ratios, limits, floors and aims, the journal of runs, and CPU time of process trees."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from benchmarks.compare import split_by_descriptors
 from benchmarks.floors import BEGIN, END, headline_rows, long_rows, put_between_marks, short_rows, standings, words_of
 from benchmarks.journal import Journal
 from benchmarks.measure import Effort, Figures, Rounds, RunFailed
+from benchmarks.process_tree import ENDED, cpu_by_program
 from benchmarks.results import Circumstances, render, standings_of
 from benchmarks.scenarios import Aim, Kind, Scenario
 from benchmarks.subjects import SUBJECTS, Server
@@ -182,3 +185,24 @@ def test_a_scenario_that_needs_too_many_descriptors_is_left_out_with_a_reason() 
     fit, left_out = split_by_descriptors([few, many])
     assert fit == [few]
     assert "1,000,000,000,000 connections" in left_out[many]
+
+
+CHILD = "import time\nwhile time.process_time() < 0.5: pass"
+PARENT = f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {CHILD!r}], check=True)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ended_processes_are_counted_apart_from_their_parent():
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        spent = cpu_by_program(process.pid)
+        process.communicate()
+    ended = spent.pop(ENDED)
+    (own,) = spent.values()
+    assert ended > 0.45
+    assert own < ended

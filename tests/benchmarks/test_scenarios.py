@@ -1,4 +1,6 @@
-"""Every scenario runs: the generator accepts its flags, and our nsqd handles all messages correctly."""
+"""Every scenario runs: the generator accepts its flags, and our nsqd handles all messages correctly. An incorrect nsqd
+has no figures.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +11,9 @@ from benchmarks.measure import Effort, RunFailed, load, measure
 from benchmarks.nsqd_aims import AIMS
 from benchmarks.nsqd_scenarios import SCENARIOS
 from benchmarks.scenarios import Kind, Scenario, load_of
-from benchmarks.subjects import SUBJECTS, Server
-from nsq_conformance.daemon_process import DaemonProcess, installed
+from benchmarks.subjects import SUBJECTS
+from nsq_conformance.daemon_process import DaemonProcess
+from tests.benchmarks.conftest import OURS, NsqdThat
 
 NSQD = SUBJECTS["nsqd"]
 # Of repeated flags, the last one counts.
@@ -51,8 +54,7 @@ def test_every_aim_has_its_scenario() -> None:
 
 def test_a_start_is_measured_with_the_data_of_a_stopped_nsqd(generator: Path) -> None:
     scenario = Scenario("start", "", load_of(fill="true", topics=5, most=500), Kind.START)
-    ours = Server("ours", installed("nsqd"), ours=True)
-    figures = measure(generator, NSQD, ours, scenario, Effort(seconds=0.1, rounds=1, seed=1), 0)
+    figures = measure(generator, NSQD, OURS, scenario, Effort(seconds=0.1, rounds=1, seed=1), 0)
     assert figures.messages == 500
     assert figures.server_cpu > 0
 
@@ -60,3 +62,27 @@ def test_a_start_is_measured_with_the_data_of_a_stopped_nsqd(generator: Path) ->
 def test_an_unknown_load_is_refused(generator: Path, nsqd_for: Callable[[Scenario], DaemonProcess]) -> None:
     with pytest.raises(RunFailed, match="dpub or -requeue goes with -rate"):
         load(generator, NSQD, nsqd_for(SCENARIOS[0]), load_of(publish="dpub"), "wrong")
+
+
+@pytest.mark.parametrize(
+    ("bodies", "defer", "load", "said"),
+    [
+        ("bodies", "defer / 2", load_of(publish="dpub", rate=500, consumers=1, rdy=2500), "before its time"),
+        ("[*bodies, bodies[0]]", "defer", load_of(publish="pub", consumers=1, rdy=100), "came twice"),
+        ("[*bodies, bodies[0]]", "defer", load_of(publish="pub", thread="true"), "the server says"),
+    ],
+    ids=["early", "twice", "twice by a thread"],
+)
+def test_an_incorrect_nsqd_has_no_figures(
+    bodies: str, defer: str, load: tuple[str, ...], said: str, generator: Path, nsqd_that: NsqdThat
+) -> None:
+    scenario = Scenario("wrong", "", (*load, *load_of(warmup=0.05, most=200)), Kind.LATENCY)
+    with pytest.raises(RunFailed, match=said):
+        measure(
+            generator,
+            SUBJECTS["nsqd"],
+            nsqd_that(bodies=bodies, defer=defer),
+            scenario,
+            Effort(seconds=0.4, rounds=1, seed=1),
+            0,
+        )

@@ -22,6 +22,13 @@ def read(*words):
     return read_options("prog", Options, words, "prog v1")
 
 
+def status_of(call, *arguments):
+    """The status with which it ends the program."""
+    with pytest.raises(SystemExit) as caught:
+        call(*arguments)
+    return caught.value.code
+
+
 @pytest.fixture
 def config_file(tmp_path):
     path = tmp_path / "prog.cfg"
@@ -38,16 +45,12 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(config_file):
 
 
 def test_version_is_printed_on_stdout_and_wins_over_a_wrong_config_file(capfd):
-    with pytest.raises(SystemExit) as caught:
-        read("-version", "-config=/nowhere/at/all")
-    assert caught.value.code == 0
+    assert status_of(read, "-version", "-config=/nowhere/at/all") == 0
     assert capfd.readouterr() == ("prog v1\n", "")
 
 
 def test_version_does_not_win_over_a_wrong_flag(capfd):
-    with pytest.raises(SystemExit) as caught:
-        read("-version", "-bogus")
-    assert caught.value.code == 2
+    assert status_of(read, "-version", "-bogus") == 2
     assert capfd.readouterr().err.startswith("flag provided but not defined: -bogus\nUsage of prog:\n")
 
 
@@ -56,24 +59,18 @@ def test_a_later_flag_overrides_version():
 
 
 def test_a_wrong_config_file_is_a_fatal_line_with_the_default_prefix(capfd, tmp_path):
-    with pytest.raises(SystemExit) as caught:
-        read(f"-config={tmp_path}/none")
-    assert caught.value.code == 1
+    assert status_of(read, f"-config={tmp_path}/none") == 1
     reason = f"failed to load config file {tmp_path}/none - open {tmp_path}/none: no such file or directory"
     assert re.fullmatch(FATAL_LINE + re.escape(reason) + "\n", capfd.readouterr().err)
 
 
 def test_a_successful_check_is_reported_on_stdout(capfd):
-    with pytest.raises(SystemExit) as caught:
-        exit_checked("prog")
-    assert caught.value.code == 0
+    assert status_of(exit_checked, "prog") == 0
     assert capfd.readouterr() == ("prog: configuration OK\n", "")
 
 
 def test_a_fatal_line_is_one_line(capfd):
-    with pytest.raises(SystemExit) as caught:
-        exit_fatal("prog", "bad\n[prog] news")
-    assert caught.value.code == 1
+    assert status_of(exit_fatal, "prog", "bad\n[prog] news") == 1
     assert re.fullmatch(FATAL_LINE + r"bad\\n\[prog\] news\n", capfd.readouterr().err)
 
 
@@ -118,16 +115,10 @@ def test_a_byte_order_mark_and_windows_line_ends_are_accepted(write_config):
     assert load_config(write_config(b"\xef\xbb\xbfid = 5\r\nfast = true\r\n")) == {"id": 5, "fast": True}
 
 
-def test_a_missing_file_is_reported_in_go_s_words(tmp_path):
-    path = f"{tmp_path}/nsqd.cfg"
-    assert reason_of(load_config, path) == f"failed to load config file {path} - open {path}: no such file or directory"
-
-
-def test_a_folder_is_reported_in_go_s_words(tmp_path):
-    assert (
-        reason_of(load_config, str(tmp_path))
-        == f"failed to load config file {tmp_path} - read {tmp_path}: is a directory"
-    )
+def test_a_missing_file_and_a_folder_are_reported_in_go_s_words(tmp_path):
+    for path, reason in ((tmp_path / "nsqd.cfg", "no such file or directory"), (tmp_path, "is a directory")):
+        call = "read" if path == tmp_path else "open"
+        assert reason_of(load_config, str(path)) == f"failed to load config file {path} - {call} {path}: {reason}"
 
 
 @pytest.mark.parametrize(
@@ -144,12 +135,9 @@ def test_deep_nesting_is_refused_like_any_other_error(write_config):
 
 
 def test_the_file_sets_options_that_the_command_line_does_not():
-    content = {"id": 5, "fast": False, "log_level": "debug"}
-    assert merge_config(TABLE, {"id": 7}, "f", content) == {"id": 7, "fast": False, "log_level": 1}
-
-
-def test_a_list_on_the_command_line_replaces_that_of_the_file():
-    assert merge_config(TABLE, {"peers": ("x",)}, "f", {"peers": ["a", "b"]}) == {"peers": ("x",)}
+    content = {"id": 5, "fast": False, "log_level": "debug", "peers": ["a", "b"]}
+    given = {"id": 7, "peers": ("x",)}
+    assert merge_config(TABLE, given, "f", content) == {**given, "fast": False, "log_level": 1}
 
 
 @pytest.mark.parametrize("key", ["version", "node_id", "node-id", "ID", "peer", "bogus", "section"])

@@ -27,15 +27,22 @@ class Setup:
 
 _ASK: Final = "curl --silent --show-error --fail"
 
-GO_DATA_PATH: Final = f"""
+_CALLS: Final = f"""
+calls() {{
+    for call in "${{@:2}}"; do
+        {_ASK} --retry 100 --retry-connrefused --retry-delay 1 -X POST "http://$1/$call"
+    done
+}}
+"""
+"""`calls ADDRESS CALL...` sends POST requests, as soon as a daemon listens there."""
+
+GO_DATA_PATH: Final = f"""{_CALLS}
 go=/var/lib/nsqd
 mkdir -p $go
 "$PROGRAMS/nsqd" --data-path=$go 2>/dev/null &
 made=$!
-for call in topic/create?topic=orders 'channel/create?topic=orders&channel=archive' \
-            'channel/create?topic=orders&channel=audit' 'channel/pause?topic=orders&channel=archive'; do
-    {_ASK} --retry 100 --retry-connrefused --retry-delay 1 -X POST "http://127.0.0.1:4151/$call"
-done
+calls 127.0.0.1:4151 topic/create?topic=orders 'channel/create?topic=orders&channel=archive' \
+    'channel/create?topic=orders&channel=audit' 'channel/pause?topic=orders&channel=archive'
 printf 'order 1\norder 2\norder 3' | {_ASK} --data-binary @- 'http://127.0.0.1:4151/mpub?topic=orders'
 kill $made
 wait $made
@@ -44,14 +51,12 @@ rm -r $go/nsq_compat*
 """
 """A data path as Go's nsqd leaves it."""
 
-CLUSTER: Final = f"""
+CLUSTER: Final = f"""{_CALLS}
 nsqlookupd 2>/dev/null &
 mkdir data
 nsqd --data-path=data --lookupd-tcp-address=127.0.0.1:4160 --broadcast-address=127.0.0.1 2>/dev/null &
 make_channels() {{
-    for call in "topic/create?topic=$1" $(printf "channel/create?topic=$1&channel=%s\n" "${{@:2}}"); do
-        {_ASK} --retry 100 --retry-connrefused --retry-delay 1 -X POST "http://127.0.0.1:4151/$call"
-    done
+    calls 127.0.0.1:4151 "topic/create?topic=$1" $(printf "channel/create?topic=$1&channel=%s\n" "${{@:2}}")
     seq 1 20 | {_ASK} --data-binary @- "http://127.0.0.1:4151/mpub?topic=$1"
 }}
 """
@@ -108,7 +113,7 @@ END""",
     ),
     "contrib/README.md": Setup(in_checkout=True, installs=True),
     "docs/runbook.md": Setup(
-        f"""
+        f"""{_CALLS}
 nsqlookupd 2>/dev/null &
 for node in 1 2; do
     mkdir -p /var/lib/nsqd-$node
@@ -119,10 +124,8 @@ done
 lost=$!
 ln -s /var/lib/nsqd-1 /var/lib/nsqd
 for node in 1 2; do
-    for call in topic/create?topic=orders 'channel/create?topic=orders&channel=archive' \
-                'channel/create?topic=orders&channel=audit' 'channel/pause?topic=orders&channel=audit'; do
-        {_ASK} --retry 100 --retry-connrefused --retry-delay 1 -X POST "http://nsqd-$node:4151/$call"
-    done
+    calls nsqd-$node:4151 topic/create?topic=orders 'channel/create?topic=orders&channel=archive' \
+        'channel/create?topic=orders&channel=audit' 'channel/pause?topic=orders&channel=audit'
     printf 'order 1\norder 2\norder 3' | {_ASK} --data-binary @- "http://nsqd-$node:4151/mpub?topic=orders"
 done
 cat >slow.py <<'END'

@@ -1,4 +1,6 @@
-"""docs/architecture.md agrees with the code: its hot list is up to date, and the files and names it mentions exist."""
+"""Two pages agree with the code. docs/architecture.md: its hot list is up to date, and the files and names it mentions
+exist. docs/guarantees.md: it names all fault tests, and only existing ones.
+"""
 
 import re
 import shutil
@@ -9,6 +11,7 @@ from pathlib import Path
 from tests.docs.sandbox import ROOT
 
 PAGE = ROOT / "docs" / "architecture.md"
+GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text("utf-8")
 BEGIN, END = "<!-- Written by scripts/hot-list. -->", "<!-- The end"
 SOURCES = [*(ROOT / "nsq_compat").rglob("*.py"), *(ROOT / "spark" / "pyspark_nsq").glob("*.py")]
 
@@ -47,3 +50,21 @@ def test_every_function_and_class_that_the_page_places_in_a_file_is_there():
                 missing.append((file, name))
     assert len(rows) > 10
     assert missing == []
+
+
+# --- docs/guarantees.md -----------------------------------------------------------------------------------------------
+
+
+def test_every_fault_test_is_named():
+    written = {path.name for path in (ROOT / "tests" / "faults").glob("test_*.py")}
+    assert written - set(re.findall(r"test_\w+\.py", GUARANTEES)) == set()
+
+
+def test_every_named_test_exists():
+    for name in re.findall(r"`((?:[\w/]+/)?test_[\w*]+\.py)`", GUARANTEES):
+        assert list(ROOT.glob(name if "/" in name else f"tests/**/{name}")), name
+
+
+def test_faults_are_numbered_without_gaps():
+    numbers = {int(number) for number in re.findall(r"^- \*\*F(\d+)\b", GUARANTEES, re.MULTILINE)}
+    assert numbers == set(range(1, max(numbers) + 1))

@@ -11,7 +11,8 @@ from random import Random
 import pytest
 
 from nsq_compat.log import segment
-from tests.faults.daemon import Daemon
+from tests.faults.daemon import Daemon, Directory
+from tests.faults.network import Cable
 
 StartDaemon = Callable[..., Daemon]
 
@@ -33,6 +34,21 @@ def zeros_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(segment, "_ZERO_AHEAD_FROM", 0)
         monkeypatch.setattr(segment, "_ZERO_AHEAD", 512)
         monkeypatch.setattr(segment, "_ZEROS", bytes(512))
+
+
+@pytest.fixture
+def cable() -> Iterator[Cable]:
+    with Cable() as cable:
+        yield cable
+
+
+@pytest.fixture
+def directories() -> Iterator[list[Directory]]:
+    """Two nsqlookupds."""
+    both = [Directory().start() for _ in range(2)]
+    yield both
+    for each in both:
+        each.end()
 
 
 @pytest.fixture

@@ -1,26 +1,56 @@
-"""A live nsqd that the fault tests start, disturb, observe and end."""
+"""A live nsqd, and an nsqlookupd, that the fault tests start, disturb, observe and end."""
 
-import json
 import os
-import socket
-import urllib.error
+import signal
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
-from urllib.request import Request, urlopen
 
 from nsq_compat.log import checkpoint
+from nsq_conformance.daemon_process import DaemonProcess, own_host
 from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.faults.watched_nsqd import HELD, watched_nsqd
+from tests.v2_client import Client
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _REMEMBERED_LINES = 20_000
+_NONE_FINISHED = 1 << 62
 
 
-class Daemon(NsqdProcess):
+def wait_until(condition: Callable[[], object], within: float = 10.0) -> None:
+    """Poll a condition of a live process."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        time.sleep(0.02)
+
+
+def wait_for_more(count: Callable[[], int], more: int) -> None:
+    """Wait until something has grown by more than that."""
+    enough = count() + more
+    wait_until(lambda: count() > enough, 40)
+
+
+class _Disturbed(DaemonProcess):
+    def hang(self) -> None:
+        """Suspend the process; its connections stay open."""
+        self.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """End the process in any state."""
+        if hasattr(self, "_process") and self._process.poll() is None:
+            self.kill()
+
+
+class Daemon(_Disturbed, NsqdProcess):
     """An nsqd on `data_path`. `command` is a command line that finally runs it (``bash -c 'ulimit ...'``).
 
     Without `command`, a watchdog observes its event loop (``watched_nsqd``).
@@ -33,19 +63,11 @@ class Daemon(NsqdProcess):
 
     # --- The process --------------------------------------------------------------------------------------------------
 
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
     def wait_for_end(self, timeout: float = 30.0) -> int:
         """Wait for the exit status; afterwards the log is complete. Raises ``subprocess.TimeoutExpired``."""
         status = self._process.wait(timeout)
         self._reader.join()
         return status
-
-    def end(self) -> None:
-        """End the process in any state."""
-        if hasattr(self, "_process") and self._process.poll() is None:
-            self.kill()
 
     @property
     def log(self) -> str:
@@ -54,7 +76,7 @@ class Daemon(NsqdProcess):
 
     @property
     def held(self) -> list[str]:
-        """The log lines that report an event loop blocked for more than ``loop_watchdog.HELD_SECONDS`` of CPU time."""
+        """The log lines that report an event loop blocked for more than ``HELD_SECONDS`` of CPU time."""
         return [line for line in self._last_lines if HELD in line]
 
     @property
@@ -74,19 +96,25 @@ class Daemon(NsqdProcess):
 
     # --- Requests -----------------------------------------------------------------------------------------------------
 
-    def address(self, protocol: str = "TCP") -> tuple[str, int]:
-        host, _, port = self._addresses[protocol].rpartition(":")
-        return host, int(port)
+    def client(self, opening: bytes = b"  V2", *, timeout: float = 30.0, **fields: object) -> Client:
+        """A new connection, see ``Client``."""
+        return Client(self.tcp_address, opening, timeout=timeout, **fields)
+
+    def publishes(self, *bodies: bytes, topic: bytes = b"t") -> None:
+        """PUB each body from a client of its own."""
+        with self.client() as producer:
+            producer.publishes(*bodies, topic=topic)
+
+    def consumes(self, count: int, topic: bytes = b"t", channel: bytes = b"c", within: float = 60.0) -> list[bytes]:
+        """The bodies, in order, that a new consumer takes and finishes until there are `count`."""
+        with self.client() as consumer:
+            consumer.subscribes(topic, channel, ready=2500)
+            return [message.body for message in consumer.takes(count, within, finishing=True)]
 
     def http(self, path: str, body: bytes | None = None, **query: object) -> tuple[int, bytes]:
         """Send a request, POST if there is a `body`; returns status and body."""
-        url = f"http://{self.http_address}/{path}?{urlencode(query)}"
-        try:
-            with urlopen(Request(url, data=body), timeout=30) as response:
-                return response.status, response.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read()
+        answer = self.asks("GET" if body is None else "POST", f"/{path}?{urlencode(query)}", body or b"")
+        return answer.status, answer.body
 
     def control(self, act: str, topic: str, channel: str | None = None) -> None:
         """``pause``, ``unpause``, ``empty`` or ``delete`` a topic or channel. Raises ``OSError`` if nsqd is gone."""
@@ -99,9 +127,8 @@ class Daemon(NsqdProcess):
 
     def stats(self, topic: str = "") -> list[dict[str, Any]]:
         """The topics of ``/stats``, without clients."""
-        _, body = self.http("stats", format="json", include_mem="false", include_clients="false", topic=topic)
-        topics: list[dict[str, Any]] = json.loads(body)["topics"]
-        return topics
+        found = self.stats_document(include_mem="false", include_clients="false", topic=topic)["topics"]
+        return list(found)
 
     def channels(self, topic: str) -> Iterator[dict[str, Any]]:
         for each in self.stats(topic):
@@ -114,23 +141,45 @@ class Daemon(NsqdProcess):
             for each in self.channels(topic)
         }
 
+    # --- Its checkpoints ----------------------------------------------------------------------------------------------
+
+    def _checkpoint(self, topic: str) -> Path:
+        return self.data_path / "nsq_compat" / f"{topic}.topic" / "checkpoint"
+
     def checkpoint_written_at(self, topic: str) -> float:
         """The wall-clock time of the topic's last checkpoint; 0.0 before the first."""
         try:
-            return (self.data_path / "nsq_compat" / f"{topic}.topic" / "checkpoint").stat().st_mtime
+            return self._checkpoint(topic).stat().st_mtime
         except FileNotFoundError:
             return 0.0
 
     def checkpoint_says_unfinished(self, topic: str, channel: str) -> int:
         """The number of the channel's messages that are not finished in its topic's checkpoint."""
         try:
-            content = (self.data_path / "nsq_compat" / f"{topic}.topic" / "checkpoint").read_bytes()
-        except FileNotFoundError:
-            return 1 << 62
-        last = checkpoint.decode(content)
-        place = last.channels.get(channel)
-        return 1 << 62 if place is None else len(place.entries) + last.end.seq - place.position
+            last = checkpoint.decode(self._checkpoint(topic).read_bytes())
+            place = last.channels[channel]
+        except (FileNotFoundError, KeyError):
+            return _NONE_FINISHED
+        return len(place.entries) + last.end.seq - place.position
 
-    def connect(self) -> socket.socket:
-        """A new TCP connection, without the magic."""
-        return socket.create_connection(self.address(), timeout=30)
+
+class Directory(_Disturbed, NsqlookupdProcess):
+    """An nsqlookupd on its own address, so that its ports stay free for a restart."""
+
+    def __init__(self) -> None:
+        host = own_host()
+        listens = [f"--{name}-address={host}:0" for name in ("tcp", "http")]
+        super().__init__(installed_nsqlookupd(), options=[*listens, f"--broadcast-address={host}"])
+
+    @property
+    def flag(self) -> str:
+        """The flag of nsqd for this nsqlookupd."""
+        return f"--lookupd-tcp-address={self.tcp_address}"
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        """Register a channel, as of another nsqd."""
+        assert self.asks("POST", f"/channel/create?topic={topic}&channel={channel}").status == 200
+
+    def topics(self) -> set[str]:
+        """The registered topics."""
+        return {topic for node in self.get("/nodes")["producers"] for topic in node["topics"]}

@@ -1,4 +1,5 @@
 """Disks that fail: ``SimulatedDisk`` forgets what was not synced, ``FaultyFiles`` fails or writes short at one call.
+``DyingFiles`` and ``DyingDisk`` end the process at one.
 
 The simulated disk keeps, for every file, what is durable and the writes since. A power cut keeps any part of those,
 sector by sector, files independent of each other; names, of files and of folders, come and go in their order, folder by
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Self, TypeVar
 
-from nsq_compat.log.files import Files
+from nsq_compat.log.files import Files, OsFiles
 
 SECTOR = 512
 
@@ -35,6 +36,19 @@ class Inode:
         self.pending.append(size)
         _resize(self.now, size)
 
+    def sync(self, failing: bool) -> None:
+        """Make the writes since the last sync durable. If that fails, the next sync says nothing of them."""
+        pending, self.pending = self.pending, []
+        if failing:
+            raise OSError(errno.EIO, "the disk is broken")
+        content = bytearray(self.durable)
+        for change in pending:
+            if isinstance(change, int):
+                _resize(content, change)
+            else:
+                _write(content, *change)
+        self.durable = bytes(content)
+
     def after_power_cut(self, random: Random) -> bytes:
         """One of the contents there may be."""
         content = bytearray(self.durable)
@@ -52,16 +66,6 @@ class Inode:
                 if alike or number < upto:
                     _write(content, begin, piece)
         return bytes(content)
-
-
-def _apply(content: bytes, changes: Sequence[tuple[int, bytes] | int]) -> bytes:
-    changed = bytearray(content)
-    for change in changes:
-        if isinstance(change, int):
-            _resize(changed, change)
-        else:
-            _write(changed, *change)
-    return bytes(changed)
 
 
 def _write(content: bytearray, offset: int, data: bytes) -> None:
@@ -159,15 +163,13 @@ class SimulatedDisk:
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
         self._next_fd += 1
-        if path == os.devnull:
-            self.open_files[self._next_fd] = Inode()
-        elif flags & os.O_DIRECTORY:
-            self.open_files[self._next_fd] = self._folder(path)
-        else:
-            self.open_files[self._next_fd] = self._open_file(path, flags)
+        opened = self._folder(path) if flags & os.O_DIRECTORY else self._open_file(path, flags)
+        self.open_files[self._next_fd] = opened
         return self._next_fd
 
     def _open_file(self, path: str, flags: int) -> Inode:
+        if path == os.devnull:
+            return Inode()
         folder, name = self._place(path)
         inode = folder.now.get(name)
         if inode is None:
@@ -200,12 +202,9 @@ class SimulatedDisk:
         self._file(fd).resize(size)
 
     def fdatasync(self, fd: int) -> None:
-        inode = self._file(fd)
-        pending, inode.pending = inode.pending, []
-        if self.failing_syncs:
-            self.failing_syncs -= 1
-            raise OSError(errno.EIO, "the disk is broken")
-        inode.durable = _apply(inode.durable, pending)
+        failing = self.failing_syncs > 0
+        self.failing_syncs -= failing
+        self._file(fd).sync(failing)
 
     def fsync(self, fd: int) -> None:
         opened = self.open_files[fd]
@@ -330,3 +329,32 @@ class FaultyFiles:
             raise OSError(self._fault, f"{name} fails")
 
         return call
+
+
+class Crash(BaseException):
+    """The end of the process, or of its power. A BaseException, so that error handlers do not catch it."""
+
+
+class _Dying:
+    """Files that raise ``Crash`` instead of the n-th call that may change the disk; `left` counts down to it."""
+
+    left = 1 << 60
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _CHANGING:
+            self.left -= 1
+            if self.left <= 0:
+                raise Crash
+        return super().__getattribute__(name)
+
+
+_CHANGING = ("open", "pwrite", "fsync", "fdatasync", "fsync_folder", "rename", "unlink", "mkdir", "rmdir")
+
+
+class DyingFiles(_Dying, OsFiles):
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+
+class DyingDisk(_Dying, SimulatedDisk):
+    pass

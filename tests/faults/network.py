@@ -8,9 +8,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
+from contextlib import AbstractContextManager, contextmanager
+from typing import IO, Self
 
 _numbers = itertools.count()
 
@@ -44,9 +43,7 @@ class Cable:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _ip("netns", "delete", self._host)
 
     def cut(self) -> None:
@@ -58,11 +55,18 @@ class Cable:
         _ip("-n", self._host, "link", "set", self._links[1], "up")
 
     @contextmanager
-    def run(self, program: str) -> Iterator["subprocess.Popen[str]"]:
-        """Run a Python program on the far host and kill it at the end; its output is in ``stdout``."""
-        command = ["ip", "netns", "exec", self._host, sys.executable, "-c", program]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    def run(self, *command: str) -> Iterator[IO[str]]:
+        """Run a program on the far host and kill it at the end; yields its output."""
+        with subprocess.Popen(
+            ["ip", "netns", "exec", self._host, *command], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
             try:
-                yield process
+                yield process.stdout
+                assert process.poll() is None, "the other end is not notified"
             finally:
                 process.kill()
+
+    def run_python(self, text: str) -> AbstractContextManager[IO[str]]:
+        """Run a Python program as `run` does."""
+        return self.run(sys.executable, "-c", text)

@@ -6,7 +6,6 @@ FAULT_HELD_MS=10 lists every piece of work that takes longer than 10 ms.
 import json
 import random
 import resource
-import signal
 import socket
 import threading
 import time
@@ -15,13 +14,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import gevent
 import pytest
 
 from nsq_conformance.auth_server import AuthServer
-from tests.faults.client import Client, Refused, sized
 from tests.faults.conftest import StartDaemon
-from tests.faults.daemon import Daemon
-from tests.faults.waiting import wait_until
+from tests.faults.daemon import Daemon, wait_until
+from tests.faults.watched_nsqd import LoopWatchdog, watched_nsqd
+from tests.v2_client import Refused, dpub, identify, pub, sized
 
 LINES = 500_000
 TINY = 500_000
@@ -29,24 +29,12 @@ NOPS = 60_000
 FINS = 3_000
 BAD_FIN = b"FIN 0123456789abcdef\n"
 DEFERRED = 60_000
-DEFERRED_BURST = 500
 STORED = 60_000
 BURST = 500
 DUE_WITHIN_MS = 4_000
 CONNECTIONS = 6_000
 TOPICS = 4_000
 SPARE_DESCRIPTORS = 300
-
-
-def received(daemon: Daemon, topic: str, count: int) -> list[bytes]:
-    """The bodies that a consumer gets until there are `count`, in order."""
-    with Client(daemon.address()) as consumer:
-        consumer.subscribe(topic, "c", ready=2500)
-        bodies: list[bytes] = []
-        while len(bodies) < count and (messages := consumer.messages(30.0)):
-            bodies += [message.body for message in messages]
-            consumer.finish(message.id for message in messages)
-    return bodies
 
 
 # --- Publishing -------------------------------------------------------------------------------------------------------
@@ -72,22 +60,22 @@ def test_four_mpubs_of_many_lines_over_http(start: StartDaemon) -> None:
 def test_an_mpub_of_many_tiny_messages(start: StartDaemon) -> None:
     daemon = start()
     bodies = [b"%05d" % (number % 100_000) for number in range(TINY)]
-    with Client(daemon.address()) as producer:
-        producer.publish_together("t", bodies)
-    assert received(daemon, "t", TINY) == bodies
+    with daemon.client() as producer:
+        producer.publishes_together(bodies)
+    assert daemon.consumes(TINY) == bodies
 
 
 def test_deflated_floods_of_nops(start: StartDaemon) -> None:
     daemon = start()
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-    flood = deflate.compress(b"NOP\n" * NOPS + b"PUB t\n" + sized(b"x")) + deflate.flush(zlib.Z_SYNC_FLUSH)
+    flood = deflate.compress(b"NOP\n" * NOPS + pub(b"x")) + deflate.flush(zlib.Z_SYNC_FLUSH)
     with ExitStack() as clients:
-        connected = [clients.enter_context(daemon.connect()) for _ in range(10)]
+        connected = [clients.enter_context(daemon.client()) for _ in range(10)]
         for client in connected:
-            client.sendall(b"  V2IDENTIFY\n" + sized(b'{"feature_negotiation": true, "deflate": true}'))
-            assert client.recv(1 << 16)
+            client.says(identify(feature_negotiation=True, deflate=True))
+            assert client.socket.recv(1 << 16)
         for client in connected:
-            client.sendall(flood)
+            client.says(flood)
         wait_until(lambda: sum(topic["message_count"] for topic in daemon.stats()) == len(connected), within=30)
 
 
@@ -95,70 +83,54 @@ def test_deferred_messages_that_are_due_at_random_moments(start: StartDaemon, se
     daemon = start()
     daemon.create_channel("t", "c")
     due: dict[bytes, float] = {}
-    with Client(daemon.address()) as producer:
-        for commands in deferred_publishes(random.Random(seed), due, DUE_WITHIN_MS):
-            producer.send(commands)
-            for _ in range(DEFERRED_BURST):
-                producer.expect_ok()
+    with daemon.client() as producer:
+        for commands in deferred_publishes(random.Random(seed), due):
+            producer.pipelines(commands)
     early: list[float] = []
-    with Client(daemon.address()) as consumer:
-        consumer.subscribe("t", "c", ready=2500)
+    with daemon.client() as consumer:
+        consumer.subscribes(ready=2500)
         while due and (messages := consumer.messages(30.0)):
             now = time.time()
             early += [due[message.body] - now for message in messages if due.pop(message.body) > now]
-            consumer.finish(message.id for message in messages)
+            consumer.finishes(messages)
     assert not due, "every message is delivered, once"
     assert not early, "none is early"
 
 
-def deferred_publishes(random: random.Random, due: dict[bytes, float], within_ms: int) -> Iterator[bytes]:
+def deferred_publishes(random: random.Random, due: dict[bytes, float]) -> Iterator[list[bytes]]:
     """Bursts of DPUB commands; `due` gets the earliest time at which each message may be delivered."""
-    for first in range(0, DEFERRED, DEFERRED_BURST):
-        commands: list[bytes] = []
+    for first in range(0, DEFERRED, BURST):
         now = time.time()
-        for number in range(first, first + DEFERRED_BURST):
-            delay_ms = random.randrange(within_ms)
-            body = b"%0100d" % number
-            due[body] = now + delay_ms / 1000
-            commands.append(b"DPUB t %d\n" % delay_ms + sized(body))
-        yield b"".join(commands)
+        delays = {b"%0100d" % number: random.randrange(DUE_WITHIN_MS) for number in range(first, first + BURST)}
+        due.update((body, now + delay_ms / 1000) for body, delay_ms in delays.items())
+        yield [dpub(body, delay_ms) for body, delay_ms in delays.items()]
 
 
 # --- Logs -------------------------------------------------------------------------------------------------------------
-
-
-def publish_one_by_one(producer: Client, command: bytes, bodies: Sequence[bytes]) -> None:
-    """Each message in a group of its own."""
-    for first in range(0, len(bodies), BURST):
-        burst = bodies[first : first + BURST]
-        producer.send(b"".join(command + sized(body) for body in burst))
-        for _ in burst:
-            producer.expect_ok()
 
 
 def test_messages_of_an_earlier_run_that_were_deferred_or_in_flight(start: StartDaemon) -> None:
     daemon = start()
     daemon.create_channel("t", "c")
     bodies = [b"%0100d" % number for number in range(STORED)]
-    with Client(daemon.address()) as producer, Client(daemon.address()) as consumer:
-        publish_one_by_one(producer, b"PUB t\n", bodies)
-        publish_one_by_one(producer, b"DPUB t 2000\n", bodies)
-        consumer.subscribe("t", "c", ready=1000)
+    with daemon.client() as producer, daemon.client() as consumer:
+        producer.pipelines([*map(pub, bodies), *(dpub(body, 2000) for body in bodies)], BURST)
+        consumer.subscribes(ready=1000)
         assert consumer.messages(30.0), "they stay in flight"
         daemon.stop()
     daemon = start()
-    assert sorted(received(daemon, "t", 2 * STORED)) == sorted(2 * bodies)
+    assert sorted(daemon.consumes(2 * STORED)) == sorted(2 * bodies)
     assert daemon.http("ping") == (200, b"OK")
 
 
 def test_messages_behind_many_deferred_ones(start: StartDaemon) -> None:
     daemon = start("--mem-queue-size=0")
     daemon.create_channel("t", "c")
-    with Client(daemon.address()) as producer:
-        producer.publish("t", b"first")
-        publish_one_by_one(producer, b"DPUB t 3600000\n", [b"deferred"] * 2 * STORED)
-        producer.publish("t", b"last")
-    assert received(daemon, "t", 2) == [b"first", b"last"]
+    with daemon.client() as producer:
+        producer.publishes(b"first")
+        producer.pipelines([dpub(b"deferred", 3_600_000)] * 2 * STORED, BURST)
+        producer.publishes(b"last")
+    assert daemon.consumes(2) == [b"first", b"last"]
     assert daemon.http("ping") == (200, b"OK")
 
 
@@ -167,15 +139,11 @@ def test_messages_behind_many_deferred_ones(start: StartDaemon) -> None:
 
 def test_reads_full_of_fins_that_are_refused(start: StartDaemon) -> None:
     daemon = start()
-    clients = [Client(daemon.address()) for _ in range(8)]
+    clients = [daemon.client().subscribes() for _ in range(8)]
     for client in clients:
-        client.subscribe("t", "c")
+        client.says(BAD_FIN * FINS)
     for client in clients:
-        client.send(BAD_FIN * FINS)
-    for client in clients:
-        for _ in range(FINS):
-            with pytest.raises(Refused, match="E_FIN_FAILED"):
-                client.answer()
+        assert all(client.frame().data.startswith(b"E_FIN_FAILED") for _ in range(FINS))
         client.close()
 
 
@@ -192,17 +160,13 @@ def many_descriptors() -> Iterator[None]:
 def test_thousands_of_connections_that_are_closed_at_once(start: StartDaemon) -> None:
     daemon = start()
     daemon.create_channel("t", "c")
-    clients: list[socket.socket] = []
-    for _ in range(CONNECTIONS):
-        client = daemon.connect()
-        client.sendall(b"  V2SUB t c\nRDY 1\n")
-        clients.append(client)
+    clients = [daemon.client(b"  V2SUB t c\nRDY 1\n") for _ in range(CONNECTIONS)]
     for client in clients:
-        assert client.recv(100) == b"\0\0\0\6\0\0\0\0OK"
-    daemon.signal(signal.SIGSTOP)
+        client.hears(b"OK")
+    daemon.hang()
     for client in clients:
         client.close()
-    daemon.signal(signal.SIGCONT)
+    daemon.go_on()
     wait_until(lambda: next(daemon.channels("t"))["client_count"] == 0, within=30)
 
 
@@ -213,13 +177,13 @@ def test_an_auth_server_that_answers_with_many_patterns(start: StartDaemon, patt
     with AuthServer({"many": [grant]}) as server:
         daemon = start(f"--auth-http-address={server.address}")
         for _ in range(3):
-            with Client(daemon.address()) as client:
+            with daemon.client(b"  V2AUTH\n" + sized(b"many")) as client:
                 if is_granted:
-                    assert json.loads(client.ask(b"AUTH\n" + sized(b"many")))["permission_count"] == 1
-                    client.publish("t", b"x")
+                    assert json.loads(client.answer())["permission_count"] == 1
+                    client.publishes(b"x")
                 else:
                     with pytest.raises(Refused, match="E_AUTH_FAILED"):
-                        client.ask(b"AUTH\n" + sized(b"many"))
+                        client.answer()
     assert sum(topic["message_count"] for topic in daemon.stats()) == (3 if is_granted else 0)
 
 
@@ -235,17 +199,14 @@ def write_topics(data_path: Path, names: Sequence[str], channels: int) -> None:
     (data_path / "nsqd.dat").write_text(json.dumps({"topics": topics, "version": "1.3.0"}))
 
 
-def publish_to_topics(daemon: Daemon, names: Sequence[str], body: bytes) -> None:
-    """One message to each of the topics, in one write."""
-    with Client(daemon.address()) as producer:
-        producer.send(b"".join(b"PUB %s\n" % name.encode() + sized(body) for name in names))
-        for _ in names:
-            producer.expect_ok()
+def to_each(names: Sequence[str], body: bytes) -> list[bytes]:
+    return [pub(body, topic=name.encode()) for name in names]
 
 
 def test_messages_for_topics_that_are_not_there_yet(start: StartDaemon) -> None:
     daemon = start()
-    publish_to_topics(daemon, TOPIC_NAMES, b"x")
+    with daemon.client() as producer:
+        producer.pipelines(to_each(TOPIC_NAMES, b"x"), TOPICS)
     assert sum(topic["depth"] for topic in daemon.stats()) == TOPICS
 
 
@@ -267,8 +228,8 @@ def test_checkpoints_of_many_topics_and_a_stop(start: StartDaemon, tmp_path: Pat
     names = TOPIC_NAMES[: TOPICS // 2]
     write_topics(tmp_path, names, channels=1)
     daemon = start("--sync-timeout=200ms")
-    publish_to_topics(daemon, names, b"first")
-    publish_to_topics(daemon, names, b"second")
+    with daemon.client() as producer:
+        producer.pipelines(to_each(names, b"first") + to_each(names, b"second"), TOPICS // 2)
     wait_until(lambda: all(daemon.checkpoint_written_at(name) for name in names), within=30)
     began = time.monotonic()
     assert daemon.stop() == 0
@@ -278,3 +239,50 @@ def test_checkpoints_of_many_topics_and_a_stop(start: StartDaemon, tmp_path: Pat
     written = [daemon.checkpoint_written_at(name) for name in names]
     assert daemon.stop() == 0
     assert [daemon.checkpoint_written_at(name) for name in names] == written, "they were current"
+
+
+# --- The watchdog -----------------------------------------------------------------------------------------------------
+
+
+def spin(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def test_one_long_piece_of_work_is_reported_with_its_place():
+    reports: list[tuple[float, str]] = []
+    watchdog = LoopWatchdog(lambda held, stack: reports.append((held, stack)), limit=0.1)
+    watchdog.start()
+    gevent.sleep(0.01)
+    spin(0.3)
+    gevent.sleep(0.01)
+    watchdog.stop()
+    [(held, stack)] = reports
+    assert held >= 0.3
+    assert "spin" in stack
+
+
+def test_as_much_work_in_pieces_is_not_reported_nor_is_waiting():
+    reports: list[float] = []
+    watchdog = LoopWatchdog(lambda held, stack: reports.append(held), limit=0.1)
+    watchdog.start()
+    for _ in range(30):
+        spin(0.01)
+        gevent.sleep(0.001)
+    time.sleep(0.3)
+    gevent.sleep(0.01)
+    watchdog.stop()
+    assert reports == []
+    assert watchdog.iterations >= 30
+    assert 0.01 <= watchdog.longest < 0.1
+
+
+def test_a_live_nsqd_that_is_held_says_so(tmp_path):
+    script = (
+        "import gevent; from tests.faults import test_bounded_work, watched_nsqd;"
+        "gevent.spawn_later(1, test_bounded_work.spin, 0.3); watched_nsqd.run()"
+    )
+    with Daemon(tmp_path, command=watched_nsqd("-c", script)) as daemon:
+        wait_until(lambda: bool(daemon.held), within=30)
+        assert "spin" in daemon.held[0]

@@ -1,8 +1,11 @@
 """F9: our client while nsqd and consumers are killed, nsqlookupd is stopped, and networks are cut.
 
 A publish ends within its timeout, if necessary at another nsqd; no acknowledged message is lost; consumers reconnect.
+While nsq_to_file is killed and stopped, every finished message is in a readable file.
 """
 
+import gzip
+import signal
 import subprocess
 import sys
 import threading
@@ -10,30 +13,29 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from nsq_compat.client import Consumer, Message, Producer, PublishError
-from nsq_conformance.daemon_process import own_host
+from nsq_conformance.daemon_process import installed, own_host
+from nsq_conformance.nsqd_process import installed_nsqd
 from tests.faults.conftest import StartDaemon
-from tests.faults.daemon import Daemon
-from tests.faults.directory import Directory
+from tests.faults.daemon import Daemon, wait_for_more, wait_until
 from tests.faults.network import Cable
-from tests.faults.waiting import wait_until
 
 PATIENCE = 3.0
 """Timeout of a publish in seconds."""
 
 
 class Publishing:
-    """A producer that publishes numbers until it is stopped, and records acknowledged ones."""
+    """A producer that publishes numbers to topic `t` until it is stopped, and records acknowledged ones."""
 
-    def __init__(self, addresses: list[str], topic: str) -> None:
+    def __init__(self, addresses: list[str]) -> None:
         self.acknowledged: set[bytes] = set()
         self.slowest = 0.0
         self.failures: list[PublishError] = []
         self._addresses = addresses
-        self._topic = topic
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._publish)
 
@@ -45,6 +47,9 @@ class Publishing:
         self._over.set()
         self._thread.join()
 
+    def count(self) -> int:
+        return len(self.acknowledged)
+
     def _publish(self) -> None:
         with Producer(self._addresses, publish_timeout=PATIENCE) as producer:
             number = 0
@@ -53,61 +58,42 @@ class Publishing:
                 number += 5
                 began = time.monotonic()
                 try:
-                    producer.publish_many(self._topic, bodies)
+                    producer.publish_many("t", bodies)
                     self.acknowledged.update(bodies)
                 except PublishError as error:
                     self.failures.append(error)
                 self.slowest = max(self.slowest, time.monotonic() - began)
 
 
-class Node:
-    """An nsqd that restarts on the same address."""
-
-    def __init__(self, start: StartDaemon, data_path: Path, *options: str) -> None:
-        data_path.mkdir()
-        self.host = own_host()
-        self.address = f"{self.host}:4150"
-        self._start = lambda: start(f"--tcp-address={self.address}", *options, data_path=data_path)
-        self.daemon: Daemon = self._start()
-
-    def kill(self) -> None:
-        self.daemon.kill()
-
-    def restart(self) -> None:
-        self.daemon = self._start()
+def consuming(handle: Callable[[Message], object], addresses: list[str], **options: Any) -> Consumer:
+    quickly: dict[str, Any] = {"reconnect_delay": 0.1, "max_reconnect_delay": 0.2, "msg_timeout": 1}
+    return Consumer("t", "c", handle, nsqd_tcp_addresses=addresses, **(quickly | options))
 
 
 @pytest.fixture
-def pair(start: StartDaemon, tmp_path: Path) -> tuple[Node, Node]:
-    return Node(start, tmp_path / "one"), Node(start, tmp_path / "two")
+def pair(start: StartDaemon, tmp_path: Path) -> list[Daemon]:
+    """Two nsqds on their own addresses, so that their ports stay free for a restart."""
+    both: list[Daemon] = []
+    for host in (own_host(), own_host()):
+        (tmp_path / host).mkdir()
+        both.append(start(f"--tcp-address={host}:0", f"--http-address={host}:0", data_path=tmp_path / host))
+    return both
 
 
-def test_repeated_kills_of_nsqd_lose_no_acknowledged_message(pair: tuple[Node, Node], seed: int):
+def test_repeated_kills_of_nsqd_lose_no_acknowledged_message(pair: list[Daemon], seed: int):
     random, seen = Random(seed), set[bytes]()
-    addresses = [node.address for node in pair]
+    addresses = [node.tcp_address for node in pair]
     for node in pair:
-        node.daemon.create_channel("t", "c")
-    consumer = Consumer(
-        "t",
-        "c",
-        lambda message: seen.add(message.body),
-        nsqd_tcp_addresses=addresses,
-        max_in_flight=50,
-        reconnect_delay=0.1,
-        max_reconnect_delay=0.2,
-        msg_timeout=1,
-    )
-    with consumer:
-        with Publishing(addresses, "t") as publishing:
+        node.create_channel("t", "c")
+    with consuming(lambda message: seen.add(message.body), addresses, max_in_flight=50) as consumer:
+        with Publishing(addresses) as publishing:
             for _ in range(4):
                 node = random.choice(pair)
-                enough = len(publishing.acknowledged) + 100
-                wait_until(lambda enough=enough: len(publishing.acknowledged) > enough, 40)  # type: ignore[misc]
+                wait_for_more(publishing.count, 100)
                 node.kill()
                 # Meanwhile, the other nsqd gets all messages.
-                enough = len(publishing.acknowledged) + 100
-                wait_until(lambda enough=enough: len(publishing.acknowledged) > enough, 40)  # type: ignore[misc]
-                node.restart()
+                wait_for_more(publishing.count, 100)
+                node.start()
         wait_until(lambda: publishing.acknowledged <= seen, 40)
         wait_until(lambda: len(consumer.connections) == 2, 40)
     print(f"{len(publishing.acknowledged)} acknowledged, {len(publishing.failures)} failures")
@@ -137,11 +123,10 @@ def test_repeated_kills_of_a_consumer_lose_no_message(start: StartDaemon, tmp_pa
     def lines() -> int:
         return handled.read_bytes().count(b"\n")
 
-    with Publishing([daemon.tcp_address], "t") as publishing:
+    with Publishing([daemon.tcp_address]) as publishing:
         for _ in range(4):
             consumer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
-            enough = lines() + random.randrange(1, 200)
-            wait_until(lambda enough=enough: lines() > enough, 40)  # type: ignore[misc]
+            wait_for_more(lines, random.randrange(1, 200))
             consumer.kill()
             consumer.wait()
     # Messages of killed consumers are redelivered after their timeout, and take one consumer more than a second.
@@ -152,17 +137,8 @@ def test_repeated_kills_of_a_consumer_lose_no_message(start: StartDaemon, tmp_pa
     assert publishing.acknowledged <= set(handled.read_bytes().split(b"\n"))
 
 
-@pytest.fixture
-def directory() -> Iterator[Directory]:
-    directory = Directory()
-    directory.start()
-    yield directory
-    directory.end()
-
-
-def test_consumers_survive_a_kill_of_nsqlookupd_and_find_new_nsqd_after_its_restart(
-    start: StartDaemon, tmp_path: Path, directory: Directory
-):
+def test_consumers_survive_a_kill_of_nsqlookupd_and_find_new_nsqd_after_its_restart(start, tmp_path, directories):
+    directory, _ = directories
     options = (directory.flag, "--broadcast-address=127.0.0.1")
     first, seen = start(*options), set[bytes]()
     first.create_channel("t", "c")
@@ -188,41 +164,23 @@ def test_consumers_survive_a_kill_of_nsqlookupd_and_find_new_nsqd_after_its_rest
         wait_until(lambda: b"from a new nsqd" in seen, 40)
 
 
-NSQD = """
-import sys
-from nsq_compat.nsqd.main import main
-sys.argv = ["nsqd", "--tcp-address={far}:4150", "--http-address={far}:4151", "--data-path={data_path}"]
-sys.exit(main())
-"""
-
-
 @pytest.fixture
-def far_nsqd(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+def far_nsqd(tmp_path: Path, cable: Cable) -> Iterator[tuple[str, Callable[[], None]]]:
     """An nsqd on a simulated host: its address, and a function that cuts the network."""
     (tmp_path / "far").mkdir()
-    with Cable() as cable, cable.run(NSQD.format(far=cable.far, data_path=tmp_path / "far")):
+    addresses = (f"--tcp-address={cable.far}:4150", f"--http-address={cable.far}:4151")
+    with cable.run(installed_nsqd(), *addresses, f"--data-path={tmp_path / 'far'}"):
         yield f"{cable.far}:4150", cable.cut
 
 
-def test_a_publish_into_a_cut_network_fails_in_time_and_goes_elsewhere(
-    start: StartDaemon, far_nsqd: tuple[str, Callable[[], None]]
-):
+def test_a_publish_into_a_cut_network_fails_in_time_and_goes_elsewhere(start, far_nsqd):
     address, cut = far_nsqd
     daemon, seen = start(), list[str]()
-    consumer = Consumer(
-        "t",
-        "c",
-        lambda message: seen.append(message.nsqd),
-        nsqd_tcp_addresses=[address, daemon.tcp_address],
-        max_in_flight=10,
-        heartbeat_interval=1,
-        timeout=1,
-        reconnect_delay=0.1,
-        max_reconnect_delay=0.1,
-    )
-    with consumer, Producer([address, daemon.tcp_address], timeout=PATIENCE, publish_timeout=PATIENCE) as producer:
+    both = [address, daemon.tcp_address]
+    consumer = consuming(lambda message: seen.append(message.nsqd), both, heartbeat_interval=1, timeout=1)
+    with consumer, Producer(both, timeout=PATIENCE, publish_timeout=PATIENCE) as producer:
         wait_until(lambda: len(consumer.connections) == 2, 40)
-        wait_until(lambda: publish_to_all(producer) == {address, daemon.tcp_address}, 40)
+        wait_until(lambda: publish_to_all(producer) == set(both), 40)
         cut()
         published = [producer.publish("t", b"into the cable") for _ in range(3)]
         assert {node for each in published for node in each.nodes} == {daemon.tcp_address}
@@ -249,12 +207,69 @@ def test_the_next_consumer_gets_the_messages_of_a_vanished_one(start: StartDaemo
 
     with Producer(daemon.tcp_address) as producer:
         producer.publish("t", b"body")
-    first = Consumer("t", "c", hold, nsqd_tcp_addresses=daemon.tcp_address, msg_timeout=1).start()
+    first = consuming(hold, [daemon.tcp_address]).start()
     held.wait()
     for connection in first.connections:
         connection.close()
-    with Consumer("t", "c", taken.append, nsqd_tcp_addresses=daemon.tcp_address, msg_timeout=1):
+    with consuming(taken.append, [daemon.tcp_address]):
         wait_until(lambda: len(taken) == 1, 40)
         assert taken[0].attempts == 2
     release.set()
     first.stop(1)
+
+
+# --- nsq_to_file ------------------------------------------------------------------------------------------------------
+
+ROUNDS = 5
+# Without the date, so that every run of the program finds the files of earlier runs.
+NAMES = ("--filename-format=<TOPIC><REV>", "--datetime-format=")
+
+
+def lines_in(path: Path) -> list[bytes]:
+    data = path.read_bytes()
+    return (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--rotate-size=5000",),
+        ("--gzip",),
+        ("--gzip", "--rotate-size=5000", "--work-dir={folder}/work", "--skip-empty-files"),
+    ],
+    ids=["plain", "rotated", "compressed", "moved"],
+)
+def test_every_finished_message_is_in_a_readable_file(start, tmp_path, seed, flags):
+    random = Random(seed)
+    daemon: Daemon = start("--msg-timeout=1s")
+    daemon.create_channel("t", "nsq_to_file")
+    output, work = tmp_path / "output", tmp_path / "work"
+    command = [
+        installed("nsq_to_file"),
+        "--topic=t",
+        f"--nsqd-tcp-address={daemon.tcp_address}",
+        f"--output-dir={output}",
+        f"--max-in-flight={random.randrange(1, 300)}",
+        *NAMES,
+        *(flag.format(folder=tmp_path) for flag in flags),
+    ]
+
+    def finished() -> int:
+        return publishing.count() - daemon.unfinished("t")["nsq_to_file"]
+
+    with Publishing([daemon.tcp_address]) as publishing:
+        for _ in range(ROUNDS):
+            process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            wait_for_more(finished, random.randrange(1, 500))
+            ending = random.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+            process.send_signal(ending)
+            assert process.wait(40) == (0 if ending == signal.SIGTERM else -signal.SIGKILL)
+    # The last run finds the files of the earlier ones and ends cleanly.
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    wait_until(lambda: daemon.unfinished("t") == {"nsq_to_file": 0}, 40)
+    process.terminate()
+    assert process.wait(40) == 0
+    written = [line for path in output.rglob("*") for line in lines_in(path)]
+    assert publishing.acknowledged <= set(written)
+    assert not [path for path in work.rglob("*") if path.is_file()]

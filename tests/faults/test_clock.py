@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nsq_compat.protocol.frames import Message
 from nsq_conformance.nsqd_process import installed_nsqd
-from tests.faults.client import Client
 from tests.faults.conftest import StartDaemon
-from tests.faults.daemon import Daemon
-from tests.faults.waiting import wait_until
+from tests.faults.daemon import Daemon, wait_until
 
 LATE = 20.0
 """Tolerance in seconds for a busy machine; far less than an hour."""
@@ -64,56 +61,46 @@ def log_hour(daemon: Daemon) -> int:
 def test_a_jump_blocks_no_publisher_and_moves_no_deadline(start: StartDaemon, clock, tmp_path, offset, level):
     daemon = start(f"--durability={level}", "--sync-timeout=100ms", command=clock.command)
     daemon.create_channel("t", "c")
-    with (
-        Client(daemon.address()) as producer,
-        Client(daemon.address(), msg_timeout=4000, heartbeat_interval=1000) as consumer,
-    ):
-        consumer.subscribe("t", "c", 100)
+    with daemon.client() as producer, daemon.client(msg_timeout=4000, heartbeat_interval=1000) as consumer:
+        consumer.subscribes(ready=100)
         began = time.monotonic()
-        producer.publish("t", b"times out")
-        producer.publish_deferred("t", b"deferred", 5000)
-        (unanswered,) = consumer.take(1)
+        producer.publishes(b"times out").defers(b"deferred", 5000)
+        (unanswered,) = consumer.takes(1)
         before = log_hour(daemon)
         clock.jump(offset)
         assert log_hour(daemon) == (before + (1 if offset == "+1h" else -1)) % 24, "the clock did not move"
 
         published = time.monotonic()
         bodies = [b"%d" % number for number in range(500)]
-        producer.publish("t", *bodies)
+        producer.publishes(*bodies)
         assert time.monotonic() - published < LATE
-        messages: list[Message] = []
-        while len(messages) < 500:
-            some = consumer.take(1)
-            consumer.finish(message.id for message in some)
-            messages += some
+        messages = consumer.takes(500, finishing=True)
         assert [message.body for message in messages] == bodies
         assert all(earlier.id < later.id for earlier, later in pairwise(messages))
         assert messages[0].id > unanswered.id
 
-        came = consumer.take(1)
+        came = consumer.takes(1)
         assert 4.0 <= time.monotonic() - began < 4.0 + LATE
         if len(came) == 1:  # on a busy machine both may arrive at once
-            came += consumer.take(1)
+            came += consumer.takes(1)
         again, deferred = came
         assert (again.body, again.attempts) == (b"times out", 2)
         assert deferred.body == b"deferred"
         assert 5.0 <= time.monotonic() - began < 5.0 + LATE
-        consumer.finish([again.id, deferred.id])
+        consumer.finishes(came)
         wait_until(lambda: daemon.unfinished("t") == {"c": 0})
 
 
 def test_a_deferred_message_keeps_its_due_time_by_the_wall_clock_across_a_restart(start: StartDaemon, clock):
     daemon = start("--durability=os", command=clock.command)
     daemon.create_channel("t", "c")
-    with Client(daemon.address()) as producer:
-        producer.publish_deferred("t", b"in an hour and two seconds", 3_000_000)
-        producer.publish_deferred("t", b"in two hours", 3_600_000)
+    with daemon.client() as producer:
+        producer.defers(b"in an hour and two seconds", 3_000_000).defers(b"in two hours", 3_600_000)
     daemon.kill()
     clock.jump("+2999s")
     daemon = start("--durability=os", command=clock.command)
-    with Client(daemon.address()) as consumer:
-        consumer.subscribe("t", "c", 100)
-        (message,) = consumer.take(1, within=10)
+    with daemon.client() as consumer:
+        (message,) = consumer.subscribes(ready=100).takes(1, within=10)
         assert message.body == b"in an hour and two seconds"
         assert daemon.unfinished("t") == {"c": 2}
 
@@ -121,14 +108,12 @@ def test_a_deferred_message_keeps_its_due_time_by_the_wall_clock_across_a_restar
 def test_ids_keep_growing_after_a_restart_with_an_earlier_clock(start: StartDaemon, clock):
     daemon = start("--durability=os", command=clock.command)
     daemon.create_channel("t", "c")
-    with Client(daemon.address()) as producer:
-        producer.publish("t", b"first")
+    daemon.publishes(b"first")
     daemon.kill()
     clock.jump("-1h")
     daemon = start("--durability=os", command=clock.command)
-    with Client(daemon.address()) as client, Client(daemon.address()) as consumer:
-        client.publish("t", b"second")
-        consumer.subscribe("t", "c", 2)
-        first, second = consumer.take(2)
+    daemon.publishes(b"second")
+    with daemon.client() as consumer:
+        first, second = consumer.subscribes(ready=2).takes(2)
         assert (first.body, second.body) == (b"first", b"second")
         assert first.id < second.id

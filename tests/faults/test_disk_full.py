@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.client import Client, Refused
 from tests.faults.conftest import StartDaemon
-from tests.faults.daemon import Daemon
-from tests.faults.waiting import wait_until
+from tests.faults.daemon import Daemon, wait_until
+from tests.v2_client import Refused
 
 DISK_MB = 6
 BODY = b"%04d " + b"x" * 400
@@ -40,30 +39,27 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def publish_until_refused(daemon: Daemon, topic: str, first: int) -> tuple[list[bytes], str]:
+def publish_until_refused(daemon: Daemon, first: int = 0) -> tuple[list[bytes], str]:
     """Publish until an error; returns the acknowledged bodies and the error."""
     acknowledged: list[bytes] = []
-    with Client(daemon.address()) as producer:
+    with daemon.client() as producer:
         while True:
             body = BODY % (first + len(acknowledged))
             try:
-                producer.publish(topic, body)
+                producer.publishes(body)
             except Refused as refusal:
                 return acknowledged, str(refusal)
             acknowledged.append(body)
 
 
-def drain(daemon: Daemon, expected: set[bytes], channel: str) -> None:
-    with Client(daemon.address(), msg_timeout=2000) as consumer:
-        consumer.subscribe("t", channel, 200)
+def drain(daemon: Daemon, expected: set[bytes], channel: str = "c") -> None:
+    with daemon.client(msg_timeout=2000) as consumer:
+        consumer.subscribes(channel=channel.encode(), ready=200)
         missing = set(expected)
-        deadline = time.monotonic() + 20
-        while missing and time.monotonic() < deadline:
-            messages = consumer.messages(1.0)
-            consumer.finish([message.id for message in messages])
+        while missing and (messages := consumer.takes(1, within=20, finishing=True)):
             missing -= {message.body for message in messages}
         assert not missing, f"{len(missing)} lost"
-        wait_until(lambda: not any(count for name, count in daemon.unfinished("t").items() if name == channel))
+        wait_until(lambda: not daemon.unfinished("t")[channel])
 
 
 @pytest.mark.parametrize("level", ["os", "fsync"])
@@ -71,41 +67,38 @@ def test_a_full_disk_refuses_publishers_only(start: StartDaemon, disk, level):
     daemon = start(f"--durability={level}", "--mem-queue-size=50", data_path=disk)
     for channel in ("live", "late"):
         daemon.create_channel("t", channel)
-    with Client(daemon.address(), msg_timeout=1000) as consumer, Client(daemon.address()) as bystander:
+    with daemon.client(msg_timeout=1000) as consumer, daemon.client() as bystander:
         before = [BODY % number for number in range(1000)]
-        bystander.publish("t", *before)
+        bystander.publishes(*before)
         due = time.monotonic() + 2.5
-        bystander.publish_deferred("t", b"deferred", 2500)
+        bystander.defers(b"deferred", 2500)
         filler = fill(disk)
 
         # Publishes are refused, except for messages that fit into space already allocated to the log.
-        acknowledged, refusal = publish_until_refused(daemon, "t", 2000)
+        acknowledged, refusal = publish_until_refused(daemon, 2000)
         assert refusal == "E_PUB_FAILED PUB failed no space left on device"
         big = [b"x" * 100_000] * 5
-        with Client(daemon.address()) as producer, pytest.raises(Refused, match="E_MPUB_FAILED MPUB failed no space"):
-            producer.publish_together("t", big)
-        with Client(daemon.address()) as producer, pytest.raises(Refused, match="E_DPUB_FAILED DPUB failed no space"):
-            producer.publish_deferred("t", big[0], 60_000)
+        with daemon.client() as producer, pytest.raises(Refused, match="E_MPUB_FAILED MPUB failed no space"):
+            producer.publishes_together(big)
+        with daemon.client() as producer, pytest.raises(Refused, match="E_DPUB_FAILED DPUB failed no space"):
+            producer.defers(big[0], 60_000)
         assert daemon.http("pub", big[0], topic="t")[0] == 503
         assert daemon.http("mpub", b"\n".join(big), topic="t")[0] == 503
         assert daemon.http("pub", big[0], topic="new")[0] == 503
         assert daemon.http("ping") == (500, b"NOK - no space left on device")
 
         # Consumers continue: FIN, REQ, timeouts and deferred messages need no disk space.
-        consumer.subscribe("t", "live", 100)
-        first = consumer.take(100)
-        consumer.requeue(first[0].id, 0)
-        consumer.finish(message.id for message in first[2:])
+        first = consumer.subscribes(channel=b"live", ready=100).takes(100)
+        consumer.requeues(first[0]).finishes(first[2:])
         bodies: list[bytes] = []
         again: set[bytes] = set()
         while len(again) < 3 or len(bodies) < 898 + len(acknowledged):
-            messages = consumer.messages(10)
+            messages = consumer.takes(1, within=10, finishing=True)
             assert messages
             again |= {
                 m.body for m in messages if m.attempts == 2 or (m.body == b"deferred" and time.monotonic() >= due)
             }
             bodies += [message.body for message in messages]
-            consumer.finish(message.id for message in messages)
         assert again == {b"deferred", first[0].body, first[1].body}
         assert set(before) | set(acknowledged) | {b"deferred"} == set(bodies) | {m.body for m in first[2:]}
         assert daemon.ping().startswith("NOK")
@@ -113,7 +106,7 @@ def test_a_full_disk_refuses_publishers_only(start: StartDaemon, disk, level):
         # When there is space again, nsqd recovers without help.
         filler.unlink()
         wait_until(lambda: daemon.ping() == "OK")
-        bystander.publish("t", b"after")
+        bystander.publishes(b"after")
         daemon.kill()
 
     everything = {*before, *acknowledged, b"deferred", b"after"}
@@ -127,38 +120,37 @@ def test_a_disk_filled_by_messages_recovers_when_they_are_consumed(start: StartD
     options = ("--max-bytes-per-file=500000", "--sync-timeout=100ms")
     daemon = start(*options, data_path=disk)
     daemon.create_channel("t", "c")
-    acknowledged, refusal = publish_until_refused(daemon, "t", 0)
+    acknowledged, refusal = publish_until_refused(daemon)
     assert "no space left" in refusal
     assert len(acknowledged) * len(BODY) > DISK_MB * 500_000
     if killed:
         daemon.kill()
         daemon = start(*options, data_path=disk)
-    drain(daemon, set(acknowledged), "c")
+    drain(daemon, set(acknowledged))
     wait_until(lambda: daemon.ping() == "OK")
-    with Client(daemon.address()) as producer:
-        producer.publish("t", b"after")
+    daemon.publishes(b"after")
 
 
 def test_an_nsqd_killed_with_a_full_disk_starts_with_all_messages(start: StartDaemon, disk):
     daemon = start("--sync-timeout=50ms", data_path=disk)
     daemon.create_channel("t", "c")
     fill(disk)
-    acknowledged, _ = publish_until_refused(daemon, "t", 0)
+    acknowledged, _ = publish_until_refused(daemon)
     daemon.kill()
     daemon = start(data_path=disk)
-    with Client(daemon.address()) as producer, pytest.raises(Refused):
-        producer.publish("t", *[b"x" * 100_000] * 10)
-    drain(daemon, set(acknowledged), "c")
+    with pytest.raises(Refused):
+        daemon.publishes(*[b"x" * 100_000] * 10)
+    drain(daemon, set(acknowledged))
 
 
 def test_at_level_memory_a_full_disk_refuses_when_memory_is_used_up(start: StartDaemon, disk):
     daemon = start("--durability=memory", "--mem-queue-size=100", data_path=disk)
     daemon.create_channel("t", "c")
     filler = fill(disk)
-    acknowledged, refusal = publish_until_refused(daemon, "t", 0)
+    acknowledged, refusal = publish_until_refused(daemon)
     assert refusal == "E_PUB_FAILED PUB failed no space left on device"
     assert len(acknowledged) >= 100
     assert daemon.ping().startswith("NOK")
-    drain(daemon, set(acknowledged), "c")
+    drain(daemon, set(acknowledged))
     filler.unlink()
     wait_until(lambda: daemon.ping() == "OK")

@@ -13,31 +13,12 @@ from nsq_compat.log.data_path import our_folder, topic_folder
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol import message
 from nsq_compat.queue.ids import MessageIds
-from tests.faults.disk import SimulatedDisk
+from tests.faults.disk import Crash, DyingDisk
 
 NOW_NS = 1_700_000_000_000_000_000
 IDS = list(map(MessageIds(7).take_one, repeat(NOW_NS, 100)))
-CHANGING = ("open", "pwrite", "fsync", "fdatasync", "fsync_folder", "rename", "unlink", "mkdir", "rmdir")
+ENDLESS = 1 << 60
 EXPECTED = {"a": [1, 2, 7, 8], "b": [1, 7, 8]}
-
-
-class PowerCut(BaseException):
-    """The simulated power cut."""
-
-
-class Disk(SimulatedDisk):
-    """A disk that raises ``PowerCut`` at one of its calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = 1 << 60
-
-    def __getattribute__(self, name):
-        if name in CHANGING:
-            self.left -= 1
-            if self.left <= 0:
-                raise PowerCut
-        return super().__getattribute__(name)
 
 
 def write_go_messages(disk, channel, *numbers):
@@ -46,7 +27,7 @@ def write_go_messages(disk, channel, *numbers):
 
 
 def go_data_path():
-    disk = Disk()
+    disk = DyingDisk()
     disk.mkdir("/data")
     disk.fsync_folder("/")
     write_go_messages(disk, None, 7, 8)
@@ -75,24 +56,20 @@ def steps():
     return before - disk.left
 
 
+def cut_after(number, disk, random):
+    disk.left = number
+    with suppress(Crash):
+        run_takeover(disk)
+    disk.left = ENDLESS
+    return disk.power_cut(random)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_power_cut_during_a_takeover_keeps_every_message_once(seed):
     random = Random(seed)
     for number in range(2, steps() + 1):
-        disk = go_data_path()
-        disk.left = number
-        try:
-            run_takeover(disk)
-        except PowerCut:
-            disk.left = 1 << 60
-        disk = disk.power_cut(random)
+        disk = cut_after(number, go_data_path(), random)
         if random.random() < 0.5:  # and a second cut during recovery
-            disk.left = random.randrange(2, 40)
-            try:
-                run_takeover(disk)
-            except PowerCut:
-                disk.left = 1 << 60
-            disk = disk.power_cut(random)
-        disk.left = 1 << 60
+            disk = cut_after(random.randrange(2, 40), disk, random)
         run_takeover(disk)
         assert recovered_messages(disk) == EXPECTED, (seed, number)

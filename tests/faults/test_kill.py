@@ -1,13 +1,20 @@
-"""F1: nsqd is killed repeatedly at random moments, and no acknowledged message is lost."""
+"""F1: nsqd is killed repeatedly, and no acknowledged message is lost: at random moments, long before its checkpoint
+interval has passed, and while messages move to a dead-letter topic.
+"""
 
+import contextlib
+import os
+import time
+from collections import Counter
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from tests.faults.conftest import LONG_ROUNDS, StartDaemon
-from tests.faults.daemon import Daemon
+from tests.faults.daemon import Daemon, wait_until
 from tests.faults.traffic import Traffic
+from tests.v2_client import GONE
 
 
 def settings(random: Random, *levels: str) -> list[str]:
@@ -79,11 +86,110 @@ def test_the_checker_detects_redeliveries_without_checkpoints(start, seed, tmp_p
     daemon = start("--durability=os", "--sync-timeout=50ms")
     traffic.add_channel(daemon, traffic.orders, "a")
     traffic.run(daemon, 1, Daemon.kill)
-    forget_checkpoints(tmp_path)
+    for checkpoint in tmp_path.glob("nsq_compat/*.topic/checkpoint"):
+        checkpoint.unlink()
     traffic.drain(start("--durability=os"))
     assert any("finished before the last checkpoint" in problem for problem in traffic.check())
 
 
-def forget_checkpoints(data_path: Path) -> None:
-    for folder in (data_path / "nsq_compat").glob("*.topic"):
-        (folder / "checkpoint").unlink()
+# --- Short lives ------------------------------------------------------------------------------------------------------
+
+LIVES = 4
+CHECKPOINTED, NOT_CHECKPOINTED = 200, 100
+"""Messages finished in each life before its last checkpoint, and after it."""
+
+
+def wait_for_checkpoint(daemon: Daemon, unfinished: int) -> None:
+    """Wait for a checkpoint with at most `unfinished` unfinished messages of the channel."""
+    wait_until(lambda: daemon.checkpoint_says_unfinished("t", "c") <= unfinished)
+
+
+def test_a_crash_loop_redelivers_only_messages_finished_after_the_last_checkpoint(start: StartDaemon):
+    total = LIVES * (CHECKPOINTED + NOT_CHECKPOINTED)
+    delivered: list[bytes] = []
+    for life in range(LIVES):
+        daemon = start("--sync-timeout=60s")
+        if not life:
+            daemon.create_channel("t", "c")
+            with daemon.client() as producer:
+                producer.publishes_together([b"%d" % number for number in range(total)])
+        with daemon.client() as consumer:
+            consumer.subscribes(ready=1)
+            for count in (CHECKPOINTED, NOT_CHECKPOINTED):
+                for _ in range(count):
+                    [message] = consumer.takes(1, finishing=True)
+                    delivered.append(message.body)
+                if count == CHECKPOINTED:
+                    wait_for_checkpoint(daemon, total - len(set(delivered)) + 1)
+        daemon.kill()
+    duplicates = len(delivered) - len(set(delivered))
+    print(f"{LIVES} lives, {len(delivered)} delivered, {duplicates} of them again")
+    assert duplicates <= (LIVES - 1) * (NOT_CHECKPOINTED + 2)
+
+
+def test_a_requeue_delay_survives_a_crash_and_a_lost_checkpoint(start: StartDaemon, tmp_path):
+    daemon = start("--sync-timeout=60s")
+    daemon.create_channel("t", "c")
+    daemon.publishes(b"later", b"finished", b"never taken")
+    with daemon.client() as consumer:
+        later, finished = consumer.subscribes(ready=2).takes(2)
+        consumer.requeues(later, 3_000_000).finishes([finished])
+        wait_until(lambda: next(daemon.channels("t"))["deferred_count"] == 1)
+        for lost in (False, True):
+            daemon.kill()
+            if lost:
+                os.unlink(tmp_path / "nsq_compat" / "t.topic" / "checkpoint")
+            daemon = start("--sync-timeout=60s")
+            [channel] = daemon.channels("t")
+            assert channel["deferred_count"] == 1
+            assert not lost or "there is no checkpoint" in daemon.log
+            wait_for_checkpoint(daemon, 3)
+
+
+# --- Dead letters -----------------------------------------------------------------------------------------------------
+
+DEAD = "orders.archive.dead"
+
+
+def refuse_everything(daemon: Daemon, seconds: float) -> None:
+    """A consumer that requeues every message."""
+    until = time.monotonic() + seconds
+    with contextlib.suppress(*GONE), daemon.client() as consumer:
+        consumer.subscribes(b"orders", b"archive", ready=50)
+        while (left := until - time.monotonic()) > 0:
+            for message in consumer.messages(left):
+                consumer.requeues(message)
+
+
+def check_dead_letters_survive_kills(start: StartDaemon, config: Path, random: Random, rounds: int) -> None:
+    """Each arrives, with at most one repetition per kill."""
+    config.write_text("[[policies]]\nmax_attempts = 2\n")
+    acknowledged: list[bytes] = []
+    for number in range(rounds):
+        options = (f"--durability={random.choice(('os', 'fsync'))}", "--sync-timeout=50ms", "--mem-queue-size=100")
+        daemon = start(f"--config={config}", *options)
+        bodies = [b"%d %d" % (number, each) for each in range(random.randrange(50, 400))]
+        with daemon.client() as producer:
+            producer.publishes_together(bodies, b"orders")
+        acknowledged += bodies
+        refuse_everything(daemon, random.uniform(0.0, 0.4))
+        daemon.kill()
+    daemon = start(f"--config={config}", "--msg-timeout=1s")
+    wait_until(lambda: any(daemon.channels("orders")))
+    while daemon.unfinished("orders")["archive"]:
+        refuse_everything(daemon, 0.5)
+    (channel,) = daemon.channels(DEAD)
+    there = Counter(daemon.consumes(channel["depth"], DEAD.encode(), b"redrive"))
+    assert set(there) == set(acknowledged)
+    assert max(there.values()) <= 1 + rounds
+    print(f"acknowledged {len(acknowledged)}, in the dead-letter topic {sum(there.values())}")
+
+
+def test_messages_on_their_way_to_the_dead_letter_topic_survive_kill_9(start, seed, tmp_path):
+    check_dead_letters_survive_kills(start, tmp_path / "nsqd.cfg", Random(seed), 5)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_messages_on_their_way_to_the_dead_letter_topic_survive_many_kills(start, seed, tmp_path):
+    check_dead_letters_survive_kills(start, tmp_path / "nsqd.cfg", Random(seed), LONG_ROUNDS // 4)

@@ -3,41 +3,26 @@ seconds; consumers and publishers are not affected.
 """
 
 import json
-import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 from urllib.request import urlopen
 
 import pytest
 
 from nsq_conformance.nsqlookupd_process import installed_nsqlookupd
-from tests.faults.client import Client
 from tests.faults.conftest import StartDaemon
-from tests.faults.daemon import Daemon
-from tests.faults.directory import Directory
-from tests.faults.ledger import ChannelLedger
-from tests.faults.network import Cable
-from tests.faults.traffic import Traffic
-from tests.faults.waiting import wait_until
+from tests.faults.daemon import Daemon, Directory, wait_until
+from tests.faults.traffic import ChannelLedger, Traffic
+from tests.v2_client import sized
 
 WITHIN = 40.0
 """Longest wait in seconds; on an idle machine a few are enough."""
 BROADCAST = "--broadcast-address=127.0.0.1"
-
-
-@pytest.fixture
-def directories() -> Iterator[list[Directory]]:
-    """Two nsqlookupds."""
-    both = [Directory().start() for _ in range(2)]
-    yield both
-    for each in both:
-        each.end()
 
 
 def started(start: StartDaemon, directories: list[Directory], *options: str) -> Daemon:
@@ -55,25 +40,21 @@ def registered_again(directory: Directory, topics: set[str]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_restarted_nsqlookupd_knows_all_registrations_within_seconds(
-    start: StartDaemon, directories: list[Directory], number: int
-):
+def test_a_restarted_nsqlookupd_knows_all_registrations_within_seconds(start, directories, number):
     ended, other = directories
     daemon = started(start, directories)
-    with Client(daemon.address()) as consumer, Client(daemon.address()) as producer:
-        consumer.subscribe("before", "c", 10)
-        os.kill(ended.pid, number)
+    with daemon.client() as consumer, daemon.client() as producer:
+        consumer.subscribes(b"before", ready=10)
+        ended.send_signal(number)
         ended.end()
-        producer.publish("during", b"x")
-        producer.publish("before", b"x")
-        (message,) = consumer.take(1)
-        consumer.finish([message.id])
+        producer.publishes(b"x", topic=b"during").publishes(b"x", topic=b"before")
+        assert consumer.takes(1, finishing=True)
         wait_until(lambda: other.topics() == {"before", "during"}, WITHIN)
         ended.start()
         registered_again(ended, {"before", "during"})
         assert ended.get("/channels", topic="before") == {"channels": ["c"]}
-        producer.publish("before", b"x")
-        assert consumer.take(1)
+        producer.publishes(b"x", topic=b"before")
+        assert consumer.takes(1)
 
 
 def test_a_hanging_nsqlookupd_delays_neither_the_other_nor_publishers(start: StartDaemon, directories: list[Directory]):
@@ -81,41 +62,33 @@ def test_a_hanging_nsqlookupd_delays_neither_the_other_nor_publishers(start: Sta
     daemon = started(start, directories, "--http-client-request-timeout=2s")
     hung.hang()
     names = {f"topic{number}" for number in range(20)}
-    with Client(daemon.address()) as client:
+    with daemon.client() as client:
         for name in names:
-            client.publish(name, b"x")
+            client.publishes(b"x", topic=name.encode())
             daemon.create_channel(name, "c")
         wait_until(lambda: other.topics() == {"before", *names}, WITHIN)
         wait_until(lambda: all(each["depth"] == 0 for each in daemon.stats()), WITHIN)
-        client.subscribe("topic7", "c", 1)
-        assert client.take(1)
+        assert client.subscribes(b"topic7", ready=1).takes(1)
     hung.go_on()
     registered_again(hung, {"before", *names})
 
 
-def test_a_message_published_during_the_lookup_of_channels_reaches_them_after_a_kill(
-    start: StartDaemon, directories: list[Directory]
-):
+def test_a_message_published_during_the_lookup_of_channels_reaches_them_after_a_kill(start, directories):
     asked, _ = directories
     daemon = started(start, directories, "--http-client-request-timeout=300s")
     asked.create_channel("new", "elsewhere")
     asked.hang()
-    with Client(daemon.address()) as producer:
-        producer.publish("new", b"acknowledged")
-        producer.publish_deferred("new", b"and deferred", 1)
+    with daemon.client() as producer:
+        producer.publishes(b"acknowledged", topic=b"new").defers(b"and deferred", 1, b"new")
     assert daemon.stats("new")[0]["depth"] == 2
     daemon.kill()
     asked.go_on()
     daemon = start(BROADCAST, *(each.flag for each in directories))
-    with Client(daemon.address()) as consumer:
-        wait_until(lambda: daemon.unfinished("new") == {"elsewhere": 2}, WITHIN)
-        consumer.subscribe("new", "elsewhere", 10)
-        assert {message.body for message in consumer.take(2)} == {b"acknowledged", b"and deferred"}
+    wait_until(lambda: daemon.unfinished("new") == {"elsewhere": 2}, WITHIN)
+    assert set(daemon.consumes(2, b"new", b"elsewhere")) == {b"acknowledged", b"and deferred"}
 
 
-def test_repeated_kills_during_lookups_of_channels_lose_no_message(
-    start: StartDaemon, directories: list[Directory], seed: int, tmp_path: Path
-):
+def test_repeated_kills_during_lookups_of_channels_lose_no_message(start, directories, seed, tmp_path):
     hung, _ = directories
     traffic = Traffic(seed, tmp_path)
     for each in directories:
@@ -126,7 +99,7 @@ def test_repeated_kills_during_lookups_of_channels_lose_no_message(
         memory = traffic.random.choice((0, 20, 10_000))
         flags = [each.flag for each in directories]
         patience = "--http-client-request-timeout=300s"
-        daemon = start(BROADCAST, *flags, patience, f"--durability={level}", f"--mem-queue-size={memory}")
+        daemon: Daemon = start(BROADCAST, *flags, patience, f"--durability={level}", f"--mem-queue-size={memory}")
         if not traffic.orders.channels:
             wait_until(lambda: daemon.log.count("peer info") == 2, WITHIN)
             hung.hang()
@@ -153,18 +126,13 @@ def test_a_clean_stop_does_not_wait_for_a_hanging_nsqlookupd(start: StartDaemon,
     hung, other = directories
     daemon = started(start, directories, "--http-client-request-timeout=300s")
     hung.hang()
-    with Client(daemon.address()) as producer:
-        producer.publish("new", b"x")
-    daemon.signal(signal.SIGTERM)
+    daemon.publishes(b"x", topic=b"new")
+    daemon.send_signal(signal.SIGTERM)
     assert daemon.wait_for_end(WITHIN) == 0
     wait_until(lambda: other.topics() == set(), WITHIN)
 
 
 # --- Invalid answers --------------------------------------------------------------------------------------------------
-
-
-def sized(data: bytes) -> bytes:
-    return len(data).to_bytes(4, "big") + data
 
 
 def with_greeting(random: Random) -> bytes:
@@ -219,29 +187,22 @@ def test_invalid_answers_of_an_nsqlookupd_have_no_effect(start: StartDaemon, dir
     babblers = [InvalidLookupd(Random(seed + number)) for number in range(5)]
     try:
         daemon = started(start, directories, *(each.flag for each in babblers))
-        with Client(daemon.address()) as client:
+        with daemon.client() as client:
             deadline = time.monotonic() + WITHIN
             topics = {"before"}
             while sum(each.heard for each in babblers) < 20 and time.monotonic() < deadline:
                 topics.add(name := f"topic{len(topics)}")
-                client.publish(name, b"x")
+                client.publishes(b"x", topic=name.encode())
                 time.sleep(0.1)
             wait_until(lambda: all(each.topics() == topics for each in directories), WITHIN)
             wait_until(lambda: daemon.unfinished("topic1") == {}, WITHIN)
-            client.subscribe("topic1", "c", 1)
-            assert client.take(1)
+            assert client.subscribes(b"topic1", ready=1).takes(1)
     finally:
         for babbler in babblers:
             babbler.stop()
 
 
 # --- Network cuts -----------------------------------------------------------------------------------------------------
-
-FAR = """
-import os
-os.execv({program!r}, [{program!r}, "--log-level=fatal", "--broadcast-address={host}",
-                       "--tcp-address={host}:4160", "--http-address={host}:4161"])
-"""
 
 
 def _lost(host: str, daemon: Daemon) -> bool:
@@ -256,18 +217,18 @@ def topics_at(host: str) -> set[str]:
     return set()
 
 
-def test_registrations_are_complete_soon_after_a_network_cut(start: StartDaemon, directories: list[Directory]):
+def test_registrations_are_complete_soon_after_a_network_cut(start, directories, cable):
     near, _ = directories
-    with Cable() as cable, cable.run(FAR.format(program=installed_nsqlookupd(), host=cable.far)):
+    addresses = (f"--tcp-address={cable.far}:4160", f"--http-address={cable.far}:4161")
+    with cable.run(installed_nsqlookupd(), "--log-level=fatal", f"--broadcast-address={cable.far}", *addresses):
         daemon = started(start, directories, f"--lookupd-tcp-address={cable.far}:4160")
         wait_until(lambda: topics_at(cable.far) == {"before"}, WITHIN)
         cable.cut()
-        with Client(daemon.address()) as client:
-            client.publish("during", b"x")
+        with daemon.client() as client:
+            client.publishes(b"x", topic=b"during")
             wait_until(lambda: near.topics() == {"before", "during"}, WITHIN)
             wait_until(lambda: _lost(cable.far, daemon), WITHIN)
             daemon.create_channel("during", "c")
-            client.subscribe("during", "c", 1)
-            assert client.take(1)
+            assert client.subscribes(b"during", ready=1).takes(1)
         cable.mend()
         wait_until(lambda: topics_at(cable.far) == {"before", "during"}, WITHIN)

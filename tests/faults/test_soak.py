@@ -5,23 +5,29 @@ traffic, disturbances and idle periods; in each idle period, descriptors, greenl
 FAULT_SOAK_MINUTES sets the length of the long test (default: 30).
 """
 
+import json
 import os
 import re
+import signal
+import socket
+import struct
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from http.client import HTTPException
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import pytest
 
 from tests.faults.conftest import StartDaemon
-from tests.faults.daemon import Daemon
+from tests.faults.daemon import Daemon, wait_until
 from tests.faults.test_kill import settings
 from tests.faults.traffic import Traffic
-from tests.faults.trouble import Trouble
-from tests.faults.waiting import wait_until
+from tests.v2_client import GONE, Client, Refused, pub
 
 SOAK_SECONDS = 60 * float(os.environ.get("FAULT_SOAK_MINUTES") or 30)
 PATIENCE = 300.0
@@ -31,6 +37,99 @@ _SPARE_DESCRIPTORS = 10
 _SPARE_GREENLETS = 3
 _SPARE_MB = 25
 """Tolerance, because memory that a busier round needed stays with the process."""
+_INCOMPLETE_COMMANDS = (
+    b"",
+    b"  V",
+    b"  V2PUB or",
+    b"  V2PUB orders\n\0\0",
+    b"  V2" + pub(b"half", topic=b"orders")[:-2],
+)
+
+
+class Trouble(threading.Thread):
+    """A context manager that causes disturbances one after the other, in an order drawn from the seed.
+
+    It does not use the topics of ``Traffic``, except for commands without effect.
+    """
+
+    def __init__(self, daemon: Daemon, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.count = 0
+        self._daemon = daemon
+        self._random = Random(seed)
+        self._over = threading.Event()
+        self._troubles: tuple[Callable[[], None], ...] = (
+            self._incomplete_commands,
+            self._garbage,
+            self._unread_deliveries,
+            self._create_and_delete_topics,
+            self._dead_letters,
+            self._hang,
+            self._read_requests,
+        )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._over.wait(self._random.uniform(0.0, 0.1)):
+            with suppress(*GONE, HTTPException, Refused):  # nsqd may have ended
+                self._random.choice(self._troubles)()
+                self.count += 1
+
+    def _incomplete_commands(self) -> None:
+        with ExitStack() as clients:
+            for _ in range(20):
+                clients.enter_context(self._daemon.client(self._random.choice(_INCOMPLETE_COMMANDS)))
+            self._over.wait(0.2)
+
+    def _garbage(self) -> None:
+        for address in (self._daemon.tcp_address, self._daemon.http_address):
+            Client(address, self._random.randbytes(1000)).close()
+
+    def _unread_deliveries(self) -> None:
+        """Subscribe to a separate channel, read nothing, and close with a reset."""
+        with self._daemon.client(b"  V2SUB orders deaf#ephemeral\nRDY 2500\n") as client:
+            self._over.wait(0.2)
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def _create_and_delete_topics(self) -> None:
+        name = f"passing{self._random.randrange(5)}"
+        self._daemon.create_channel(name, "c")
+        with self._daemon.client() as client:
+            client.publishes_together([b"x" * 1000] * 100, name.encode()).defers(b"late", 100, name.encode())
+        self._daemon.control("delete", name)
+
+    def _dead_letters(self) -> None:
+        """Set a policy, use it, and remove it."""
+        self._put_policies([{"topic": "failing", "max_attempts": 1, "dead_letter_topic": "dead", "max_rate": 1000}])
+        with self._daemon.client() as client:
+            client.publishes_together([b"bad"] * 20, b"failing").subscribes(b"failing", ready=20)
+            for message in client.takes(20, within=5):
+                client.requeues(message)
+        self._put_policies([])
+        for name in ("failing", "dead"):
+            self._daemon.http("topic/delete", b"", topic=name)
+
+    def _put_policies(self, policies: object) -> None:
+        self._daemon.asks("PUT", "/config/policies", json.dumps(policies).encode())
+
+    def _hang(self) -> None:
+        self._daemon.send_signal(signal.SIGHUP)
+        self._daemon.hang()
+        try:
+            self._over.wait(self._random.uniform(0.0, 0.3))
+        finally:
+            self._daemon.go_on()
+
+    def _read_requests(self) -> None:
+        for path in ("stats", "metrics", "ping", "info", "topic/recent?topic=orders", "nothing"):
+            self._daemon.http(path)
 
 
 class Rest(NamedTuple):

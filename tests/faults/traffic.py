@@ -1,49 +1,194 @@
 """Producers and consumers that use all features of NSQ and record in ledgers what nsqd must deliver.
 
+A ledger records published, delivered and finished messages. A body has its producer and its number, and so identifies
+its message. `began` and `due` are monotonic times; times of finishing are wall-clock times, because they are compared
+with those of files.
+
 A FIN has no answer. Therefore a consumer sometimes finishes an unknown message: the error confirms all earlier FINs.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
-from tests.faults.client import Client, Gone, Refused
 from tests.faults.daemon import Daemon
-from tests.faults.ledger import ChannelLedger, Ledger
+from tests.v2_client import GONE, Client, Refused, pub
 
 MSG_TIMEOUT_MS = 1000
 _MARKER = b"0" * 16
 _MAX_BACKLOG = 3000
 _WAIT = 0.05
 _CHECKPOINT_POLL_SECONDS = 0.005
+_MAX_EARLINESS = 0.005
+"""Tolerance for early deferred messages, in seconds: clocks differ by this between two lives of a process."""
+_SHOWN = 20
 
 
-class Producer(threading.Thread):
-    """Publishes until it is stopped or nsqd is gone."""
+# --- The record of what must be delivered -----------------------------------------------------------------------------
 
-    def __init__(self, traffic: "Traffic", ledger: Ledger, address: tuple[str, int], name: str, seed: int) -> None:
+
+class Sent(NamedTuple):
+    """A message that is being published."""
+
+    began: float
+    due: float
+
+
+@dataclass
+class ChannelLedger:
+    """A channel with its deliveries and finished messages. `since`: monotonic time from which it surely existed."""
+
+    name: str
+    since: float
+    seen: set[bytes] = field(default_factory=set)
+    confirmed: dict[bytes, float] = field(default_factory=dict)
+    """Messages whose FIN nsqd has confirmed in this life, with times."""
+    settled: set[bytes] = field(default_factory=set)
+    """Messages finished before the last checkpoint, which must not return."""
+    attempts: dict[bytes, int] = field(default_factory=dict)
+    """The attempts of a message seen in this life of nsqd, a bit for each number."""
+    deliveries: int = 0
+    finishes: int = 0
+    missed: int = 0
+    """Messages acknowledged before the channel existed."""
+
+
+class Ledger:
+    """The ledger of a topic; thread-safe."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.sent: dict[bytes, Sent] = {}
+        self.acknowledged: set[bytes] = set()
+        self.channels: dict[str, ChannelLedger] = {}
+        self.problems: list[str] = []
+        self._together: list[Sequence[bytes]] = []
+        self._lock = threading.Lock()
+
+    # --- Producers ----------------------------------------------------------------------------------------------------
+
+    def begin(self, bodies: Sequence[bytes], now: float, defer: float = 0.0, together: bool = False) -> None:
+        """Record messages before they are sent; with `together`, all or none must arrive."""
+        with self._lock:
+            self.sent.update((body, Sent(now, now + defer)) for body in bodies)
+            if together:
+                self._together.append(bodies)
+
+    def acknowledge(self, bodies: Iterable[bytes]) -> None:
+        """Record nsqd's OK."""
+        with self._lock:
+            self.acknowledged.update(bodies)
+
+    @property
+    def backlog(self) -> int:
+        """The approximate backlog of the slowest channel."""
+        behind = [len(self.acknowledged) - each.missed - each.finishes for each in self.channels.values()]
+        return max(behind, default=0)
+
+    # --- Consumers ----------------------------------------------------------------------------------------------------
+
+    def see(self, channel: ChannelLedger, body: bytes, now: float, attempt: int) -> None:
+        """Record the delivery of a message."""
+        with self._lock:
+            before = channel.attempts.get(body, 0)
+            channel.attempts[body] = before | 1 << attempt
+            # An old delivery may have waited in a socket until it timed out and another consumer finished the message.
+            is_late = not before & 1 << attempt and before > 1 << attempt
+            channel.deliveries += 1
+            channel.seen.add(body)
+            sent = self.sent.get(body)
+            if sent is None:
+                self._complain(channel, "was delivered, but never sent", body)
+            elif now < sent.due - _MAX_EARLINESS:
+                self._complain(channel, f"was delivered {sent.due - now:.3f} s early", body)
+            if body in channel.settled:
+                self._complain(channel, "was delivered again, though finished before the last checkpoint", body)
+            if body in channel.confirmed and not is_late:
+                self._complain(channel, "was delivered again, though finished and without a kill", body)
+
+    def confirm(self, channel: ChannelLedger, bodies: Iterable[bytes], at: float) -> None:
+        """Record that nsqd has executed the FINs of these messages."""
+        with self._lock:
+            for body in bodies:
+                channel.confirmed[body] = at
+                channel.finishes += 1
+
+    # --- Ends ---------------------------------------------------------------------------------------------------------
+
+    def settle(self, known_until: float) -> None:
+        """Record the end of nsqd. Messages finished until `known_until` (wall clock) must not return."""
+        with self._lock:
+            for channel in self.channels.values():
+                channel.settled |= {body for body, at in channel.confirmed.items() if at < known_until}
+                channel.confirmed.clear()
+                channel.attempts.clear()
+
+    def check(self) -> list[str]:
+        """Check the ledger after everything is drained; returns a sentence for each error."""
+        problems = list(self.problems)
+        for channel in self.channels.values():
+            expected = {body for body in self.acknowledged if self.sent[body].began >= channel.since}
+            lost = expected - channel.seen
+            if lost:
+                problems.append(f"{self.topic}/{channel.name}: {len(lost)} acknowledged but lost: {_some(lost)}")
+            for bodies in self._together:
+                came = channel.seen.intersection(bodies)
+                if came and len(came) < len(bodies) and self.sent[bodies[0]].began >= channel.since:
+                    problems.append(
+                        f"{self.topic}/{channel.name}: a partial MPUB was delivered, without {_some({*bodies} - came)}"
+                    )
+        return problems
+
+    def _complain(self, channel: ChannelLedger, what: str, body: bytes) -> None:
+        if len(self.problems) < _SHOWN:
+            self.problems.append(f"{self.topic}/{channel.name}: {_name(body)} {what}")
+
+
+def _name(body: bytes) -> str:
+    return body.partition(b" ")[0].decode()
+
+
+def _some(bodies: Iterable[bytes]) -> str:
+    return ", ".join(sorted(map(_name, bodies))[:_SHOWN])
+
+
+# --- Clients ----------------------------------------------------------------------------------------------------------
+
+
+class _Worker(threading.Thread):
+    def __init__(self, traffic: "Traffic", daemon: Daemon, ledger: Ledger) -> None:
         super().__init__(daemon=True)
         self._traffic = traffic
+        self._daemon = daemon
         self._ledger = ledger
-        self._address = address
+        self._topic = ledger.topic.encode()
+        self._random = Random(traffic.random.getrandbits(32))
+
+
+class Producer(_Worker):
+    """Publishes until it is stopped or nsqd is gone."""
+
+    def __init__(self, traffic: "Traffic", daemon: Daemon, ledger: Ledger, name: str) -> None:
+        super().__init__(traffic, daemon, ledger)
         self._producer = name
-        self._random = Random(seed)
         self._count = 0
         self._ways = (self._publish, self._publish, self._publish_together, self._publish_deferred)
 
     def run(self) -> None:
         try:
-            with Client(self._address) as client:
+            with self._daemon.client() as client:
                 while not self._traffic.stopping.is_set():
                     if self._ledger.backlog < _MAX_BACKLOG:
                         self._random.choice(self._ways)(client)
                     time.sleep(self._random.uniform(0, 0.004))
-        except Gone:
+        except GONE:
             pass
         except Refused as refusal:
             self._traffic.refusals.append(str(refusal))
@@ -51,22 +196,22 @@ class Producer(threading.Thread):
     def _publish(self, client: Client) -> None:
         bodies = self._bodies(self._random.randint(1, 20))
         self._ledger.begin(bodies, time.monotonic())
-        client.start_publishing(self._ledger.topic, *bodies)
+        client.says(pub(*bodies, topic=self._topic))
         for body in bodies:
-            client.expect_ok()
+            client.hears(b"OK")
             self._ledger.acknowledge([body])
 
     def _publish_together(self, client: Client) -> None:
         bodies = self._bodies(self._random.randint(1, 50))
         self._ledger.begin(bodies, time.monotonic(), together=True)
-        client.publish_together(self._ledger.topic, bodies)
+        client.publishes_together(bodies, self._topic)
         self._ledger.acknowledge(bodies)
 
     def _publish_deferred(self, client: Client) -> None:
         bodies = self._bodies(1)
         delay_ms = self._random.randint(1, 1500)
         self._ledger.begin(bodies, time.monotonic(), defer=delay_ms / 1000)
-        client.publish_deferred(self._ledger.topic, bodies[0], delay_ms)
+        client.defers(bodies[0], delay_ms, self._topic)
         self._ledger.acknowledge(bodies)
 
     def _bodies(self, count: int) -> list[bytes]:
@@ -75,38 +220,21 @@ class Producer(threading.Thread):
         return [b"%s-%d %s" % (self._producer.encode(), self._count - each, b"x" * size) for each in range(count)]
 
 
-class Consumer(threading.Thread):
+class Consumer(_Worker):
     """Consumes a channel. A calm consumer only finishes; others also requeue, touch and let messages time out."""
 
-    def __init__(
-        self,
-        traffic: "Traffic",
-        ledger: Ledger,
-        channel: ChannelLedger,
-        address: tuple[str, int],
-        seed: int,
-        calm: bool,
-    ) -> None:
-        super().__init__(daemon=True)
-        self._traffic = traffic
-        self._ledger = ledger
+    def __init__(self, traffic: "Traffic", daemon: Daemon, ledger: Ledger, channel: ChannelLedger, calm: bool) -> None:
+        super().__init__(traffic, daemon, ledger)
         self._channel = channel
-        self._address = address
-        self._random = Random(seed)
         self._calm = calm
         self._unconfirmed: deque[dict[bytes, bytes]] = deque()
 
     def run(self) -> None:
         ready = 2000 if self._calm else self._random.choice((1, 20, 200))
-        try:
-            with Client(self._address, msg_timeout=MSG_TIMEOUT_MS, heartbeat_interval=5000) as client:
-                client.subscribe(self._ledger.topic, self._channel.name, ready)
-                while not self._traffic.stopping.is_set():
-                    self._consume(client)
-                while self._unconfirmed:
-                    self._consume(client)
-        except Gone:
-            pass
+        with suppress(*GONE), self._daemon.client(msg_timeout=MSG_TIMEOUT_MS, heartbeat_interval=5000) as client:
+            client.subscribes(self._topic, self._channel.name.encode(), ready)
+            while self._unconfirmed or not self._traffic.stopping.is_set():
+                self._consume(client)
 
     def _consume(self, client: Client) -> None:
         finished: dict[bytes, bytes] = {}
@@ -116,17 +244,14 @@ class Consumer(threading.Thread):
             if dice > 0.15:
                 finished[message.id] = message.body
             elif dice > 0.07:
-                client.requeue(message.id, self._random.choice((0, 0, 100, 500)))
+                client.requeues(message, self._random.choice((0, 0, 100, 500)))
             elif dice > 0.05:
-                client.touch(message.id)
+                client.says(b"TOUCH %b\n" % message.id)
         if finished:
-            client.finish([*finished, _MARKER])
+            client.says(*(b"FIN %b\n" % message_id for message_id in (*finished, _MARKER)))
             self._unconfirmed.append(finished)
-        self._hear_errors(client)
-
-    def _hear_errors(self, client: Client) -> None:
-        while client.errors:
-            code, _, message_id, *_ = client.errors.popleft().split(b" ")
+        for error in client.errors():
+            code, _, message_id, *_ = error.split(b" ")
             if message_id == _MARKER:
                 self._ledger.confirm(self._channel, self._unconfirmed.popleft().values(), time.time())
             elif code == b"E_FIN_FAILED":  # the message has timed out
@@ -134,15 +259,8 @@ class Consumer(threading.Thread):
                     finished.pop(message_id, None)
 
 
-class Operator(threading.Thread):
+class Operator(_Worker):
     """Pauses the topic and its channels for short times."""
-
-    def __init__(self, traffic: "Traffic", daemon: Daemon, ledger: Ledger, seed: int) -> None:
-        super().__init__(daemon=True)
-        self._traffic = traffic
-        self._daemon = daemon
-        self._ledger = ledger
-        self._random = Random(seed)
 
     def run(self) -> None:
         with suppress(OSError, HTTPException):  # nsqd is gone
@@ -218,7 +336,7 @@ class Traffic:
         self._round += 1
         self.stopping.clear()
         watches = {ledger: CheckpointWatch(daemon, ledger.topic) for ledger in self.ledgers}
-        operator = Operator(self, daemon, self.orders, self.random.getrandbits(32))
+        operator = Operator(self, daemon, self.orders)
         threads = [*self._producers(daemon), *self._consumers(daemon, 2), *watches.values(), operator]
         for thread in threads:
             thread.start()
@@ -276,11 +394,11 @@ class Traffic:
     def _producers(self, daemon: Daemon) -> Iterable[Producer]:
         for number, ledger in enumerate((self.orders, self.orders, self.bare)):
             name = f"{ledger.topic}{number}.{self._round}"
-            yield Producer(self, ledger, daemon.address(), name, self.random.getrandbits(32))
+            yield Producer(self, daemon, ledger, name)
 
     def _consumers(self, daemon: Daemon, each: int, calm: bool = False) -> list[Consumer]:
         return [
-            Consumer(self, ledger, channel, daemon.address(), self.random.getrandbits(32), calm)
+            Consumer(self, daemon, ledger, channel, calm)
             for ledger in self.ledgers
             for channel in ledger.channels.values()
             for _ in range(each)

@@ -13,7 +13,7 @@ from nsq_compat.godata.format import GoMessage, Positions, encode_record, frame_
 from nsq_compat.godata.reader import QueueReport, read_queue
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, decode_metadata, save_metadata
-from tests.faults.dying import Crash, Dying
+from tests.faults.disk import Crash, DyingFiles
 
 TOPICS = (TopicMetadata("t", True, (ChannelMetadata("c", True),)), TopicMetadata("idle"))
 
@@ -124,7 +124,7 @@ def test_all_messages_are_ours_or_gos_at_whatever_step_the_process_is_killed(tmp
         folder.mkdir()
         ours(folder)
         try:
-            run(Dying(number), folder, folder)
+            run(DyingFiles(number), folder, folder)
         except Crash:
             recover(OsFiles(), str(folder))
         else:
@@ -147,11 +147,11 @@ def test_the_process_may_be_killed_again_while_it_recovers(tmp_path):
         folder.mkdir()
         ours(folder)
         try:
-            run(Dying(number), folder, folder)
+            run(DyingFiles(number), folder, folder)
         except Crash:
             for again in range(1, 12):
                 try:
-                    recover(Dying(again), str(folder))
+                    recover(DyingFiles(again), str(folder))
                 except Crash:
                     continue
         recover(OsFiles(), str(folder))

@@ -18,7 +18,7 @@ from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadat
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol import message
 from nsq_compat.queue.ids import MessageIds
-from tests.faults.dying import Crash, Dying
+from tests.faults.disk import Crash, DyingFiles
 
 NOW_NS = 1_700_000_000_000_000_000
 IDS = list(map(MessageIds(7).take_one, repeat(NOW_NS, 1000)))
@@ -270,11 +270,11 @@ def test_every_message_is_delivered_once_at_whatever_step_the_process_is_killed(
         data_path = DataPath(folder)
         expected = prepare(data_path)
         try:
-            data_path.taken_over(Dying(number))
+            data_path.taken_over(DyingFiles(number))
         except Crash:
             for each in again:
                 with suppress(Crash):
-                    data_path.taken_over(Dying(each))
+                    data_path.taken_over(DyingFiles(each))
             data_path.taken_over()
         else:
             break

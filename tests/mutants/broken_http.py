@@ -1,8 +1,5 @@
 """An nsqd with a mutant of its HTTP API: ``python -m tests.mutants.broken_http MUTANT --options``."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from nsq_compat.nsqd.main import main
 from nsq_compat.web import publishing, stats
 from nsq_compat.web.administration import Administration
@@ -10,123 +7,111 @@ from nsq_compat.web.configuration import Configuration
 from nsq_compat.web.publishing import Publishing
 from nsq_compat.web.responses import EMPTY, ApiError
 from nsq_compat.web.stats import Stats
-from tests.mutants.breaking import Function, mutant_of, run_mutant
+from tests.mutants.mutants import Mutants
 
-Members = dict[str, Any]
+MUTANTS = Mutants(main)
 
 # --- Publishing -------------------------------------------------------------------------------------------------------
 
+MUTANTS.returning(
+    False,
+    ("a_binary_mpub_is_read_as_lines", publishing, "_is_binary", "test_http.py::test_mpub_is_binary_with"),
+)
+MUTANTS.returning(
+    True,
+    ("any_topic_name_is_valid", publishing, "is_valid_name", "test_http.py::test_refused"),
+    ("nothing_can_be_left_out", stats, "_default_true", "test_stats.py::test_memory_can_be_left_out"),
+)
 
-@mutant_of(Publishing, "begin")
-def an_empty_pub_is_accepted(original: Function, api: Publishing, request: Any, *others: object) -> object:
+
+@MUTANTS.replacing(Publishing, "begin", "test_http.py::test_refused")
+def an_empty_pub_is_accepted(original, api, request, *others):
     return original(api, request, *others) if request.body else EMPTY
 
 
-@mutant_of(publishing, "split_text")
-def an_mpub_forgets_its_last_line(original: Function, body: bytes, max_msg_size: int) -> object:
+@MUTANTS.replacing(publishing, "split_text", "test_http.py::test_mpub_makes_a_message_of_every_line")
+def an_mpub_forgets_its_last_line(original, body, max_msg_size):
     return original(body, max_msg_size)[:-1]
 
 
-@mutant_of(publishing, "_is_binary")
-def a_binary_mpub_is_read_as_lines(original: Function, parameters: Mapping[str, str]) -> bool:
-    return False
-
-
-@mutant_of(publishing, "is_valid_name")
-def any_topic_name_is_valid(original: Function, name: str) -> bool:
-    return True
-
-
-@mutant_of(Publishing, "_defer_of")
-def a_delay_over_http_is_forgotten(original: Function, api: Publishing, parameters: Mapping[str, str]) -> float:
+@MUTANTS.replacing(Publishing, "_defer_of", "test_deferral.py::test_messages_deferred_over_http_are_counted_separately")
+def a_delay_over_http_is_forgotten(original, api, parameters):
     original(api, parameters)
     return 0.0
 
 
 # --- Topics and channels ----------------------------------------------------------------------------------------------
 
+MUTANTS.returning(
+    EMPTY,
+    (
+        "a_paused_topic_still_delivers", Administration, "pause_topic",
+        "test_subscribe.py::test_a_paused_topic_keeps_its_messages_until_it_is_unpaused",
+    ),
+    (
+        "a_paused_channel_stays_paused", Administration, "unpause_channel",
+        "test_subscribe.py::test_a_paused_channel_delivers_nothing_until_it_is_unpaused",
+    ),
+    (
+        "emptying_a_topic_does_nothing", Administration, "empty_topic",
+        "test_http.py::test_emptying_a_topic_drops_messages_that_no_channel_has",
+    ),
+    (
+        "a_deleted_channel_stays", Administration, "delete_channel",
+        "test_http.py::test_a_deleted_channel_is_empty_when_created_again",
+    ),
+    ("a_channel_is_not_created", Administration, "create_channel", "test_stats.py::test_one_channel_can_be_selected"),
+)  # fmt: skip
+MUTANTS.returning(
+    None,
+    ("the_log_level_is_forgotten", Configuration, "_set_log_level", "test_http.py::test_the_log_level_can_be_set"),
+)
 
-@mutant_of(Administration, "_topic")
-def an_unknown_topic_is_a_bad_request(original: Function, api: Administration, name: str) -> object:
+
+@MUTANTS.replacing(Administration, "_topic", "test_http.py::test_an_action_that_is_refused")
+def an_unknown_topic_is_a_bad_request(original, api, name):
     try:
         return original(api, name)
     except ApiError as error:
         raise ApiError(400, error.code) from error
 
 
-@mutant_of(Administration, "pause_topic")
-def a_paused_topic_still_delivers(original: Function, api: Administration, request: object) -> object:
-    return EMPTY
-
-
-@mutant_of(Administration, "unpause_channel")
-def a_paused_channel_stays_paused(original: Function, api: Administration, request: object) -> object:
-    return EMPTY
-
-
-@mutant_of(Administration, "empty_topic")
-def emptying_a_topic_does_nothing(original: Function, api: Administration, request: object) -> object:
-    return EMPTY
-
-
-@mutant_of(Administration, "delete_channel")
-def a_deleted_channel_stays(original: Function, api: Administration, request: object) -> object:
-    return EMPTY
-
-
-@mutant_of(Administration, "create_channel")
-def a_channel_is_not_created(original: Function, api: Administration, request: object) -> object:
-    return EMPTY
-
-
-@mutant_of(Configuration, "_set_log_level")
-def the_log_level_is_forgotten(original: Function, api: Configuration, body: bytes) -> None:
-    pass
-
-
 # --- /stats -----------------------------------------------------------------------------------------------------------
 
 
-@mutant_of(stats, "_topic_json")
-def stats_miss_a_channel(original: Function, topic: object) -> Members:
-    members: Members = original(topic)
+@MUTANTS.replacing(stats, "_topic_json", "test_stats.py::test_topics_and_channels_are_sorted_by_name")
+def stats_miss_a_channel(original, topic):
+    members = original(topic)
     return members | {"channels": members["channels"][1:]}
 
 
-@mutant_of(stats, "_topic_json")
-def stats_forget_bytes(original: Function, topic: object) -> Members:
-    members: Members = original(topic)
-    return members | {"message_bytes": 0}
+@MUTANTS.replacing(stats, "_topic_json", "test_stats.py::test_messages_and_bytes_are_counted")
+def stats_forget_bytes(original, topic):
+    return original(topic) | {"message_bytes": 0}
 
 
-@mutant_of(stats, "_channel_json")
-def depth_is_off_by_one(original: Function, channel: object) -> Members:
-    members: Members = original(channel)
+@MUTANTS.replacing(stats, "_channel_json", "test_stats.py::test_a_channels_counts_follow_its_messages")
+def depth_is_off_by_one(original, channel):
+    members = original(channel)
     return members | {"depth": members["depth"] + 1}
 
 
-@mutant_of(stats, "_channel_json")
-def stats_lose_a_member(original: Function, channel: object) -> Members:
-    members: Members = original(channel)
+@MUTANTS.replacing(stats, "_channel_json", "test_stats.py::test_a_channel_has_these_members_in_this_order")
+def stats_lose_a_member(original, channel):
+    members = original(channel)
     del members["timeout_count"]
     return members
 
 
-@mutant_of(stats, "_channel_json")
-def stats_show_no_clients(original: Function, channel: object) -> Members:
-    members: Members = original(channel)
-    return members | {"clients": []}
+@MUTANTS.replacing(stats, "_channel_json", "test_stats.py::test_a_client_has_these_members_in_this_order")
+def stats_show_no_clients(original, channel):
+    return original(channel) | {"clients": []}
 
 
-@mutant_of(Stats, "_report")
-def selecting_one_channel_shows_all(original: Function, api: Stats, topic: str, channel: str, **which: bool) -> object:
+@MUTANTS.replacing(Stats, "_report", "test_stats.py::test_one_channel_can_be_selected")
+def selecting_one_channel_shows_all(original, api, topic, channel, **which):
     return original(api, topic, "", **which)
 
 
-@mutant_of(stats, "_default_true")
-def nothing_can_be_left_out(original: Function, parameters: Mapping[str, str], key: str) -> bool:
-    return True
-
-
 if __name__ == "__main__":
-    run_mutant(main)
+    MUTANTS.run()

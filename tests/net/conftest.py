@@ -2,10 +2,10 @@
 
 import json
 import ssl
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Self
 
 import gevent
 import gevent.socket
@@ -20,13 +20,14 @@ from nsq_compat.net.loop_tick import AlarmClock, LoopTick
 from nsq_compat.net.server import TcpServer
 from nsq_compat.net.tls import Tls
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
-from nsq_compat.protocol.frames import Frame, FrameReader
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.session.authorization import Authorize, not_asked
 from nsq_compat.session.negotiation import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
+from tests import v2_client
+from tests.v2_client import Frame, identify, split_frames
 
 PATIENCE = 20.0
 """Seconds after which a test gives up on something that should come at once."""
@@ -103,96 +104,83 @@ class TlsClient:
                 yield self.tls.read(limit)
 
 
-class Client:
-    """A socket that says commands and hears frames."""
+class Client(v2_client.Client):
+    """A client in the test's own greenlet, which can upgrade its connection. Heartbeats are frames like others."""
 
-    def __init__(self, address, receive_buffer: int | None = None) -> None:
-        self.socket = gevent.socket.socket()
-        if receive_buffer is not None:
-            self.socket.setsockopt(gevent.socket.SOL_SOCKET, gevent.socket.SO_RCVBUF, receive_buffer)
-        self.socket.settimeout(PATIENCE)
-        try:
-            self.socket.connect(address)
-        except OSError:
-            self.socket.close()
-            raise
+    def __init__(self, address, opening: bytes = b"", receive_buffer: int | None = None) -> None:
+        self._receive_buffer = receive_buffer
         # The same as the server's: they are proven by themselves, and the official clients have others.
         self.codecs = CodecStack()
-        self._reader = FrameReader()
-        self._received: list[bytes] = []
+        super().__init__(address, opening, timeout=PATIENCE)
 
-    def says(self, data: bytes) -> "Client":
-        self.socket.sendall(self.codecs.encode(data))
+    def _connect(self, address):
+        connecting = gevent.socket.socket()
+        if self._receive_buffer is not None:
+            connecting.setsockopt(gevent.socket.SOL_SOCKET, gevent.socket.SO_RCVBUF, self._receive_buffer)
+        connecting.settimeout(PATIENCE)
+        try:
+            connecting.connect(address)
+        except OSError:
+            connecting.close()
+            raise
+        return connecting
+
+    def says(self, *pieces: bytes) -> Self:
+        self.socket.sendall(self.codecs.encode(b"".join(pieces)))
         return self
 
-    def publishes(self, topic: bytes, *bodies: bytes) -> "Client":
-        for body in bodies:
-            self.says(b"PUB " + topic + b"\n" + struct.pack(">i", len(body)) + body)
-            assert self.frame().data == b"OK"
-        return self
+    def frame(self) -> Frame:
+        """The next frame. Bytes behind it are not parsed, because a codec may begin there."""
+        while True:
+            found, self._unparsed = split_frames(self._unparsed, 1)
+            if found:
+                return found[0]
+            data = self.socket.recv(65536)
+            if not data:
+                raise EOFError
+            self._hears_bytes(data)
 
-    def subscribes(self, topic: bytes, channel: bytes, ready: int) -> "Client":
-        self.says(b"SUB " + topic + b" " + channel + b"\n")
-        assert self.frame().data == b"OK"
-        return self.says(b"RDY %d\n" % ready)
+    def _answer(self) -> Frame:
+        return self.frame()
+
+    def frames(self, count: int) -> list[Frame]:
+        return [self.frame() for _ in range(count)]
 
     def asks_for(self, **wishes: object) -> dict[str, object]:
         """IDENTIFY; what was granted."""
-        document = json.dumps({"feature_negotiation": True} | wishes).encode()
-        self.says(b"IDENTIFY\n" + struct.pack(">i", len(document)) + document)
-        granted: dict[str, object] = json.loads(self.frame().data)
+        granted: dict[str, object] = json.loads(self.says(identify(feature_negotiation=True, **wishes)).answer())
         return granted
 
-    def identifies(self, tls: TlsClient | None = None, **wishes: object) -> "Client":
+    def negotiates(self, tls: TlsClient | None = None, **wishes: object) -> Self:
         """IDENTIFY and all that follows from it: TLS if there is some, a compression if it is among the wishes."""
         self.asks_for(tls_v1=tls is not None, **wishes)
         if tls is not None:
             self.shakes_hands(tls)
-            assert self.frame().data == b"OK"
+            self.hears(b"OK")
         for name, make in (("deflate", lambda: Deflate(6)), ("snappy", Snappy)):
             if wishes.get(name):
                 self.puts_on(make())
-                assert self.frame().data == b"OK"
+                self.hears(b"OK")
         return self
 
     def shakes_hands(self, tls: TlsClient) -> None:
-        self.socket.sendall(tls.shakes_hands(self._reader.hand_back()))
+        self.socket.sendall(tls.shakes_hands(self._hands_back()))
         while not tls.is_complete:
             self.socket.sendall(tls.shakes_hands(self.socket.recv(65536)))
         self.puts_on(tls)
 
     def puts_on(self, codec: Codec) -> None:
         """From here on everything is said and heard through it."""
-        behind = self._reader.hand_back()
+        behind = self._hands_back()
         self.codecs.push(codec)
-        self._hears(behind, len(self.codecs) - 1)
+        self._hears_bytes(behind, len(self.codecs) - 1)
 
-    def _hears(self, data: bytes, level: int = 0) -> None:
-        self._received += self.codecs.decode(data, level)
+    def _hands_back(self) -> bytes:
+        unparsed, self._unparsed = self._unparsed, b""
+        return unparsed
 
-    def frame(self) -> Frame:
-        """The next frame; EOFError when the server has closed."""
-        while True:
-            received, self._received = b"".join(self._received), []
-            for frame in self._reader.receive_data(received):
-                return frame
-            data = self.socket.recv(65536)
-            if not data:
-                raise EOFError
-            self._hears(data)
-
-    def frames(self, count: int) -> list[Frame]:
-        return [self.frame() for _ in range(count)]
-
-    def rest(self) -> bytes:
-        """Everything up to the close."""
-        received = b""
-        try:
-            while data := self.socket.recv(65536):
-                received += data
-        except ConnectionResetError:
-            pass
-        return received
+    def _hears_bytes(self, data: bytes, level: int = 0) -> None:
+        self._unparsed += b"".join(self.codecs.decode(data, level))
 
 
 class Authority:
@@ -262,9 +250,7 @@ def connect(server: Server) -> Iterator[Callable[..., Client]]:
     with ExitStack() as stack:
 
         def connect(magic: bytes = b"  V2", receive_buffer: int | None = None) -> Client:
-            client = Client(server.address, receive_buffer)
-            stack.callback(client.socket.close)
-            return client.says(magic) if magic else client
+            return stack.enter_context(Client(server.address, magic, receive_buffer))
 
         yield connect
 

@@ -1,6 +1,5 @@
 """When the event loop polls instead of sleeping."""
 
-import struct
 from collections.abc import Callable
 
 import gevent
@@ -147,17 +146,17 @@ class Told(BusyPoll):
 def test_each_reply_to_a_lone_producer_is_a_request_and_a_part_of_a_command_is_none(loop, eventually):
     told = Told(loop)
     server = Server(session_waits=False, busy_poll=told)
-    client = Client(server.address).says(b"  V2").publishes(b"t", b"first").publishes(b"t", b"x")
+    client = Client(server.address).says(b"  V2").publishes(b"first").publishes(b"x")
     told.clients.clear()
     (session,) = server.tcp.sessions
-    client.says(b"PUB t\n" + struct.pack(">i", 3))
+    client.says(b"PUB t\n\0\0\0\3")
     for available in (1, 2):
         client.says(b"x")
         eventually(lambda available=available: session._reader._available == available)
     assert told.clients == []
     client.says(b"x")
     assert client.frame().data == b"OK"
-    client.publishes(b"t", b"next")
+    client.publishes(b"next")
     eventually(lambda: len(told.clients) == 2)
     assert len(set(told.clients)) == 1
     client.socket.close()
@@ -169,11 +168,11 @@ def test_each_reply_to_a_lone_producer_is_a_request_and_a_part_of_a_command_is_n
 def test_with_a_fixed_time_publishes_at_the_end_of_the_iteration_are_requests_too(loop, eventually, session_waits):
     told = Told(loop, FIXED)
     server = Server(session_waits=session_waits, busy_poll=told)
-    clients = [Client(server.address).says(b"  V2").publishes(b"t", b"x") for _ in range(2)]
+    clients = [Client(server.address).says(b"  V2").publishes(b"x") for _ in range(2)]
     for _ in range(3):
         clients.reverse()
         before = len(told.clients)
-        clients[0].publishes(b"t", b"x")
+        clients[0].publishes(b"x")
         eventually(lambda before=before: len(told.clients) > before)
     for client in clients:
         client.socket.close()

@@ -1,7 +1,6 @@
 """A connection over real sockets: when it sends, what it waits for, and how it ends."""
 
 import gc
-import struct
 import time
 import zlib
 from contextlib import suppress
@@ -16,18 +15,14 @@ from hypothesis import strategies as st
 from nsq_compat.net.connection import RECEIVE_SIZE, SMALL_READ, CodecStack, Connection
 from nsq_compat.protocol.compression import Deflate, Snappy
 from nsq_compat.session.authorization import Credentials, Grants, read_answer
+from tests.v2_client import identify, mpub, pub
 
 MESSAGE_HEADER = 8 + 2 + 16
-IDENTIFY_1S = b'{"heartbeat_interval":1000}'
-
-
-def identify(document: bytes) -> bytes:
-    return b"IDENTIFY\n" + struct.pack(">i", len(document)) + document
 
 
 def test_a_message_goes_from_one_client_to_another(connect):
     consumer = connect().subscribes(b"t", b"c", ready=1)
-    connect().publishes(b"t", b"hello")
+    connect().publishes(b"hello")
     frame = consumer.frame()
     assert frame.type == 2
     assert frame.data.endswith(b"hello")
@@ -35,12 +30,12 @@ def test_a_message_goes_from_one_client_to_another(connect):
 
 def test_messages_leave_at_the_end_of_an_iteration_though_the_client_allows_buffering(connect):
     # nsqd holds them back up to output_buffer_timeout, a minute here; the test's patience is less.
-    consumer = connect().says(identify(b'{"output_buffer_timeout":30000,"output_buffer_size":65536}'))
+    consumer = connect().says(identify(output_buffer_timeout=30000, output_buffer_size=65536))
     assert consumer.frame().data == b"OK"
     consumer.subscribes(b"t", b"c", ready=10)
     producer = connect()
     for body in (b"one", b"two", b"three"):
-        producer.publishes(b"t", body)
+        producer.publishes(body)
         assert consumer.frame().data.endswith(body)
 
 
@@ -53,22 +48,13 @@ def test_replies_to_pipelined_commands_come_in_order(connect):
         client.frame()
 
 
-def pub(body: bytes) -> bytes:
-    return b"PUB t\n" + struct.pack(">i", len(body)) + body
-
-
-def mpub(*bodies: bytes) -> bytes:
-    batch = struct.pack(">i", len(bodies)) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
-    return b"MPUB t\n" + struct.pack(">i", len(batch)) + batch
-
-
 def test_producers_in_one_iteration_each_get_replies_and_keep_their_order(connect):
     consumer = connect().subscribes(b"t", b"c", ready=2500)
     producers = [connect() for _ in range(100)]
     for turn in range(5):
         for number, producer in enumerate(producers):
             bodies = [b"%d %d %d" % (number, turn, place) for place in range(1 + number % 3)]
-            producer.says(pub(bodies[0]) if len(bodies) == 1 else mpub(*bodies))
+            producer.says(pub(bodies[0]) if len(bodies) == 1 else mpub(bodies))
         for producer in producers:
             assert producer.frame().data == b"OK"
     heard = [
@@ -104,24 +90,24 @@ def test_a_small_request_may_be_followed_by_one_of_any_size(connect, length):
     consumer = connect().subscribes(b"t", b"c", ready=10)
     producer = connect()
     for body in (b"little", bytes(length - len(pub(b""))), b"again"):
-        producer.publishes(b"t", body)
+        producer.publishes(body)
         assert consumer.frame().data[MESSAGE_HEADER:] == body
 
 
 def test_a_large_message_arrives_whole(server, connect):
     body = bytes(range(256)) * 4096
     consumer = connect(receive_buffer=8192).subscribes(b"t", b"c", ready=5)
-    connect().publishes(b"t", body, body, body)
+    connect().publishes(body, body, body)
     for _ in range(3):
         assert consumer.frame().data[26:] == body
 
 
 def test_a_consumer_that_does_not_read_does_not_delay_others_and_is_closed(server, connect, eventually):
     body = b"x" * 100_000
-    deaf = connect(receive_buffer=4096).says(identify(IDENTIFY_1S))
+    deaf = connect(receive_buffer=4096).says(identify(heartbeat_interval=1000))
     deaf.subscribes(b"t", b"c", ready=2500)
     producer = connect()
-    producer.publishes(b"t", *([body] * 200))
+    producer.publishes(*([body] * 200))
     channel = server.broker.topics["t"].channels["c"]
     eventually(lambda: channel.in_flight_count > 0)
     # It stopped taking, so most of it still waits, and another consumer gets that.
@@ -144,14 +130,14 @@ def test_nothing_more_is_read_from_a_client_that_does_not_read_its_replies(serve
     assert sent < 500_000_000
     # What is kept for it is one read's replies; the rest waits on its side of the wire.
     assert server.broker.topics["t"].message_count < 10_000_000
-    connect().publishes(b"t", b"others are served")
+    connect().publishes(b"others are served")
 
 
 def test_a_client_may_send_without_reading_while_messages_wait_for_it(server, connect, eventually):
     # Else a client busy sending FINs and a server busy sending messages would wait for each other.
     client = connect(receive_buffer=4096).subscribes(b"t", b"c", ready=2500)
     body = b"x" * 100_000
-    connect().publishes(b"t", *([body] * 100))
+    connect().publishes(*([body] * 100))
     channel = server.broker.topics["t"].channels["c"]
     eventually(lambda: channel.in_flight_count > 0)
     client.says((b"NOP " + b"x" * 995 + b"\n") * 20_000)  # more than all buffers on the way
@@ -162,7 +148,7 @@ def test_the_error_frame_reaches_a_client_that_goes_on_sending(server, connect):
     server.limits = replace(server.limits, max_msg_size=100)
     for _ in range(20):
         client = connect()
-        client.socket.sendall(b"PUB t\n" + struct.pack(">i", 2_000_000) + b"x" * 2_000_000)
+        client.socket.sendall(pub(b"x" * 2_000_000))
         assert client.frame().data == b"E_BAD_MESSAGE PUB message too big 2000000 > 100"
         with pytest.raises(EOFError):
             client.frame()
@@ -175,7 +161,7 @@ def test_a_refused_client_that_stays_is_closed(server, connect, eventually):
 
 
 def test_a_client_gets_heartbeats_and_is_closed_if_it_is_silent(connect):
-    client = connect().says(identify(IDENTIFY_1S))
+    client = connect().says(identify(heartbeat_interval=1000))
     assert client.frame().data == b"OK"
     assert client.frame().data == b"_heartbeat_"
     assert b"_heartbeat_".replace(b"_", b"") not in client.rest().replace(b"_heartbeat_", b"")
@@ -197,7 +183,7 @@ def test_deleting_a_channel_closes_its_consumers_without_a_frame(server, connect
 
 @pytest.mark.interpreted
 def test_an_internal_error_ends_one_connection_and_is_logged(server, connect, caplog, monkeypatch):
-    other = connect().publishes(b"t", b"x")
+    other = connect().publishes(b"x")
 
     def fail(*_):
         raise RuntimeError("a bug")
@@ -208,7 +194,7 @@ def test_an_internal_error_ends_one_connection_and_is_logged(server, connect, ca
     assert "internal error" in caplog.text
     assert "a bug" in caplog.text
     monkeypatch.undo()
-    other.publishes(b"t", b"goes on")
+    other.publishes(b"goes on")
 
 
 @pytest.mark.interpreted
@@ -220,14 +206,14 @@ def test_an_error_while_sending_ends_the_connection_too(server, connect, caplog,
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(session, "data_to_send", fail)
-    connect().publishes(b"t", b"x")
+    connect().publishes(b"x")
     assert consumer.rest() == b""
     assert "a bug" in caplog.text
 
 
 def test_hostile_sizes_are_refused_before_memory_is_taken(server, connect):
     server.limits = replace(server.limits, max_msg_size=100)
-    client = connect().says(b"PUB t\n" + struct.pack(">i", 0x7FFFFFFF))
+    client = connect().says(b"PUB t\n\x7f\xff\xff\xff")
     assert client.frame().data == b"E_BAD_MESSAGE PUB message too big 2147483647 > 100"
     assert client.rest() == b""
 
@@ -264,7 +250,7 @@ def auth_server(server):
 
 @in_a_greenlet
 def test_a_client_that_waits_for_an_auth_server_gets_heartbeats(auth_server, connect):
-    client = connect().says(identify(IDENTIFY_1S) + AUTH + b"PUB t\n\0\0\0\1x")
+    client = connect().says(identify(heartbeat_interval=1000) + AUTH + b"PUB t\n\0\0\0\1x")
     assert [client.frame().data for _ in range(2)] == [b"OK", b"_heartbeat_"]
     auth_server.answers.set()
     assert [client.frame().data for _ in range(2)] == [PERMISSION, b"OK"]

@@ -65,7 +65,7 @@ def test_a_client_that_stays_is_served_while_the_others_leave(server, connect, e
     staying = connect()
     for client in clients:
         client.socket.close()
-    staying.publishes(b"t", b"x")
+    staying.publishes(b"x")
     assert len(server.tcp.sessions) > 1
     eventually(lambda: len(server.tcp.sessions) == 1)
 

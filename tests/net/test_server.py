@@ -35,7 +35,7 @@ def test_a_thousand_clients_come_and_go(server, connect, eventually):
     clients = [connect() for _ in range(300)]
     eventually(lambda: len(server.tcp.sessions) == 300)
     for client in clients:
-        client.publishes(b"t", b"x")
+        client.publishes(b"x")
         client.socket.close()
     eventually(lambda: not server.tcp.sessions)
     assert server.broker.topics["t"].message_count == 300

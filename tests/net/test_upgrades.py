@@ -12,6 +12,7 @@ import pytest
 from nsq_compat.net.certificates import Certificates
 from nsq_compat.protocol.compression import Deflate, Snappy
 from nsq_compat.session.negotiation import NsqdLimits
+from tests.v2_client import identify, pub
 
 WAYS = [
     (False, {"deflate": True}),
@@ -34,11 +35,7 @@ def tls_on_offer(server, authority):
 def connects(request, connect, authority):
     """A new client on one of the ways."""
     with_tls, wishes = request.param
-    return lambda **more: connect().identifies(authority.client_tls() if with_tls else None, **wishes, **more)
-
-
-def pub(body: bytes) -> bytes:
-    return b"PUB t\n" + struct.pack(">i", len(body)) + body
+    return lambda **more: connect().negotiates(authority.client_tls() if with_tls else None, **wishes, **more)
 
 
 # --- What passes ------------------------------------------------------------------------------------------------------
@@ -46,7 +43,7 @@ def pub(body: bytes) -> bytes:
 
 def test_messages_go_both_ways(connects):
     consumer = connects().subscribes(b"t", b"c", ready=10)
-    connects().publishes(b"t", b"one", b"two", b"three")
+    connects().publishes(b"one", b"two", b"three")
     assert [frame.data[26:] for frame in consumer.frames(3)] == [b"one", b"two", b"three"]
 
 
@@ -55,7 +52,7 @@ def test_the_largest_message_goes_both_ways(server, connects):
     for body in (noise, bytes(MEGABYTE)):
         assert len(body) == server.limits.max_msg_size
         consumer = connects().subscribes(b"t", b"c", ready=1)
-        connects().publishes(b"t", body)
+        connects().publishes(body)
         assert consumer.frame().data[26:] == body
         consumer.socket.close()
 
@@ -84,7 +81,7 @@ def test_a_message_arrives_at_once_though_the_codec_would_buffer_it(connects):
     consumer = connects().subscribes(b"t", b"c", ready=100)
     producer = connects()
     for number in range(20):
-        producer.publishes(b"t", b"%d" % number)
+        producer.publishes(b"%d" % number)
         assert consumer.frame().data[26:] == b"%d" % number
 
 
@@ -98,7 +95,7 @@ def test_heartbeats_and_errors_come_through(connects):
 
 
 def test_stats_show_the_negotiated_codecs(server, connect, authority):
-    connect().identifies(authority.client_tls(), snappy=True)
+    connect().negotiates(authority.client_tls(), snappy=True)
     (session,) = server.tcp.sessions
     stats = session.stats()
     assert (stats.tls, stats.tls_version, stats.snappy, stats.deflate) == (True, "TLS1.3", True, False)
@@ -110,7 +107,7 @@ def test_a_consumer_that_pauses_reading_gets_everything(connects):
     producer = connects()
     body = bytes(range(256)) * 1000
     for _ in range(20):
-        producer.publishes(b"t", body)
+        producer.publishes(body)
     assert all(frame.data[26:] == body for frame in consumer.frames(20))
 
 
@@ -119,11 +116,10 @@ def test_a_consumer_that_pauses_reading_gets_everything(connects):
 
 @pytest.mark.parametrize(("feature", "codec"), [("deflate", lambda: Deflate(6)), ("snappy", Snappy)])
 def test_a_compressed_command_may_come_with_identify(connect, feature, codec):
-    document = b'{"feature_negotiation":true,"%b":true}' % feature.encode()
     client = connect()
     compressing = codec()
-    wire = b"IDENTIFY\n" + struct.pack(">i", len(document)) + document + compressing.encode(pub(b"x") + b"BAD\n")
-    client.socket.sendall(wire)
+    request = identify(feature_negotiation=True, **{feature: True})
+    client.socket.sendall(request + compressing.encode(pub(b"x") + b"BAD\n"))
     assert client.frame().data.startswith(b"{")
     client.puts_on(compressing)
     assert client.frames(2)[1].data == b"OK"
@@ -132,13 +128,12 @@ def test_a_compressed_command_may_come_with_identify(connect, feature, codec):
 
 def test_a_handshake_may_come_with_identify(connect, authority):
     tls = authority.client_tls()
-    document = b'{"feature_negotiation":true,"tls_v1":true}'
     client = connect()
-    client.socket.sendall(b"IDENTIFY\n" + struct.pack(">i", len(document)) + document + tls.shakes_hands())
+    client.socket.sendall(identify(feature_negotiation=True, tls_v1=True) + tls.shakes_hands())
     assert client.frame().data.startswith(b"{")
     client.shakes_hands(tls)
     assert client.frame().data == b"OK"
-    client.publishes(b"t", b"x")
+    client.publishes(b"x")
 
 
 def test_commands_may_come_with_the_end_of_the_handshake(connect, authority):
@@ -158,8 +153,7 @@ def test_commands_may_come_with_the_end_of_the_handshake(connect, authority):
 
 def test_commands_before_identify_are_answered_before_it(connect):
     client = connect().says(pub(b"x") * 3)
-    document = b'{"feature_negotiation":true,"deflate":true}'
-    client.says(b"IDENTIFY\n" + struct.pack(">i", len(document)) + document)
+    client.says(identify(feature_negotiation=True, deflate=True))
     assert [frame.data for frame in client.frames(3)] == [b"OK"] * 3
     assert client.frame().data.startswith(b"{")
     client.puts_on(Deflate(6))
@@ -173,7 +167,7 @@ def test_commands_before_identify_are_answered_before_it(connect):
 def others_are_served(connect):
     """To be called while or after a client misbehaves."""
     other = connect()
-    return lambda: other.publishes(b"other", b"x")
+    return lambda: other.publishes(b"x", topic=b"other")
 
 
 def test_garbage_inside_the_stream_ends_that_connection(server, connects, others_are_served, eventually):
@@ -212,7 +206,7 @@ def test_a_half_closed_client_still_gets_its_replies(connects):
 
 def test_a_client_that_ends_its_stream_gets_its_replies_and_the_end(connect, authority, eventually, server):
     tls = authority.client_tls()
-    client = connect().identifies(tls).says(pub(b"x"))
+    client = connect().negotiates(tls).says(pub(b"x"))
     with suppress(ssl.SSLWantReadError):
         tls.tls.unwrap()
     client.socket.sendall(tls.encode(b""))
@@ -227,7 +221,7 @@ def test_a_client_that_ends_its_stream_gets_its_replies_and_the_end(connect, aut
 @pytest.mark.parametrize("line", [b"NOP\n", b"NOP " + b"x" * 16000 + b"\n"], ids=["many lines", "long lines"])
 def test_a_decompression_bomb_is_decoded_in_small_pieces_while_others_are_served(server, connect, eventually, line):
     other = connect()
-    client = connect().identifies(deflate=True)
+    client = connect().negotiates(deflate=True)
     size = 30 * MEGABYTE
     bomb = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
     wire = bomb.compress(line * (size // len(line))) + bomb.flush(zlib.Z_SYNC_FLUSH)
@@ -244,7 +238,7 @@ def test_a_decompression_bomb_is_decoded_in_small_pieces_while_others_are_served
     client.socket.sendall(wire)
     eventually(lambda: pieces)
     before = len(pieces)
-    other.publishes(b"other", b"x")
+    other.publishes(b"x", topic=b"other")
     # A turn of the event loop for each step of it: to be read, answered, heard.
     assert len(pieces) - before < 20
     session.closing = True  # seen enough
@@ -252,14 +246,14 @@ def test_a_decompression_bomb_is_decoded_in_small_pieces_while_others_are_served
 
 
 def test_nothing_more_is_read_from_a_client_that_does_not_read_its_replies(server, connect, authority):
-    client = connect(receive_buffer=4096).identifies(authority.client_tls())
+    client = connect(receive_buffer=4096).negotiates(authority.client_tls())
     client.socket.settimeout(0.5)
     sent = 0
     with suppress(TimeoutError):
         while sent < 500_000_000:
             sent += client.socket.send(client.codecs.encode(pub(b"x") * 1000))
     assert sent < 500_000_000
-    connect().publishes(b"other", b"x")
+    connect().publishes(b"x", topic=b"other")
 
 
 @pytest.mark.parametrize(
@@ -310,8 +304,8 @@ def test_a_client_without_the_right_certificate_costs_only_its_own_connection(
     rest = client.rest()
     assert b"E_IDENTIFY_FAILED IDENTIFY failed tls: " in rest
     others_are_served()
-    known = connect().identifies(authority.client_tls(authority.client, authority.client_key))
-    known.publishes(b"t", b"x")
+    known = connect().negotiates(authority.client_tls(authority.client, authority.client_key))
+    known.publishes(b"x")
 
 
 def test_tls_goes_down_with_its_connection_and_leaves_nothing(server, connects, eventually):

@@ -3,7 +3,6 @@
 import json
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from urllib.error import HTTPError
 import pytest
 
 from nsq_compat.web.admin.users import Users
+from nsq_conformance.lookup_peer import RawLookupPeer
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.cluster.daemon import Daemon
@@ -97,16 +97,10 @@ def test_a_real_nsqd_is_shown_and_changed(nsqd, start):
 def registered(nsqlookupd, address, topic):
     """A client that registers with nsqlookupd as an nsqd with any address."""
     about = {"broadcast_address": address, "hostname": "web3", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0"}
-    body = json.dumps(about).encode()
-    host, _, port = nsqlookupd.tcp_address.rpartition(":")
-    with socket.create_connection((host, int(port)), PATIENCE) as connection:
-        connection.sendall(b"  V1IDENTIFY\n" + struct.pack(">I", len(body)) + body + f"REGISTER {topic}\n".encode())
-        answers = connection.makefile("rb")
-        for _ in range(2):
-            (size,) = struct.unpack(">I", answers.read(4))
-            assert answers.read(size)[:2] in (b"OK", b'{"')
+    with RawLookupPeer(nsqlookupd) as peer:
+        peer.identifies(about)
+        peer.registers(topic)
         yield
-        answers.close()
 
 
 @pytest.mark.parametrize("address", ["a b", "u:p@host", "host/x?", "x" * 300, "\u00fc.example", "a\nb", "[::1"])

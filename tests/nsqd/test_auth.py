@@ -6,7 +6,6 @@ import signal
 import socket
 import socketserver
 import ssl
-import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from nsq_compat.session.authorization import MAX_ANSWER_BYTES, AuthFailed, Crede
 from nsq_conformance.auth_server import EVERYTHING, AuthServer
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests.v2_client import Client, pub
 
 PATIENCE = 30.0
 SECRET = "s3cr&t \N{SNOWMAN}"
@@ -158,31 +158,6 @@ def test_an_answer_that_makes_no_sense_is_a_failure(server, calls):
 # --- A whole nsqd -----------------------------------------------------------------------------------------------------
 
 
-class Client:
-    """Says commands and hears frames."""
-
-    def __init__(self, nsqd: NsqdProcess) -> None:
-        host, _, port = nsqd.tcp_address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE)
-        self.socket.sendall(b"  V2")
-        self._file = self.socket.makefile("rb")
-
-    def says(self, line: bytes, body: bytes | None = None) -> "Client":
-        self.socket.sendall(line + b"\n" + (b"" if body is None else struct.pack(">i", len(body)) + body))
-        return self
-
-    def hears(self) -> bytes:
-        head = self._file.read(8)
-        return self._file.read(struct.unpack(">ii", head)[0] - 4) if head else b""
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self.socket.close()
-
-
 @contextmanager
 def nsqd_asking(server: AuthServer, data_path: Path, *options: str) -> Iterator[NsqdProcess]:
     arguments = [f"--auth-http-address={server.address}", "--log-level=debug", *options]
@@ -197,13 +172,11 @@ def nsqd(server: AuthServer, tmp_path: Path) -> Iterator[NsqdProcess]:
 
 
 def test_a_client_authenticates_publishes_and_consumes(nsqd, server):
-    with Client(nsqd) as client:
-        client.says(b"IDENTIFY", b'{"feature_negotiation":true}')
-        assert json.loads(client.hears())["auth_required"] is True
-        assert json.loads(client.says(b"AUTH", SECRET.encode()).hears())["permission_count"] == 1
-        assert client.says(b"PUB t", b"x").hears() == b"OK"
-        assert client.says(b"SUB t c").hears() == b"OK"
-        assert client.says(b"RDY 1").hears()[26:] == b"x"
+    with Client(nsqd.tcp_address) as client:
+        assert json.loads(client.identifies(feature_negotiation=True).answer())["auth_required"] is True
+        assert json.loads(client.says_with_body(b"AUTH", SECRET.encode()).answer())["permission_count"] == 1
+        [message] = client.publishes(b"x").subscribes(ready=1).takes(1)
+        assert message.body == b"x"
         [shown] = nsqd.channel_stats("t", "c")["clients"]
         assert (shown["authed"], shown["auth_identity"]) == (True, "holder of 8 characters")
         assert shown["auth_identity_url"] == "http://example.com/holder"
@@ -217,25 +190,28 @@ def test_a_client_authenticates_publishes_and_consumes(nsqd, server):
 
 def test_a_server_that_hangs_delays_only_its_client(nsqd, server):
     with ExitStack() as stack:
-        working, waiting = (stack.enter_context(Client(nsqd)) for _ in range(2))
-        working.says(b"AUTH", SECRET.encode()).hears()
+        working, waiting = (stack.enter_context(Client(nsqd.tcp_address)) for _ in range(2))
+        working.says_with_body(b"AUTH", SECRET.encode()).answer()
         server.is_open.clear()
-        waiting.says(b"AUTH", SECRET.encode()).says(b"PUB t", b"late")
+        waiting.says_with_body(b"AUTH", SECRET.encode()).says(pub(b"late"))
         while len(server.questions) < 2:
             gevent.sleep(0.01)
         for _ in range(100):
-            assert working.says(b"PUB t", b"x").hears() == b"OK"
+            working.publishes(b"x")
         assert urlopen(f"http://{nsqd.http_address}/ping", timeout=PATIENCE).read() == b"OK"
         server.is_open.set()
-        assert json.loads(waiting.hears())["permission_count"] == 1
-        assert waiting.hears() == b"OK"
+        assert json.loads(waiting.answer())["permission_count"] == 1
+        waiting.hears(b"OK")
 
 
 def test_a_server_that_does_not_answer_in_time_is_a_failed_auth(server, tmp_path):
     server.is_open.clear()
-    with nsqd_asking(server, tmp_path, "--http-client-request-timeout=200ms") as nsqd, Client(nsqd) as client:
-        assert client.says(b"AUTH", SECRET.encode()).hears() == b"E_AUTH_FAILED AUTH failed"
-        assert client.hears() == b""
+    with (
+        nsqd_asking(server, tmp_path, "--http-client-request-timeout=200ms") as nsqd,
+        Client(nsqd.tcp_address) as client,
+    ):
+        client.says_with_body(b"AUTH", SECRET.encode()).hears(b"E_AUTH_FAILED AUTH failed")
+        assert client.rest() == b""
 
 
 def test_an_auth_server_over_tls_needs_a_certificate_of_the_given_authority(tmp_path):
@@ -244,19 +220,19 @@ def test_an_auth_server_over_tls_needs_a_certificate_of_the_given_authority(tmp_
     tls.load_cert_chain(certificates.certificate, certificates.key)
     with AuthServer({SECRET: EVERYTHING}, tls=tls) as server:
         options = [f"--auth-http-address=https://{server.address}/auth"]
-        with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, Client(nsqd) as client:
-            assert client.says(b"AUTH", SECRET.encode()).hears() == b"E_AUTH_FAILED AUTH failed"
+        with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, Client(nsqd.tcp_address) as client:
+            client.says_with_body(b"AUTH", SECRET.encode()).hears(b"E_AUTH_FAILED AUTH failed")
         assert server.questions == []
         options.append(f"--tls-root-ca-file={certificates.root_ca}")
-        with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, Client(nsqd) as client:
-            assert b"permission_count" in client.says(b"AUTH", SECRET.encode()).hears()
+        with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, Client(nsqd.tcp_address) as client:
+            assert b"permission_count" in client.says_with_body(b"AUTH", SECRET.encode()).answer()
 
 
 def test_clients_that_wait_for_an_auth_server_do_not_hold_up_a_stop(nsqd, server):
     server.is_open.clear()
     with ExitStack() as stack:
         for _ in range(100):
-            stack.enter_context(Client(nsqd)).says(b"AUTH", SECRET.encode()).says(b"PUB t", b"x")
+            stack.enter_context(Client(nsqd.tcp_address)).says_with_body(b"AUTH", SECRET.encode()).says(pub(b"x"))
         while not server.questions:
             gevent.sleep(0.01)
         nsqd._process.send_signal(signal.SIGTERM)
@@ -269,8 +245,8 @@ def test_clients_that_wait_for_an_auth_server_do_not_hold_up_a_stop(nsqd, server
 
 def test_a_client_that_leaves_while_it_waits_is_forgotten(nsqd, server):
     server.is_open.clear()
-    with Client(nsqd) as client:
-        client.says(b"AUTH", SECRET.encode()).says(b"SUB t c")
+    with Client(nsqd.tcp_address) as client:
+        client.says_with_body(b"AUTH", SECRET.encode()).says(b"SUB t c\n")
         while not server.questions:
             gevent.sleep(0.01)
     server.is_open.set()
@@ -305,12 +281,12 @@ def test_no_endpoint_or_log_line_shows_the_secret(server, tmp_path):
         NsqdProcess(
             installed_nsqd(), tmp_path, options=[f"--auth-http-address={address}", "--log-level=debug"]
         ) as nsqd,
-        Client(nsqd) as client,
+        Client(nsqd.tcp_address) as client,
         ExitStack() as stack,
     ):
-        assert b"permission_count" in client.says(b"AUTH", b"s3cret").hears()
+        assert b"permission_count" in client.says_with_body(b"AUTH", b"s3cret").answer()
         server.is_open.clear()
-        waiting = stack.enter_context(Client(nsqd)).says(b"AUTH", b"s3cret of another")
+        waiting = stack.enter_context(Client(nsqd.tcp_address)).says_with_body(b"AUTH", b"s3cret of another")
         while len(server.questions) < 2:
             gevent.sleep(0.01)
         pages = ("stats", "stats?format=json", "config/auth_http_addresses", "debug/pprof/cmdline")
@@ -320,8 +296,8 @@ def test_no_endpoint_or_log_line_shows_the_secret(server, tmp_path):
             assert "passw0rd" not in text
             assert "s3cret" not in text
         server.is_open.set()
-        assert waiting.hears() == b"E_AUTH_FAILED AUTH failed"
-        assert waiting.hears() == b""
+        waiting.hears(b"E_AUTH_FAILED AUTH failed")
+        assert waiting.rest() == b""
     nsqd._reader.join()
     log = "".join(nsqd._last_lines)
     assert f"AUTH failed failed to auth against http://{server.address}/auth - answered with status 403" in log

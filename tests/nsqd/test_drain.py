@@ -1,7 +1,6 @@
 """A node that is to go: asked over HTTP or by SIGTERM, with real consumers and a real nsqlookupd."""
 
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
@@ -12,10 +11,9 @@ import pytest
 from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from tests.v2_client import Client, Message
 
 PATIENCE = 20
-HEAD = 4 + 4 + 8 + 2
-"""Size, type, timestamp and attempts of a message's frame; its id follows."""
 
 
 @pytest.fixture
@@ -45,48 +43,17 @@ def refusal(url: str, body: bytes | None = None) -> tuple[int, bytes]:
         return answer.code, answer.read()
 
 
-def connect(nsqd: NsqdProcess) -> socket.socket:
-    host, _, port = nsqd.tcp_address.rpartition(":")
-    client = socket.create_connection((host, int(port)), timeout=PATIENCE)
-    client.sendall(b"  V2")
-    return client
-
-
-def exactly(client: socket.socket, size: int) -> bytes:
-    received = b""
-    while len(received) < size:
-        data = client.recv(size - len(received))
-        if not data:
-            raise EOFError
-        received += data
-    return received
-
-
-def frame(client: socket.socket) -> bytes:
-    size = exactly(client, 4)
-    return size + exactly(client, int.from_bytes(size, "big"))
-
-
-class Consumer:
+class Consumer(Client):
     """Of one message at a time; a context manager that closes its connection."""
 
     def __init__(self, nsqd: NsqdProcess) -> None:
-        self.socket = connect(nsqd)
+        super().__init__(nsqd.tcp_address)
+        self.subscribes(b"orders", b"archive", ready=1)
 
-    def __enter__(self) -> "Consumer":
-        self.socket.sendall(b"SUB orders archive\nRDY 1\n")
-        assert frame(self.socket).endswith(b"OK")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def takes(self) -> bytes:
-        """The id of the next message; it stays in flight."""
-        return frame(self.socket)[HEAD : HEAD + 16]
-
-    def finishes(self, message_id: bytes) -> None:
-        self.socket.sendall(b"FIN " + message_id + b"\n")
+    def takes_one(self) -> Message:
+        """The next message; it stays in flight."""
+        [message] = self.takes(1)
+        return message
 
 
 def filled(nsqd: NsqdProcess, *bodies: bytes) -> None:
@@ -100,18 +67,17 @@ def test_a_drain_refuses_publishes_unregisters_and_ends_with_the_last_fin(tmp_pa
         filled(nsqd, b"1", b"2")
         eventually(lambda: nsqlookupd.get("/lookup", topic="orders")["producers"])
         with Consumer(nsqd) as consumer:
-            first = consumer.takes()
+            first = consumer.takes_one()
             put_drain(nsqd)
             eventually(lambda: not nsqlookupd.get("/lookup", topic="orders")["producers"])
             assert refusal(f"http://{nsqd.http_address}/pub?topic=orders", b"3") == (503, b'{"message":"EXITING"}')
             assert refusal(f"http://{nsqd.http_address}/readyz") == (503, b"draining")
-            with connect(nsqd) as producer:
-                producer.sendall(b"PUB orders\n\0\0\0\1x")
-                assert b"E_PUB_FAILED" in frame(producer)
-            consumer.finishes(first)
-            second = consumer.takes()
+            with Client(nsqd.tcp_address) as producer:
+                assert producer.says(b"PUB orders\n\0\0\0\1x").frame().data.startswith(b"E_PUB_FAILED")
+            consumer.finishes([first])
+            second = consumer.takes_one()
             assert nsqd._process.poll() is None
-            consumer.finishes(second)
+            consumer.finishes([second])
         assert nsqd._process.wait(PATIENCE) == 0
         assert nsqd.logs("NSQ: drained")
         assert nsqd.logs("NSQ: bye")
@@ -123,7 +89,7 @@ def test_sigterm_can_drain_and_new_consumers_can_connect(tmp_path):
         nsqd.send_signal(signal.SIGTERM)
         assert nsqd.logs("NSQ: draining")
         with Consumer(nsqd) as consumer:
-            consumer.finishes(consumer.takes())
+            consumer.finishes([consumer.takes_one()])
         assert nsqd._process.wait(PATIENCE) == 0
         assert nsqd.logs("NSQ: drained")
 

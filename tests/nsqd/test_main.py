@@ -15,10 +15,10 @@ import gevent
 import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests.v2_client import Client
 
 NSQD = [sys.executable, "-m", "nsq_compat.nsqd.main"]
-OK = b"\0\0\0\6\0\0\0\0OK"
-PUB = b"PUB t\n\0\0\0\1x"
+V2_PUB = b"  V2PUB t\n\0\0\0\1x"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -31,19 +31,9 @@ def nsqd(tmp_path: Path) -> Iterator[NsqdProcess]:
         yield process
 
 
-def connect(process: NsqdProcess) -> socket.socket:
-    host, _, port = process.tcp_address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
-
-
-def hears(client: socket.socket) -> bytes:
-    received = b""
-    while len(received) < len(OK):
-        data = client.recv(len(OK) - len(received))
-        if not data:
-            break
-        received += data
-    return received
+def connect(process: NsqdProcess) -> Client:
+    """A client that has not sent its magic."""
+    return Client(process.tcp_address, b"")
 
 
 def test_the_version_is_printed_in_nsqs_form():
@@ -133,18 +123,19 @@ def test_a_second_daemon_on_the_same_port_is_refused(nsqd):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_stops_cleanly_with_clients_in_every_state(nsqd, number):
     silent, publishing, half = connect(nsqd), connect(nsqd), connect(nsqd)
-    publishing.sendall(b"  V2" + PUB)
-    assert hears(publishing) == OK
-    half.sendall(b"  V2PUB t\n\0\0")
+    publishing.says(V2_PUB).hears(b"OK")
+    half.says(b"  V2PUB t\n\0\0")
     keep_alive = socket.create_connection(nsqd.http_address.split(":"), timeout=20)
     keep_alive.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
     assert b"OK" in keep_alive.recv(1000)
     nsqd._process.send_signal(number)
     nsqd._process.send_signal(number)
     assert nsqd._process.wait(20) == 0
-    for client in (silent, publishing, half, keep_alive):
+    with keep_alive:
+        assert keep_alive.recv(100) == b""
+    for client in (silent, publishing, half):
         with client:
-            assert client.recv(100) == b""
+            assert client.rest() == b""
     nsqd._reader.join()
     assert "NSQ: bye" in nsqd._last_lines[-1]
 
@@ -157,8 +148,7 @@ def test_data_is_private_whatever_the_umask_and_the_mode_of_the_data_path(tmp_pa
         connect(nsqd) as client,
     ):
         nsqd.create_channel("t", "c")
-        client.sendall(b"  V2" + PUB * 10)
-        assert [hears(client) for _ in range(10)] == [OK] * 10
+        client.says(b"  V2").publishes(*[b"x"] * 10)
     modes = {path.relative_to(tmp_path).as_posix(): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
     assert {"nsqd.dat", "nsq_compat/t.topic/checkpoint"} <= set(modes)
     assert set(modes.values()) == {0o600, 0o700}
@@ -169,8 +159,7 @@ def test_data_is_private_whatever_the_umask_and_the_mode_of_the_data_path(tmp_pa
 def test_a_damaged_nsqd_dat_is_kept_aside_and_every_message_is_there(tmp_path):
     with NsqdProcess(installed_nsqd(), tmp_path) as nsqd, connect(nsqd) as client:
         nsqd.create_channel("t", "c")
-        client.sendall(b"  V2" + PUB * 10)
-        assert [hears(client) for _ in range(10)] == [OK] * 10
+        client.says(b"  V2").publishes(*[b"x"] * 10)
         nsqd.kill()
     (tmp_path / "nsqd.dat").write_bytes(b"garbage")
     with NsqdProcess(installed_nsqd(), tmp_path) as nsqd:
@@ -198,9 +187,8 @@ def test_an_ipv4_wildcard_serves_both_families(tmp_path):
     with process:
         port = int(process.tcp_address.rpartition(":")[2])
         for host in ("127.0.0.1", "::1"):
-            with socket.create_connection((host, port), timeout=20) as client:
-                client.sendall(b"  V2" + PUB)
-                assert hears(client) == OK
+            with Client((host, port)) as client:
+                client.publishes(b"x")
 
 
 def test_unix_sockets_serve_both_protocols_and_are_gone_after_a_clean_stop(tmp_path):
@@ -217,8 +205,8 @@ def test_unix_sockets_serve_both_protocols_and_are_gone_after_a_clean_stop(tmp_p
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(20)
         client.connect(str(tcp))
-        client.sendall(b"  V2" + PUB)
-        assert hears(client) == OK
+        client.sendall(V2_PUB)
+        assert client.recv(10, socket.MSG_WAITALL).endswith(b"OK")
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(20)
         client.connect(str(http))
@@ -235,8 +223,7 @@ def test_unix_sockets_serve_both_protocols_and_are_gone_after_a_clean_stop(tmp_p
 def test_info_and_stats_show_the_real_ports_and_clients(nsqd):
     with connect(nsqd) as client, urlopen(f"http://{nsqd.http_address}/info", timeout=20) as info:
         assert f'"tcp_port":{nsqd.tcp_address.rpartition(":")[2]}' in info.read().decode()
-        client.sendall(b"  V2" + PUB)
-        assert hears(client) == OK
+        client.says(V2_PUB).hears(b"OK")
         with urlopen(f"http://{nsqd.http_address}/stats?format=json", timeout=20) as stats:
             text = stats.read().decode()
     assert '"producers":[{' in text
@@ -249,14 +236,11 @@ def test_a_lack_of_descriptors_is_survived_without_using_the_cpu(tmp_path):
         clients = [stack.enter_context(connect(nsqd)) for _ in range(100)]
         before = _cpu_seconds(nsqd)
         served = clients[0]
-        served.sendall(b"  V2" + PUB * 1000)
-        for _ in range(1000):
-            assert hears(served) == OK
+        served.says(b"  V2").publishes(*[b"x"] * 1000)
         for client in clients[:-1]:
             client.close()
         last = clients[-1]
-        last.sendall(b"  V2" + PUB)
-        assert hears(last) == OK
+        last.says(V2_PUB).hears(b"OK")
         assert _cpu_seconds(nsqd) - before < 5
 
 
@@ -265,15 +249,13 @@ def test_with_a_busy_poll_time_it_does_not_sleep_after_a_command(tmp_path, durab
     options = ["--busy-poll-time=5m", f"--durability={durability}"]
     with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, connect(nsqd) as client:
         # What is published first is answered at the end of the turn, with what others publish in it.
-        client.sendall(b"  V2" + PUB)
-        assert hears(client) == OK
+        client.says(V2_PUB).hears(b"OK")
         looked_until = _cpu_seconds(nsqd) + 0.5
         with gevent.Timeout(30):
             while _cpu_seconds(nsqd) < looked_until:
                 gevent.sleep(0.05)
         # And no client waits for it.
-        client.sendall(PUB)
-        assert hears(client) == OK
+        client.publishes(b"x")
         with urlopen(f"http://{nsqd.http_address}/ping", timeout=20) as ping:
             assert ping.read() == b"OK"
 

@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from tests.v2_client import Client
 
 ROOT = Path(__file__).parents[2]
 CONTRIB = ROOT / "contrib"
@@ -50,12 +50,9 @@ def publish(nsqd: NsqdProcess, *bodies: bytes) -> None:
         urlopen(f"http://{nsqd.http_address}/pub?topic=orders", body, timeout=20).close()
 
 
-def subscribe(nsqd: NsqdProcess) -> socket.socket:
-    host, _, port = nsqd.tcp_address.rpartition(":")
-    consumer = socket.create_connection((host, int(port)), timeout=20)
-    consumer.sendall(b"  V2SUB orders archive\nRDY 1\n")
-    assert consumer.recv(10, socket.MSG_WAITALL).endswith(b"OK")
-    consumer.recv(4 + 4 + 26 + 1, socket.MSG_WAITALL)
+def subscribe(nsqd: NsqdProcess) -> Client:
+    consumer = Client(nsqd.tcp_address).subscribes(b"orders", b"archive", ready=1)
+    assert consumer.takes(1)
     return consumer
 
 

@@ -15,7 +15,7 @@ from nsq_compat.cli.kinds import OptionError
 from nsq_compat.nsqd.policies import load_policies
 from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
-from tests.faults.client import Client, Refused
+from tests.v2_client import Client, Refused
 
 TWICE = '[[policies]]\ntopic = "orders"\nmax_attempts = 2\n'
 
@@ -43,12 +43,7 @@ def nsqd(start: Callable[[], NsqdProcess]) -> NsqdProcess:
 @pytest.fixture
 def connect(nsqd: NsqdProcess) -> Iterator[Callable[[], Client]]:
     with ExitStack() as clients:
-        yield lambda: clients.enter_context(Client(address(nsqd)))
-
-
-def address(nsqd: NsqdProcess) -> tuple[str, int]:
-    host, _, port = nsqd.tcp_address.rpartition(":")
-    return host, int(port)
+        yield lambda: clients.enter_context(Client(nsqd.tcp_address))
 
 
 def in_force(nsqd: NsqdProcess) -> Any:
@@ -62,23 +57,23 @@ def put(nsqd: NsqdProcess, policies: object) -> tuple[int, Any]:
 
 def fail_until_gone(consumer: Client, body: bytes, times: int) -> None:
     for attempt in range(1, times + 1):
-        (message,) = consumer.take(1)
+        (message,) = consumer.takes(1)
         assert (message.body, message.attempts) == (body, attempt)
-        consumer.requeue(message.id, 0)
+        consumer.requeues(message)
 
 
 def test_a_message_that_fails_often_enough_goes_to_the_dead_letter_topic(nsqd, connect):
     consumer = connect()
-    consumer.subscribe("orders", "archive", ready=1)
-    connect().publish("orders", b"bad")
+    consumer.subscribes(b"orders", b"archive", ready=1)
+    connect().publishes(b"bad", topic=b"orders")
     fail_until_gone(consumer, b"bad", 2)
     eventually(lambda: nsqd.channel_stats("orders", "archive").get("dead_letter_count") == 1)
     stats = nsqd.channel_stats("orders", "archive")
     assert stats["policy"] == {"max_attempts": 2, "dead_letter_topic": "orders.archive.dead"}
     assert (stats["depth"], stats["in_flight_count"]) == (0, 0)
     reader = connect()
-    reader.subscribe("orders.archive.dead", "redrive", ready=1)
-    assert [message.body for message in reader.take(1)] == [b"bad"]
+    reader.subscribes(b"orders.archive.dead", b"redrive", ready=1)
+    assert [message.body for message in reader.takes(1)] == [b"bad"]
     assert nsqd.logs("CHANNEL(orders:archive): 1 more to orders.archive.dead")
 
 
@@ -89,7 +84,7 @@ def test_without_policies_stats_do_not_change(nsqd):
 
 def test_sighup_reads_policies_again_and_a_bad_file_changes_nothing(nsqd, config, connect):
     consumer = connect()
-    consumer.subscribe("orders", "archive", ready=1)
+    consumer.subscribes(b"orders", b"archive", ready=1)
     config.write_text("[[policies]]\nmax_attempts = 3\n")
     nsqd.send_signal(signal.SIGHUP)
     eventually(lambda: in_force(nsqd) == [{"max_attempts": 3}])
@@ -98,7 +93,7 @@ def test_sighup_reads_policies_again_and_a_bad_file_changes_nothing(nsqd, config
     reason = f"failed to load config file {config} - line 3: policy 1: max_dept: unknown setting"
     assert nsqd.logs(f"ERROR: policies stay as they are - {reason}")
     assert in_force(nsqd) == [{"max_attempts": 3}]
-    connect().publish("orders", b"bad")
+    connect().publishes(b"bad", topic=b"orders")
     fail_until_gone(consumer, b"bad", 3)
     eventually(lambda: nsqd.channel_stats("orders", "archive").get("dead_letter_count") == 1)
     config.unlink()
@@ -110,10 +105,10 @@ def test_sighup_reads_policies_again_and_a_bad_file_changes_nothing(nsqd, config
 def test_policies_can_be_put_over_http_and_bad_ones_change_nothing(nsqd, connect):
     nsqd.create_channel("orders", "archive")
     producer = connect()
-    producer.publish("orders", b"a")
+    producer.publishes(b"a", topic=b"orders")
     assert put(nsqd, [{"max_depth": 1}]) == (200, [{"max_depth": 1}])
     with pytest.raises(Refused, match=r"E_PUB_FAILED PUB failed channel orders:archive is full \(max_depth\)"):
-        producer.publish("orders", b"b")
+        producer.publishes(b"b", topic=b"orders")
     answer = nsqd.asks("POST", "/pub?topic=orders", b"b")
     assert (answer.status, answer.json()) == (503, {"message": "TOPIC_FULL"})
     assert put(nsqd, [{"max_depth": 0}]) == (
@@ -124,38 +119,38 @@ def test_policies_can_be_put_over_http_and_bad_ones_change_nothing(nsqd, connect
     assert in_force(nsqd) == [{"max_depth": 1}]
     assert nsqd.channel_stats("orders", "archive")["rejected_count"] == 2
     assert put(nsqd, []) == (200, [])
-    connect().publish("orders", b"b")
+    connect().publishes(b"b", topic=b"orders")
 
 
 def test_the_oldest_messages_are_dropped_and_counted(nsqd, connect):
     put(nsqd, [{"max_depth": 2, "when_full": "drop-oldest"}])
     nsqd.create_channel("orders", "archive")
-    connect().publish_together("orders", [b"a", b"b", b"c", b"d"])
+    connect().publishes_together([b"a", b"b", b"c", b"d"], b"orders")
     eventually(lambda: nsqd.channel_stats("orders", "archive").get("dropped_count") == 2)
     consumer = connect()
-    consumer.subscribe("orders", "archive", ready=10)
-    assert [message.body for message in consumer.take(2)] == [b"c", b"d"]
+    consumer.subscribes(b"orders", b"archive", ready=10)
+    assert [message.body for message in consumer.takes(2)] == [b"c", b"d"]
 
 
 def test_a_rate_limits_a_consumer_below_its_rdy(nsqd, connect):
     put(nsqd, [{"max_rate": 0.001, "burst": 3}])
     consumer = connect()
-    consumer.subscribe("orders", "archive", ready=100)
-    connect().publish_together("orders", [b"%d" % number for number in range(10)])
-    assert len(consumer.take(3)) == 3
+    consumer.subscribes(b"orders", b"archive", ready=100)
+    connect().publishes_together([b"%d" % number for number in range(10)], b"orders")
+    assert len(consumer.takes(3)) == 3
     eventually(lambda: nsqd.channel_stats("orders", "archive")["depth"] == 7)
     put(nsqd, [])
-    assert len(consumer.take(7)) == 7
+    assert len(consumer.takes(7)) == 7
 
 
 def test_dead_letters_stay_after_a_clean_stop(nsqd, start, connect):
     consumer = connect()
-    consumer.subscribe("orders", "archive", ready=1)
-    connect().publish("orders", b"bad")
+    consumer.subscribes(b"orders", b"archive", ready=1)
+    connect().publishes(b"bad", topic=b"orders")
     fail_until_gone(consumer, b"bad", 1)
-    (message,) = consumer.take(1)
-    consumer.requeue(message.id, 0)
-    consumer.ask(b"CLS\n")  # behind the REQ
+    (message,) = consumer.takes(1)
+    consumer.requeues(message)
+    consumer.says(b"CLS\n").answer()  # behind the REQ
     assert nsqd.stop() == 0
     again = start()
     assert again.channel_stats("orders", "archive")["depth"] == 0

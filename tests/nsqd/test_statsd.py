@@ -1,7 +1,6 @@
 """Statistics pushed to a real UDP socket, by themselves and then by a running nsqd."""
 
 import logging
-import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.stats import LatencyStats
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.broker import Daemon
+from tests.v2_client import Client
 
 NOW_NS = 1_700_000_000_000_000_000
 
@@ -211,17 +211,9 @@ def test_a_running_nsqd_pushes_zone_counts_and_latencies(statsd, tmp_path):
     )
     with ExitStack() as stack:
         nsqd = stack.enter_context(NsqdProcess(installed_nsqd(), tmp_path, options=options))
-        host, _, port = nsqd.tcp_address.rpartition(":")
-        client = stack.enter_context(gevent.socket.create_connection((host, int(port)), timeout=20))
-        client.sendall(
-            b'  V2IDENTIFY\n\0\0\0\x15{"topology_zone":"z"}PUB orders\n\0\0\0\3oneSUB orders archive\nRDY 1\n'
-        )
-        received = b""
-        while (sent := re.search(rb"([0-9a-f]{16})one", received)) is None:
-            data = client.recv(1000)
-            assert data, "nsqd closed the connection"
-            received += data
-        client.sendall(b"FIN " + sent[1] + b"\n")
+        client = stack.enter_context(Client(nsqd.tcp_address, topology_zone="z"))
+        client.publishes(b"one", topic=b"orders").subscribes(b"orders", b"archive", ready=1)
+        client.finishes(client.takes(1))
         prefix = "nsq.my_host_4151.topic.orders"
         statsd.hears(f"{prefix}.channel.archive.message_count", 1)
         statsd.hears(f"{prefix}.channel.archive.in_flight_count", 0)

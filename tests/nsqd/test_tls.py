@@ -2,24 +2,23 @@
 
 import json
 import signal
-import socket
 import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 
-from nsq_compat.protocol.frames import FrameReader
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests import v2_client
 
 NSQD = [sys.executable, "-m", "nsq_compat.nsqd.main"]
-IDENTIFY = b'{"feature_negotiation":true,"tls_v1":true}'
 
 Start = Callable[..., NsqdProcess]
 
@@ -38,37 +37,16 @@ def start(certificates: Certificates, tmp_path: Path) -> Iterator[Start]:
         )
 
 
-class Client:
-    """A raw client that may start TLS."""
+class Client(v2_client.Client):
+    """A client that may start TLS."""
 
     def __init__(self, nsqd: NsqdProcess) -> None:
-        host, _, port = nsqd.tcp_address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=20)
-        self._reader = FrameReader()
-        self.says(b"  V2")
+        super().__init__(nsqd.tcp_address)
 
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def says(self, data: bytes) -> "Client":
-        self.socket.sendall(data)
-        return self
-
-    def starts_tls(self, context: ssl.SSLContext) -> "Client":
-        self.says(b"IDENTIFY\n" + len(IDENTIFY).to_bytes(4, "big") + IDENTIFY)
-        assert b'"tls_v1":true' in self.hears()
+    def starts_tls(self, context: ssl.SSLContext) -> Self:
+        assert b'"tls_v1":true' in self.identifies(feature_negotiation=True, tls_v1=True).answer()
         self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
         return self
-
-    def hears(self) -> bytes:
-        """The data of the next frame; nothing when nsqd has closed."""
-        while data := self.socket.recv(65536):
-            for frame in self._reader.receive_data(data):
-                return frame.data
-        return b""
 
     @property
     def server_name(self) -> str:
@@ -80,9 +58,9 @@ class Client:
 def test_tls_is_offered_and_optional(start, certificates):
     nsqd = start()
     with Client(nsqd) as plain, Client(nsqd) as client:
-        assert plain.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
-        assert client.starts_tls(certificates.trusting()).hears() == b"OK"
-        assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+        plain.publishes(b"x")
+        client.starts_tls(certificates.trusting()).hears(b"OK")
+        client.publishes(b"x")
         with urlopen(f"http://{nsqd.http_address}/stats?format=json", timeout=20) as answer:
             producers = json.load(answer)["producers"]
     assert sorted(producer["tls"] for producer in producers) == [False, True]
@@ -101,9 +79,9 @@ def test_https_serves_the_same_api(start, certificates):
 def test_with_tls_required_plain_connections_are_refused(start, certificates, required):
     nsqd = start(f"--tls-required={required}")
     with Client(nsqd) as plain:
-        assert plain.says(b"NOP\n").hears() == b"E_INVALID cannot NOP in current state (TLS required)"
+        plain.says(b"NOP\n").hears(b"E_INVALID cannot NOP in current state (TLS required)")
     with Client(nsqd) as client:
-        assert client.starts_tls(certificates.trusting()).hears() == b"OK"
+        client.starts_tls(certificates.trusting()).hears(b"OK")
     with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=certificates.trusting()) as answer:
         assert answer.read() == b"OK"
     if required == "tcp-https":
@@ -121,11 +99,11 @@ def test_with_tls_required_plain_connections_are_refused(start, certificates, re
 def test_a_client_policy_refuses_unknown_certificates_everywhere(start, certificates):
     nsqd = start("--tls-client-auth-policy=require-verify", f"--tls-root-ca-file={certificates.root_ca}")
     with Client(nsqd) as client:
-        assert client.starts_tls(certificates.trusting(certificates.client)).hears() == b"OK"
+        client.starts_tls(certificates.trusting(certificates.client)).hears(b"OK")
     with Client(nsqd) as plain:
-        assert plain.says(b"NOP\n").hears().endswith(b"(TLS required)")
+        assert plain.says(b"NOP\n").frame().data.endswith(b"(TLS required)")
     with Client(nsqd) as stranger, pytest.raises(ssl.SSLError, match="UNKNOWN_CA"):
-        stranger.starts_tls(certificates.trusting(certificates.stranger)).hears()
+        stranger.starts_tls(certificates.trusting(certificates.stranger)).frame()
     known = certificates.trusting(certificates.client)
     with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=known) as answer:
         assert answer.read() == b"OK"
@@ -137,10 +115,10 @@ def test_a_client_policy_for_any_certificate_requires_one(start, certificates):
     nsqd = start("--tls-client-auth-policy=require")
     stranger, anonymous = certificates.trusting(certificates.stranger), certificates.trusting()
     with Client(nsqd) as client:
-        assert client.starts_tls(stranger).hears() == b"OK"
-        assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+        client.starts_tls(stranger).hears(b"OK")
+        client.publishes(b"x")
     with Client(nsqd) as client, pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
-        client.starts_tls(anonymous).hears()
+        client.starts_tls(anonymous).frame()
     with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=stranger) as answer:
         assert answer.read() == b"OK"
     with pytest.raises(OSError, match="ALERT|EOF|reset"):
@@ -150,11 +128,11 @@ def test_a_client_policy_for_any_certificate_requires_one(start, certificates):
 def test_sighup_loads_new_certificates_and_keeps_connections(start, certificates):
     nsqd = start()
     with Client(nsqd) as before, Client(nsqd) as after, Client(nsqd) as last:
-        assert before.starts_tls(certificates.trusting()).hears() == b"OK"
+        before.starts_tls(certificates.trusting()).hears(b"OK")
         certificates.renew("renewed")
         nsqd.send_signal(signal.SIGHUP)
         assert nsqd.logs("TLS: reloaded")
-        assert after.starts_tls(certificates.trusting()).hears() == b"OK"
+        after.starts_tls(certificates.trusting()).hears(b"OK")
         assert (before.server_name, after.server_name) == ("nsqd", "renewed")
         with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=certificates.trusting()) as answer:
             assert answer.read() == b"OK"
@@ -163,26 +141,26 @@ def test_sighup_loads_new_certificates_and_keeps_connections(start, certificates
         nsqd.send_signal(signal.SIGHUP)
         assert nsqd.logs("ERROR: TLS: keeping the certificates in use - ")
         certificates.key.write_bytes(kept)
-        assert last.starts_tls(certificates.trusting()).hears() == b"OK"
+        last.starts_tls(certificates.trusting()).hears(b"OK")
         for client in (before, after, last):
-            assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+            client.publishes(b"x")
 
 
 def test_sighup_without_certificates_changes_nothing(tmp_path):
     with NsqdProcess(installed_nsqd(), tmp_path) as nsqd, Client(nsqd) as client:
         nsqd.send_signal(signal.SIGHUP)
         assert nsqd.logs("TLS: no certificate to reload")
-        assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+        client.publishes(b"x")
 
 
 def test_compressions_can_be_disabled(tmp_path):
     options = ["--deflate=false", "--snappy=false", "--max-deflate-level=3"]
-    document = b'{"feature_negotiation":true,"deflate":true,"snappy":true,"tls_v1":true}'
     with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, Client(nsqd) as client:
-        answer = json.loads(client.says(b"IDENTIFY\n" + len(document).to_bytes(4, "big") + document).hears())
+        client.identifies(feature_negotiation=True, deflate=True, snappy=True, tls_v1=True)
+        answer = json.loads(client.answer())
         assert (answer["deflate"], answer["snappy"], answer["tls_v1"]) == (False, False, False)
         assert (answer["deflate_level"], answer["max_deflate_level"]) == (3, 3)
-        assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+        client.publishes(b"x")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from nsq_conformance.lookup_peer import RawLookupPeer
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
 NSQLOOKUPD = [sys.executable, "-m", "nsq_compat.nsqlookupd.main"]
@@ -38,40 +39,16 @@ def nsqlookupd() -> Iterator[NsqlookupdProcess]:
         yield process
 
 
-def connect(process: NsqlookupdProcess, data: bytes = b"") -> socket.socket:
-    host, _, port = process.tcp_address.rpartition(":")
-    client = socket.create_connection((host, int(port)), timeout=20)
-    client.sendall(data)
-    return client
-
-
 def identify(document: bytes, size: int | None = None) -> bytes:
     return b"  V1IDENTIFY\n" + struct.pack(">i", len(document) if size is None else size) + document
 
 
-def hears(client: socket.socket) -> bytes:
-    """One reply; EOFError when the connection was closed instead."""
-    (size,) = struct.unpack(">i", exactly(client, 4))
-    return exactly(client, size)
-
-
-def exactly(client: socket.socket, size: int) -> bytes:
-    received = b""
-    while len(received) < size:
-        data = client.recv(size - len(received))
-        if not data:
-            raise EOFError
-        received += data
-    return received
-
-
-def joins(process: NsqlookupdProcess, *topics: str) -> socket.socket:
+def joins(process: NsqlookupdProcess, *topics: str) -> RawLookupPeer:
     """An nsqd that has identified itself and registered topics."""
-    nsqd = connect(process, identify(json.dumps(ABOUT_NSQD).encode()))
-    assert json.loads(hears(nsqd))["tcp_port"] == int(process.tcp_address.rpartition(":")[2])
+    nsqd = RawLookupPeer(process)
+    assert nsqd.identifies(ABOUT_NSQD)["tcp_port"] == int(process.tcp_address.rpartition(":")[2])
     for topic in topics:
-        nsqd.sendall(f"REGISTER {topic}\n".encode())
-        assert hears(nsqd) == b"OK"
+        nsqd.registers(topic)
     return nsqd
 
 
@@ -114,18 +91,19 @@ def test_a_second_daemon_on_the_same_port_is_refused(nsqlookupd):
 def test_options_come_from_a_config_file_too(tmp_path):
     file = tmp_path / "nsqlookupd.cfg"
     file.write_text('broadcast_address = "lookup.example"\nlog_prefix = "[mine] "\ninactive_producer_timeout = "0s"\n')
-    with NsqlookupdProcess(installed_nsqlookupd(), options=[f"--config={file}"]) as process:
-        client = connect(process, identify(json.dumps(ABOUT_NSQD).encode()))
-        with client:
-            assert json.loads(hears(client))["broadcast_address"] == "lookup.example"
-            assert process.get("/nodes") == {"producers": []}
+    with (
+        NsqlookupdProcess(installed_nsqlookupd(), options=[f"--config={file}"]) as process,
+        RawLookupPeer(process) as client,
+    ):
+        assert client.identifies(ABOUT_NSQD)["broadcast_address"] == "lookup.example"
+        assert process.get("/nodes") == {"producers": []}
     assert process._last_lines[0].startswith("[mine] ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_stops_cleanly_with_clients_in_every_state(nsqlookupd, number):
     registered = joins(nsqlookupd, "t")
-    clients = [connect(nsqlookupd), connect(nsqlookupd, b"  V1REG"), connect(nsqlookupd, b"  V"), registered]
+    clients = [*(RawLookupPeer(nsqlookupd, said) for said in (b"", b"  V1REG", b"  V")), registered]
     host, _, port = nsqlookupd.http_address.rpartition(":")
     keep_alive = socket.create_connection((host, int(port)), timeout=20)
     keep_alive.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -133,9 +111,11 @@ def test_it_stops_cleanly_with_clients_in_every_state(nsqlookupd, number):
     nsqlookupd._process.send_signal(number)
     nsqlookupd._process.send_signal(number)
     assert nsqlookupd._process.wait(20) == 0
-    for client in (*clients, keep_alive):
+    with keep_alive:
+        assert keep_alive.recv(100) == b""
+    for client in clients:
         with client:
-            assert client.recv(100) == b""
+            assert client.is_closed()
 
 
 def test_the_http_api_stops_before_producers_leave(nsqlookupd):
@@ -152,10 +132,9 @@ def test_a_registered_topic_is_found_until_its_producer_leaves(nsqlookupd):
     with joins(nsqlookupd, "orders") as nsqd:
         (found,) = nsqlookupd.get("/lookup", topic="orders")["producers"]
         assert (found["broadcast_address"], found["tcp_port"], found["http_port"]) == ("n1", 4150, 4151)
-        host, port = nsqd.getsockname()
+        host, port = nsqd._socket.getsockname()
         assert found["remote_address"] == f"{host}:{port}"
-        nsqd.shutdown(socket.SHUT_RDWR)
-        assert nsqd.recv(1) == b""
+        assert nsqd.ends_sending().is_closed()
     while nsqlookupd.get("/lookup", topic="orders")["producers"]:
         pass
     assert nsqlookupd.get("/topics") == {"topics": ["orders"]}
@@ -192,11 +171,10 @@ def test_a_profile_of_the_process_can_be_taken(nsqlookupd):
     ],
 )
 def test_invalid_input_closes_only_its_own_connection(nsqlookupd, said, error):
-    with joins(nsqlookupd, "orders") as bystander, connect(nsqlookupd, said) as client:
-        assert hears(client) == error
-        assert client.recv(1) == b""
-        bystander.sendall(b"PING\n")
-        assert hears(bystander) == b"OK"
+    with joins(nsqlookupd, "orders") as bystander, RawLookupPeer(nsqlookupd, said) as client:
+        assert client.reply() == error
+        assert client.is_closed()
+        assert bystander.says(b"PING\n") == b"OK"
         assert len(nsqlookupd.get("/lookup", topic="orders")["producers"]) == 1
 
 
@@ -206,10 +184,9 @@ def test_garbage_and_truncated_commands_from_a_hundred_clients_are_survived(nsql
     with joins(nsqlookupd, "orders") as bystander, ExitStack() as stack:
         for number in range(100):
             said = whole[: garbage.randrange(len(whole))] if number % 2 else b"  V1" + garbage.randbytes(200)
-            client = stack.enter_context(connect(nsqlookupd, said))
+            client = stack.enter_context(RawLookupPeer(nsqlookupd, said))
             if number % 3 == 0:
                 with suppress(OSError):  # it may have been closed already
-                    client.shutdown(socket.SHUT_WR)
-        bystander.sendall(b"PING\n")
-        assert hears(bystander) == b"OK"
+                    client.ends_sending()
+        assert bystander.says(b"PING\n") == b"OK"
         assert nsqlookupd.get("/lookup", topic="orders")["producers"]

@@ -18,10 +18,8 @@ from nsq_compat.nsqadmin.options import NsqadminOptions
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.nsqlookupd.options import NsqlookupdOptions
 from tests.docs.sandbox import run
-from tests.packaging.image import Image
-from tests.packaging.release import ROOT
+from tests.packaging.image import CONTAINER, Image
 
-CONTAINER = ROOT / "contrib" / "container"
 # The first test builds the wheel.
 pytestmark = pytest.mark.timeout(300)
 
@@ -29,23 +27,22 @@ PORTS = {"4150", "4151", "4160", "4161", "4171"}
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> Image:
-    return Image(CONTAINER / "Containerfile", tmp_path)
+def image() -> Image:
+    return Image()
 
 
 def test_the_container_is_not_root_keeps_data_in_a_volume_and_has_a_health_check(image):
-    final = image.stages[-1]
-    user, _, group = final.only("USER").partition(":")
+    user, _, group = image.only("USER").partition(":")
     assert min(int(user), int(group)) >= 10000
-    assert final.only("VOLUME") == "/data"
+    assert image.only("VOLUME") == "/data"
     assert "--data-path=/data" in image.command
-    assert any("/livez" in value for value in final.environment.values())
+    assert any("/livez" in value for value in image.environment.values())
     assert "HEALTH" in " ".join(image.health_check)
-    assert final.only("STOPSIGNAL") == "SIGTERM"
+    assert image.only("STOPSIGNAL") == "SIGTERM"
 
 
 def test_the_base_image_is_pinned_and_fits_the_build_image(image):
-    building, base = (stage.base for stage in image.stages)
+    building, base = image.bases
     assert building == base.replace("-slim", "")  # the slim image has no C compiler
     name, _, tag = base.rpartition(":")
     assert name == "docker.io/library/python"
@@ -61,7 +58,7 @@ def test_ports_and_flags_are_those_of_the_programs(image):
     options = (NsqdOptions(), NsqlookupdOptions(), NsqadminOptions())
     addresses = [getattr(each, name, "") for each in options for name in ("tcp_address", "http_address")]
     assert {address.rpartition(":")[2] for address in addresses if address} == PORTS
-    assert set(image.stages[-1].only("EXPOSE").split()) == PORTS
+    assert set(image.only("EXPOSE").split()) == PORTS
 
 
 def test_copied_files_exist_and_the_build_context_has_nothing_else(image, release):
@@ -105,10 +102,9 @@ id --user
 
 
 def test_its_steps_build_an_nsqd_that_serves_without_privileges_on_a_read_only_root(image, release, tmp_path):
-    build, final = image.stages
     offline = " ".join(f"{name}='{value}'" for name, value in release.offline.items())
     tree = str(release.wheel.parents[1])
-    environment = " ".join(f"'{name}={value}'" for name, value in final.environment.items())
+    environment = " ".join(f"'{name}={value}'" for name, value in image.environment.items())
     lists = {"COMMAND": image.command, "HEALTH_CHECK": image.health_check}
     script = "\n".join([
         "set -euo pipefail",
@@ -118,8 +114,7 @@ def test_its_steps_build_an_nsqd_that_serves_without_privileges_on_a_read_only_r
         f"for each in {sys.base_prefix} {Path(sys.base_prefix).parents[0]}; do",
         "    while [ $each != / ]; do chmod a+rx $each; each=$(dirname $each); done",
         "done",
-        *image.script(build, tree),
-        *image.script(final, tree),
+        *image.script(tree),
         f"ENVIRONMENT=({environment})",
         "read -r -d '' use <<'THE_END' || true",
         *(f"{name}=({' '.join(json.dumps(word) for word in words)})" for name, words in lists.items()),

@@ -127,10 +127,9 @@ def test_a_pods_flags_and_ports_are_those_of_its_daemon(name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_pod_has_no_privileges(name, tmp_path):
-    final = Image(ROOT / "contrib" / "container" / "Containerfile", tmp_path).stages[-1]
+def test_a_pod_has_no_privileges(name):
     pod, container = WORKLOADS[name]["spec"]["template"]["spec"], container_of(name)
-    assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == final.only("USER")
+    assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == Image().only("USER")
     assert pod["securityContext"]["runAsNonRoot"] is container["securityContext"]["readOnlyRootFilesystem"] is True
     assert container["securityContext"]["allowPrivilegeEscalation"] is pod["automountServiceAccountToken"] is False
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}

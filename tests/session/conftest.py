@@ -4,11 +4,9 @@
 order: a response by its data, an error by its data, a message by its body.
 """
 
-import json
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import pytest
 
@@ -19,25 +17,9 @@ from nsq_compat.queue.stats import ClientStats
 from nsq_compat.session.authorization import Authorize, not_asked
 from nsq_compat.session.negotiation import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
+from tests.v2_client import ERROR, MESSAGE, RESPONSE, Conversation, Frame, Message, mpub, sized, split_frames
 
-RESPONSE, ERROR, MESSAGE = 0, 1, 2
 TURNS_AT_MOST = 10_000
-
-
-class Frame(NamedTuple):
-    """What a client received; `text` is how a test names it."""
-
-    type: int
-    text: bytes
-
-
-class Received(NamedTuple):
-    """A message as a consumer sees it."""
-
-    id: bytes
-    attempts: int
-    timestamp_ns: int
-    body: bytes
 
 
 class Nsqd:
@@ -99,14 +81,14 @@ class Nsqd:
         raise AssertionError("the daemon does not come to rest")
 
 
-class Client:
+class Client(Conversation):
     """One connection, seen from the other end."""
 
     def __init__(self, nsqd: Nsqd, host: str) -> None:
         self.woken = False
         self.is_open = True
         self.reads = True
-        self.received: list[Received] = []
+        self.received: list[Message] = []
         self.bytes_heard = b""
         self._nsqd = nsqd
         self.unparsed = b""
@@ -126,9 +108,9 @@ class Client:
 
     # --- What the client does -----------------------------------------------------------------------------------------
 
-    def says(self, data: bytes, *more: bytes) -> "Client":
+    def says(self, *pieces: bytes) -> Self:
         """Send bytes; each argument arrives by itself, and is answered before the next."""
-        for piece in (data, *more):
+        for piece in pieces:
             if self.is_open:
                 self.session.receive_data(piece, self._nsqd.now, self._nsqd.now_ns)
                 self.woken = True
@@ -141,23 +123,6 @@ class Client:
             self.session.receive_data(piece, self._nsqd.now, self._nsqd.now_ns)
         self.woken = True
         return self
-
-    def identifies(self, **wishes: Any) -> "Client":
-        return self.says_with_body(b"IDENTIFY", json.dumps(wishes).encode("utf-8"))
-
-    def publishes(self, *bodies: bytes, topic: bytes = b"t") -> "Client":
-        """One PUB each, all of them answered with OK."""
-        for body in bodies:
-            self.says_with_body(b"PUB " + topic, body)
-        return self.hears(*[b"OK"] * len(bodies))
-
-    def subscribes(self, topic: bytes = b"t", channel: bytes = b"c", ready: int = 0) -> "Client":
-        """SUB, and RDY if asked for."""
-        self.says(b"SUB %b %b\n" % (topic, channel)).hears(b"OK")
-        return self.says(b"RDY %d\n" % ready) if ready else self
-
-    def says_with_body(self, line: bytes, body: bytes) -> "Client":
-        return self.says(line + b"\n" + struct.pack(">i", len(body)) + body)
 
     def stops_sending(self) -> "Client":
         """Close its half of the connection."""
@@ -189,7 +154,7 @@ class Client:
 
     # --- What the client notices --------------------------------------------------------------------------------------
 
-    def hears(self, *texts: bytes) -> "Client":
+    def hears(self, *texts: bytes) -> Self:
         """Exactly these frames came since the last time: an error looks like one, a response like one."""
         expected = [Frame(_type_of(text), text) for text in texts]
         heard, self._unheard = self._unheard, []
@@ -246,17 +211,14 @@ class Client:
 
     def _receive(self, data: bytes) -> None:
         self.bytes_heard += data
-        self.unparsed += data
-        while len(self.unparsed) >= 8:
-            size, frame_type = struct.unpack_from(">ii", self.unparsed)
-            assert size >= 4
-            assert len(self.unparsed) >= 4 + size, "a frame is always sent whole"
-            data, self.unparsed = self.unparsed[8 : 4 + size], self.unparsed[4 + size :]
-            if frame_type == MESSAGE:
-                timestamp_ns, attempts, message_id = struct.unpack_from(">qH16s", data)
-                data = data[26:]
-                self.received.append(Received(message_id, attempts, timestamp_ns, data))
-            self._unheard.append(Frame(frame_type, data))
+        frames, self.unparsed = split_frames(self.unparsed + data)
+        assert len(self.unparsed) < 8, "a frame is always sent whole"
+        for frame in frames:
+            if frame.type == MESSAGE:
+                self.received.append(Message.of(frame))
+                self._unheard.append(Frame(MESSAGE, self.received[-1].body))
+            else:
+                self._unheard.append(frame)
 
 
 def _type_of(text: bytes) -> int:
@@ -268,16 +230,8 @@ def _type_of(text: bytes) -> int:
 class Building:
     """Bytes that a test would not want to spell out."""
 
-    @staticmethod
-    def sized(body: bytes) -> bytes:
-        """A body behind its size."""
-        return struct.pack(">i", len(body)) + body
-
-    @classmethod
-    def mpub(cls, bodies: Sequence[bytes], topic: bytes = b"t") -> bytes:
-        """A whole MPUB."""
-        content = struct.pack(">i", len(bodies)) + b"".join(map(cls.sized, bodies))
-        return b"MPUB " + topic + b"\n" + cls.sized(content)
+    sized = staticmethod(sized)
+    mpub = staticmethod(mpub)
 
 
 @pytest.fixture(scope="session")

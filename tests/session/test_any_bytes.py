@@ -112,8 +112,8 @@ def test_any_bytes_lead_to_frames_or_to_an_error_frame_and_a_close(make_nsqd, da
     assert client.unparsed == b""
     assert len(client.bytes_heard) <= MOST_BYTES_PER_BYTE * (len(data) + 1) + 1000
     for frame in frames[:-1]:
-        assert not frame.text.startswith(FRAMES_THAT_CLOSE) or frame.type != 1
-    if frames and frames[-1].type == 1 and frames[-1].text.startswith(FRAMES_THAT_CLOSE):
+        assert not frame.data.startswith(FRAMES_THAT_CLOSE) or frame.type != 1
+    if frames and frames[-1].type == 1 and frames[-1].data.startswith(FRAMES_THAT_CLOSE):
         client.and_is_closed()
 
 

@@ -314,7 +314,7 @@ def test_earlier_commands_are_answered_before_the_auth_server_answers(nsqd, clie
 
     def ask(credentials):
         nsqd.turns()
-        heard.extend(frame.text for frame in client.hears_anything())
+        heard.extend(frame.data for frame in client.hears_anything())
         return read_answer(answer(ALL), nsqd.now)
 
     nsqd.authorize = ask
@@ -332,7 +332,7 @@ def test_time_to_send_a_body_is_not_spent_on_asking(nsqd, authed, server):
     authed.says(b"MPUB t\n")
     nsqd.waits(1.9)
     authed.says(MPUB.partition(b"\n")[2])
-    assert [frame.text for frame in authed.hears_anything() if frame.text != b"_heartbeat_"] == [b"OK"]
+    assert [frame.data for frame in authed.hears_anything() if frame.data != b"_heartbeat_"] == [b"OK"]
     nsqd.waits(1.9)
     authed.says(b"MPUB t\n\0\0")
     nsqd.waits(2.1)

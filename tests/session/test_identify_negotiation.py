@@ -15,7 +15,7 @@ def answer_to(client, **wishes):
     client.identifies(feature_negotiation=True, **wishes)
     (frame,) = client.hears_anything()
     client.and_stays()
-    return json.loads(frame.text)
+    return json.loads(frame.data)
 
 
 def test_without_feature_negotiation_the_answer_is_ok(client):
@@ -37,7 +37,7 @@ def test_the_reply_to_a_negotiation_has_nsqds_fields_in_order(client):
 def test_an_answer_is_compact_json(client):
     client.identifies(feature_negotiation=True)
     (frame,) = client.hears_anything()
-    assert frame.text.startswith(b'{"max_rdy_count":2500,"version":"1.3.0",')
+    assert frame.data.startswith(b'{"max_rdy_count":2500,"version":"1.3.0",')
 
 
 def test_wishes_within_the_limits_are_granted(client):

@@ -165,7 +165,7 @@ def identifies(client, **wishes):
 
 def answer(client):
     (frame,) = client.hears_anything()
-    return json.loads(frame.text)
+    return json.loads(frame.data)
 
 
 def puts_on(client, tls=None):

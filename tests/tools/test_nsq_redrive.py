@@ -9,8 +9,8 @@ import pytest
 
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.client.waiting import wait_until
-from tests.faults.client import Client
 from tests.tools.nsqd import Nsqd
+from tests.v2_client import Client
 
 
 @pytest.fixture
@@ -66,11 +66,9 @@ def test_messages_return_from_the_topic_that_nsqd_made(nsqd, topic, redrive):
 
 
 def consume_and_refuse(nsqd, topic):
-    host, _, port = nsqd.tcp_address.rpartition(":")
-    with Client((host, int(port))) as consumer:
-        consumer.subscribe(topic, "c", ready=1)
-        (message,) = consumer.take(1)
-        consumer.requeue(message.id, 0)
+    with Client(nsqd.tcp_address) as consumer:
+        (message,) = consumer.subscribes(topic.encode(), ready=1).takes(1)
+        consumer.requeues(message)
 
 
 def test_a_dry_run_moves_nothing(nsqd, topic, dead, redrive):

@@ -1,24 +1,84 @@
-"""F3 on a live process: strace makes the calls that read its files fail, as a disk does that is away for a moment."""
+"""F3 and F5 on a live process: strace makes its calls for files fail, as a disk does that is defective, or away for a
+moment.
+"""
 
 import hashlib
 import shlex
 import shutil
+import subprocess
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from nsq_conformance.daemon_process import DaemonFailed
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
-from tests.faults.client import Client
 from tests.faults.conftest import StartDaemon
-from tests.faults.daemon import Daemon
-from tests.faults.test_sync_failure import failing
-from tests.faults.waiting import wait_until
+from tests.faults.daemon import Daemon, wait_until
 from tests.faults.watched_nsqd import watched_nsqd
+from tests.v2_client import Refused, dpub, mpub, pub
 
-# --- While it runs ----------------------------------------------------------------------------------------------------
+
+def strace(*arguments: str) -> list[str]:
+    program = shutil.which("strace")
+    if program is None:
+        pytest.fail("this test needs strace to make system calls fail: apt-get install strace")
+    return [program, "-f", *arguments]
+
+
+@contextmanager
+def failing(daemon: Daemon, call: str, *paths: Path) -> Iterator[None]:
+    """Make a system call return EIO in all threads, for all files or the given ones."""
+    arguments = ("-e", f"trace={call}", "-e", f"inject={call}:error=EIO", "-p", str(daemon.pid))
+    command = strace(*arguments, *(word for path in paths for word in ("-P", str(path))))
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stderr is not None
+        first = tracer.stderr.readline()
+        assert "attached" in first, first
+        try:
+            yield
+        finally:
+            tracer.terminate()
+            tracer.communicate(timeout=20)
+
+
+# --- Syncs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_publish_with_a_failed_sync_is_refused_and_its_file_is_not_used_again(start, tmp_path):
+    daemon = start("--durability=fsync", "--sync-timeout=100ms")
+    daemon.create_channel("t", "c")
+    bodies = [b"before %d" % number for number in range(10)]
+    daemon.publishes(*bodies)
+    segments = set((tmp_path / "nsq_compat" / "t.topic").glob("log.*"))
+    with failing(daemon, "fdatasync"):
+        for command in (pub(b"x"), mpub([b"y"]), dpub(b"z", 50)):
+            with daemon.client() as producer, pytest.raises(Refused, match="failed input/output error"):
+                producer.says(command).answer()
+        assert daemon.http("pub", b"w", topic="t")[0] == 503
+        assert daemon.ping() == "NOK - input/output error"
+        with daemon.client() as consumer:
+            for message in consumer.subscribes(ready=5).takes(5):
+                consumer.requeues(message)
+    wait_until(lambda: daemon.ping() == "OK")
+    daemon.publishes(b"after")
+    assert set((tmp_path / "nsq_compat" / "t.topic").glob("log.*")) - segments, "the log continues in a new file"
+    daemon.kill()
+    daemon = start("--durability=fsync")
+    seen = set(daemon.consumes(daemon.unfinished("t")["c"]))
+    # A refused message may exist nevertheless, because the disk may have stored it.
+    assert {*bodies, b"after"} <= seen <= {*bodies, b"after", b"w", b"x", b"y", b"z"}
+
+
+def test_level_os_answers_ok_before_the_sync(start):
+    daemon = start("--durability=os")
+    with failing(daemon, "fdatasync"):
+        daemon.publishes(b"x")
+
+
+# --- Reads while it runs --------------------------------------------------------------------------------------------
 
 BODIES = [b"%03d" % number + b"x" * 60 for number in range(200)]
 MESSAGES = 20_000
@@ -36,32 +96,23 @@ def test_a_moment_of_read_errors_costs_no_message_and_is_logged_once(start: Star
     )
     daemon.create_channel("t", "c")
     bodies = [b"%06d" % number + b"x" * 60 for number in range(MESSAGES)]
-    with Client(daemon.address()) as producer:
+    with daemon.client() as producer:
         for first in range(0, MESSAGES, 500):
-            producer.publish_together("t", bodies[first : first + 500])
+            producer.publishes_together(bodies[first : first + 500])
     files = sorted(tmp_path.glob("nsq_compat/t.topic/log.*"))
-    seen: list[bytes] = []
-    with Client(daemon.address()) as consumer:
+    with daemon.client() as consumer:
         with failing(daemon, call, *files):
-            consumer.subscribe("t", "c", 100)
+            consumer.subscribes(ready=100)
             until = time.monotonic() + SECONDS
+            taken = []
             while "cannot read" not in (health := daemon.ping()) or time.monotonic() < until:
                 assert time.monotonic() < until + 30, health
-                messages = consumer.messages(0.1)
-                seen += [message.body for message in messages]
-                consumer.finish(message.id for message in messages)
+                taken += consumer.takes(1, within=0.1, finishing=True)
             assert daemon.http("ping")[0] == 500
             assert "nsqd_healthy 0.0" in daemon.http("metrics")[1].decode()
-        while len(seen) < MESSAGES:
-            messages = consumer.messages(10)
-            assert messages, f"{MESSAGES - len(seen)} messages do not come"
-            seen += [message.body for message in messages]
-            consumer.finish(message.id for message in messages)
-    assert seen == bodies
-    until = time.monotonic() + 10
-    while daemon.ping() != "OK":
-        assert time.monotonic() < until
-        time.sleep(0.05)
+        taken += consumer.takes(MESSAGES - len(taken), within=60, finishing=True)
+    assert [message.body for message in taken] == bodies
+    wait_until(lambda: daemon.ping() == "OK")
     assert daemon.stats("t")[0].get("damaged_records", 0) == 0
     assert daemon.log.count("ERROR") == 1, daemon.log
     assert daemon.log.count("everything can be read again") == 1
@@ -70,23 +121,22 @@ def test_a_moment_of_read_errors_costs_no_message_and_is_logged_once(start: Star
 def test_nsqadmin_shows_what_cannot_be_read_while_that_lasts(start: StartDaemon, tmp_path: Path) -> None:
     daemon = start()
     daemon.create_channel("orders", "c")
-    with Client(daemon.address()) as producer:
-        producer.publish("orders", *BODIES)
+    daemon.publishes(*BODIES, topic=b"orders")
     daemon.stop()
     daemon = start("--broadcast-address=127.0.0.1")  # nothing of what waits is in memory
     nsqadmin = NsqadminProcess(installed_nsqadmin(), options=[f"--nsqd-http-address={daemon.http_address}"])
     with ExitStack() as stack:
         # nsqadmin asks for the oldest messages, which are in memory from then on: it starts later.
         with failing(daemon, "pread64"):
-            consumer = stack.enter_context(Client(daemon.address()))
-            consumer.subscribe("orders", "c", len(BODIES))
+            consumer = stack.enter_context(daemon.client())
+            consumer.subscribes(b"orders", ready=len(BODIES))
             wait_until(lambda: "cannot read" in daemon.ping())
             stack.enter_context(nsqadmin)
             page = nsqadmin.get("/")
             concerns = page[page.index("Needs attention") :].partition("</section>")[0]
             assert "NOK - cannot read" in concerns
             assert f"orders.topic/log.{1:020}: input/output error" in concerns
-        assert len(consumer.take(len(BODIES))) == len(BODIES)
+        assert len(consumer.takes(len(BODIES))) == len(BODIES)
         wait_until(lambda: daemon.ping() == "OK")
         wait_until(lambda: "cannot read" not in nsqadmin.get("/"), within=30)
 
@@ -112,15 +162,6 @@ READS = [
 """A system call, and the file or folder in the data path for which it fails."""
 
 
-def failing_nsqd(call: str, path: Path, trace: Path) -> str:
-    """The command line of an nsqd for which that call on that path always fails."""
-    strace = shutil.which("strace")
-    if strace is None:
-        pytest.fail("this test needs strace to make system calls fail: apt-get install strace")
-    strace_options = ["-f", "-qq", "-o", str(trace), "-P", str(path), "-e", f"inject={call}:error=EIO"]
-    return f"{shlex.join([strace, *strace_options])} {watched_nsqd()}"
-
-
 def contents(data_path: Path) -> dict[str, str]:
     """A checksum of each file."""
     files = [path for path in sorted(data_path.rglob("*")) if path.is_file()]
@@ -136,13 +177,12 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[bytes]]:
     data_path = tmp_path_factory.mktemp("stored")
     with Daemon(data_path, OPTIONS) as daemon:
         daemon.create_channel("t", "c")
-        with Client(daemon.address()) as producer, Client(daemon.address()) as consumer:
-            producer.publish("t", *BODIES[:150])
-            consumer.subscribe("t", "c", 20)
-            messages = consumer.take(20)
-            consumer.finish(message.id for message in messages[:10])
+        daemon.publishes(*BODIES[:150])
+        with daemon.client() as consumer:
+            messages = consumer.subscribes(ready=20).takes(20)
+            consumer.finishes(messages[:10])
             wait_until(lambda: daemon.checkpoint_says_unfinished("t", "c") == 140)
-            producer.publish("t", *BODIES[150:])
+            daemon.publishes(*BODIES[150:])
             daemon.kill()
     return data_path, set(BODIES) - {message.body for message in messages[:10]}
 
@@ -157,7 +197,8 @@ def test_a_start_that_cannot_read_is_refused_and_the_next_one_delivers_everythin
     before = contents(data_path)
 
     path = data_path / name
-    refused = Daemon(data_path, OPTIONS, failing_nsqd(call, path, trace))
+    failing_always = strace("-qq", "-o", str(trace), "-P", str(path), "-e", f"inject={call}:error=EIO")
+    refused = Daemon(data_path, OPTIONS, f"{shlex.join(failing_always)} {watched_nsqd()}")
     with pytest.raises(DaemonFailed):
         refused.start()
     assert refused.wait_for_end() == 1
@@ -169,9 +210,5 @@ def test_a_start_that_cannot_read_is_refused_and_the_next_one_delivers_everythin
     assert contents(data_path) == before
 
     daemon = start(*OPTIONS, data_path=data_path)
-    with Client(daemon.address()) as consumer:
-        consumer.subscribe("t", "c", 200)
-        messages = consumer.take(len(unfinished))
-        assert {message.body for message in messages} == unfinished
-        consumer.finish(message.id for message in messages)
+    assert set(daemon.consumes(len(unfinished))) == unfinished
     assert daemon.stats("t")[0].get("damaged_records", 0) == 0
