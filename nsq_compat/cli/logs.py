@@ -30,6 +30,7 @@ FATAL: Final = 5
 
 LEVEL_NAMES: Final = {DEBUG: "DEBUG", INFO: "INFO", WARN: "WARNING", ERROR: "ERROR", FATAL: "FATAL"}
 """NSQ's levels as options store them, and their names in log lines. The standard library's are ten times these."""
+_LEVELS: Final = ("debug", "info", "warn", "error", "fatal")
 
 STDERR: Final = 2
 MAX_BACKLOG_BYTES: Final = 1024 * 1024
@@ -41,15 +42,12 @@ FORMATS: Final = (TEXT, JSON)
 MAX_FLUSH_SECONDS: Final = 1.0
 """How long a program that ends waits for such a reader."""
 
-_LEVELS = {"debug": DEBUG, "info": INFO, "warn": WARN, "error": ERROR, "fatal": FATAL}
-
 
 def parse_log_level(text: str) -> int:
     """The level of a name, in any case. Raises ValueError with NSQ's text."""
-    try:
-        return _LEVELS[text.lower()]
-    except KeyError:
-        raise ValueError(f"invalid log level '{text}' (debug, info, warn, error, fatal)") from None
+    if text.lower() not in _LEVELS:
+        raise ValueError(f"invalid log level '{text}' ({', '.join(_LEVELS)})")
+    return DEBUG + _LEVELS.index(text.lower())
 
 
 def configure(prefix: str, level: int, fd: int = STDERR, form: str = TEXT) -> None:

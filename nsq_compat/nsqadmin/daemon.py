@@ -26,8 +26,8 @@ from nsq_compat.web.admin.app import create_app
 from nsq_compat.web.admin.monitoring import collect
 from nsq_compat.web.admin.users import UserFileError, Users
 from nsq_compat.web.admin.wsgi import WsgiHandler
+from nsq_compat.web.application import error
 from nsq_compat.web.metrics import Metrics
-from nsq_compat.web.responses import error
 
 log = logging.getLogger(__name__)
 

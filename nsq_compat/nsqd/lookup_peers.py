@@ -17,8 +17,6 @@ from nsq_compat.net.connection import Connection
 from nsq_compat.net.dialer import Dialer
 from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.topic import Topic
 from nsq_compat.session.lookup_peer import LookupPeer
 
 log = logging.getLogger(__name__)
@@ -49,11 +47,6 @@ class Peer:
         self._last_failure = ""
         self._running: gevent.Greenlet[[], None] | None = None
 
-    @property
-    def session(self) -> LookupPeer | None:
-        """The conversation under way."""
-        return self._connection.session if self._connection is not None else None
-
     def start(self) -> None:
         self._running = gevent.spawn(self._run)
 
@@ -61,6 +54,11 @@ class Peer:
         """nsqd: close the connection without a command; nsqlookupd then forgets the registrations."""
         if self._running is not None:
             self._running.kill(timeout=_CLOSE_SECONDS)
+
+    def ping_now(self) -> None:
+        """For an nsqlookupd whose HTTP does not answer, to learn soon whether it is alive."""
+        if self._connection is not None:
+            self._connection.session.ping_now(time.monotonic())
 
     def _run(self) -> None:
         while True:
@@ -76,15 +74,18 @@ class Peer:
 
     def _converse(self) -> None:
         """Connect, and return when the conversation has ended. Raises ``OSError`` if it cannot connect."""
-        log.log(self._level(), "LOOKUP connecting to %s", self.address)
+        # An nsqlookupd that is down for a day must not cause a line every few seconds.
+        log.log(logging.DEBUG if self._last_failure else logging.INFO, "LOOKUP connecting to %s", self.address)
         client = self._dialer.connect(CONNECT_SECONDS)
         connection = self._connection = Connection(client, self.address, self._make_session)
         connection.actor = "LOOKUPD"
         connection.wake()
         began = time.monotonic()
+        self._broker.observers.append(connection.session)
         try:
             connection.run()
         finally:
+            self._broker.observers.remove(connection.session)
             self.lookupd = self._connection = None
         # An nsqlookupd that accepts everything and then closes, repeatedly, is not asked ten times a second.
         if connection.session.all_registered and time.monotonic() - began > MAX_PAUSE_SECONDS:
@@ -113,13 +114,9 @@ class Peer:
             log.log(level, "LOOKUPD(%s): %s", self.address, failure)
             self._last_failure = failure
 
-    def _level(self) -> int:
-        # An nsqlookupd that is down for a day must not cause a line every few seconds.
-        return logging.DEBUG if self._last_failure else logging.INFO
-
 
 class LookupPeers:
-    """All nsqlookupds; an observer of the broker. `info` describes this daemon to them."""
+    """All nsqlookupds. `info` describes this daemon to them."""
 
     def __init__(self, broker: Broker, info: PeerInfo, max_reply_size: int) -> None:
         self._broker = broker
@@ -132,13 +129,8 @@ class LookupPeers:
         """The configured nsqlookupds, whether connected or not."""
         return list(self._peers.values())
 
-    def start(self, addresses: Iterable[str]) -> None:
-        """Connect to these; topics and channels that exist already are registered too."""
-        self._broker.observers.append(self)
-        self.set_addresses(addresses)
-
     def set_addresses(self, addresses: Iterable[str]) -> None:
-        """Register at these and no others; connections that stay are not affected."""
+        """Register at these and no others, also topics that exist already; connections that stay are not affected."""
         wanted = dict.fromkeys(addresses)
         before, self._peers = self._peers, {}
         for address in wanted:
@@ -159,27 +151,3 @@ class LookupPeers:
             log.info("LOOKUP: closing")
         for peer in before.values():
             peer.stop()
-
-    def suspect(self, peer: Peer) -> None:
-        """Ping a peer now whose HTTP does not answer, to learn soon whether it is alive."""
-        if peer.session is not None:
-            peer.session.ping_now(time.monotonic())
-
-    def topic_created(self, topic: Topic) -> None:
-        for session in self._sessions():
-            session.topic_created(topic)
-
-    def topic_deleted(self, topic: Topic) -> None:
-        for session in self._sessions():
-            session.topic_deleted(topic)
-
-    def channel_created(self, topic: Topic, channel: Channel) -> None:
-        for session in self._sessions():
-            session.channel_created(topic, channel)
-
-    def channel_deleted(self, topic: Topic, channel: Channel) -> None:
-        for session in self._sessions():
-            session.channel_deleted(topic, channel)
-
-    def _sessions(self) -> list[LookupPeer]:
-        return [peer.session for peer in self._peers.values() if peer.session is not None]

@@ -8,8 +8,8 @@ from typing import Final
 import gevent
 from gevent.event import Event
 
+from nsq_compat.cli.flags import load_config
 from nsq_compat.cli.kinds import OptionError
-from nsq_compat.cli.lifecycle import load_config
 from nsq_compat.policy.dead_letters import DeadLetterQueues
 from nsq_compat.policy.policies import Policies, PolicyError
 

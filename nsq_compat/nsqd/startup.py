@@ -6,14 +6,17 @@ import time
 
 from nsq_compat import NSQ_VERSION
 from nsq_compat.cli.kinds import TLS_NOT_REQUIRED, OptionError
+from nsq_compat.cli.options import hostname
+from nsq_compat.godata import export as go_export
 from nsq_compat.godata.takeover import take_over
-from nsq_compat.log.data_path import check_folder, reason, resolved
+from nsq_compat.log.data_path import DataPathError, DataPathLock, check_folder, make_our_folder, reason, resolved
+from nsq_compat.log.files import Files
 from nsq_compat.log.metadata import TopicMetadata, recover_metadata
 from nsq_compat.log.storage import Storage
 from nsq_compat.net.certificates import CertificateError, Certificates, TlsFiles
 from nsq_compat.net.listeners import check_address
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
-from nsq_compat.nsqd.options import TOPOLOGY_AWARE_CONSUMPTION, NsqdOptions, hostname
+from nsq_compat.nsqd.options import TOPOLOGY_AWARE_CONSUMPTION, NsqdOptions
 from nsq_compat.nsqd.policies import load_policies
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
@@ -39,7 +42,7 @@ def queue_limits(options: NsqdOptions) -> QueueLimits:
         )
         if options.e2e_processing_latency_percentiles
         else None,
-        topology_aware=options.has_experiment(TOPOLOGY_AWARE_CONSUMPTION),
+        topology_aware=TOPOLOGY_AWARE_CONSUMPTION in options.enable_experiment,
     )
 
 
@@ -94,6 +97,19 @@ def make_http_calls(options: NsqdOptions) -> HttpCalls:
         request_timeout=options.http_client_request_timeout / SECOND,
         tls=tls,
     )
+
+
+def lock_data_path(files: Files, data_path: str) -> DataPathLock:
+    """Lock the data path, and finish an interrupted export. Raises ``DataPathError``."""
+    lock = DataPathLock(data_path)
+    try:
+        go_export.recover(files, data_path)
+    except OSError as error:
+        raise DataPathError(
+            f"failed to look for an interrupted export - {error}; see Read errors in docs/runbook.md"
+        ) from error
+    make_our_folder(files, data_path)
+    return lock
 
 
 def load_certificates(options: NsqdOptions) -> Certificates | None:

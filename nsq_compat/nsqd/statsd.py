@@ -21,7 +21,7 @@ from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.broker import Broker, snapshot
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.stats import ChannelStats, LatencyStats, TopicStats
+from nsq_compat.queue.stats import ChannelStats, TopicStats
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -36,23 +36,13 @@ _PAUSE_SECONDS = 0.001
 _COUNTER: Final = "c"
 _GAUGE: Final = "g"
 
-# statsd's name, the field of the statistics, the kind.
-_TOPIC_METRICS: Final = (
-    ("message_count", "message_count", _COUNTER),
-    ("message_bytes", "message_bytes", _COUNTER),
-    ("depth", "depth", _GAUGE),
-    ("backend_depth", "backend_depth", _GAUGE),
-)
+# statsd's names, which are those of the statistics but for the clients.
+_TOPIC_METRICS: Final = ("message_count", "message_bytes", "depth", "backend_depth")
 _CHANNEL_METRICS: Final = (
-    ("message_count", "message_count", _COUNTER),
-    ("depth", "depth", _GAUGE),
-    ("backend_depth", "backend_depth", _GAUGE),
-    ("in_flight_count", "in_flight_count", _GAUGE),
-    ("deferred_count", "deferred_count", _GAUGE),
-    ("requeue_count", "requeue_count", _COUNTER),
-    ("timeout_count", "timeout_count", _COUNTER),
-    ("clients", "client_count", _GAUGE),
+    *("message_count", "depth", "backend_depth", "in_flight_count", "deferred_count"),
+    *("requeue_count", "timeout_count", "clients"),
 )
+_COUNTERS: Final = frozenset({"message_count", "message_bytes", "requeue_count", "timeout_count"})
 _COUNTED_MEMORY: Final = {"gc_total_runs": "gc_runs"}
 
 _DEFAULT_PACKET_BYTES: Final = 4096
@@ -85,12 +75,12 @@ class StatsdPush:
             self._pushing.kill()
             log.info("STATSD: closing")
 
-    def topic_created(self, topic: Topic) -> None: ...
+    def topic_created(self, *_: object) -> None: ...
+
+    channel_created = topic_created
 
     def topic_deleted(self, topic: Topic) -> None:
         self._lines.forget_topic(topic.name)
-
-    def channel_created(self, topic: Topic, channel: Channel) -> None: ...
 
     def channel_deleted(self, topic: Topic, channel: Channel) -> None:
         self._lines.forget_channel(topic.name, channel.name)
@@ -213,20 +203,17 @@ def packets(lines: Iterable[bytes], size: int) -> Iterator[bytes]:
 
 def _lines_of(
     key: str,
-    metrics: Iterable[tuple[str, str, str]],
+    names: Iterable[str],
     stats: TopicStats | ChannelStats,
     last: TopicStats | ChannelStats | None,
 ) -> Iterator[bytes]:
-    for name, field, kind in metrics:
-        value = getattr(stats, field)
-        if kind == _COUNTER and last is not None:
-            value -= getattr(last, field)
-        yield _line(key, name, value, kind)
-    yield from _latencies(key, stats.e2e_processing_latency)
-
-
-def _latencies(key: str, latency: LatencyStats) -> Iterator[bytes]:
-    for quantile, nanoseconds in latency.percentiles or ():
+    for name in names:
+        value = getattr(stats, "client_count" if name == "clients" else name)
+        if name in _COUNTERS:
+            yield _line(key, name, value - (getattr(last, name) if last else 0), _COUNTER)
+        else:
+            yield _line(key, name, value, _GAUGE)
+    for quantile, nanoseconds in stats.e2e_processing_latency.percentiles or ():
         # nsqd: in whole percent, so 0.999 and 1.0 share a name.
         yield _line(key, f"e2e_processing_latency_{quantile * 100:.0f}", int(nanoseconds), _GAUGE)
 

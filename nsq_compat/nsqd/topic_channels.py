@@ -6,7 +6,6 @@ until the answers have arrived or their time is over (docs/decisions/0005).
 
 import logging
 import time
-from collections.abc import Iterable
 from typing import Final
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
@@ -22,7 +21,6 @@ from nsq_compat.protocol.go_json import STRING, Fields, JsonError, list_of, load
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.protocol.names import address_error, is_valid_name
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.errors import Exiting
 from nsq_compat.queue.topic import Topic
 
@@ -68,37 +66,27 @@ class TopicChannels:
             topic.await_channels()
             self._learning.spawn(self._learn, topic)
 
-    def topic_deleted(self, topic: Topic) -> None: ...
+    def topic_deleted(self, *_: object) -> None: ...
 
-    def channel_created(self, topic: Topic, channel: Channel) -> None: ...
-
-    def channel_deleted(self, topic: Topic, channel: Channel) -> None: ...
+    channel_created = channel_deleted = topic_deleted
 
     def _learn(self, topic: Topic) -> None:
-        try:
-            with self._turn:
-                names = self._ask_safely(topic.name)
-            while not self._make(topic, names):
-                gevent.sleep(RETRY_SECONDS)
-        except Exiting:
-            log.debug("TOPIC(%s): ended before its channels were known", topic.name)
-
-    def _make(self, topic: Topic, names: Iterable[str]) -> bool:
-        try:
-            topic.learn_channels(names)
-        except OSError as error:
-            log.error("TOPIC(%s): cannot create its channels - %s", topic.name, reason(error))
-            return False
-        return True
-
-    # --- Asking -------------------------------------------------------------------------------------------------------
-
-    def _ask_safely(self, topic: str) -> list[str]:
-        try:
-            return self._ask(topic)
-        except Exception:  # the topic must not wait for ever
-            log.exception("TOPIC(%s): internal error", topic)
-            return []
+        names: list[str] = []
+        with self._turn:
+            try:
+                names = self._ask(topic.name)
+            except Exception:  # the topic must not wait for ever
+                log.exception("TOPIC(%s): internal error", topic.name)
+        while True:
+            try:
+                topic.learn_channels(names)
+                return
+            except Exiting:
+                log.debug("TOPIC(%s): ended before its channels were known", topic.name)
+                return
+            except OSError as error:
+                log.error("TOPIC(%s): cannot create its channels - %s", topic.name, reason(error))
+            gevent.sleep(RETRY_SECONDS)
 
     def _ask(self, topic: str) -> list[str]:
         """The channels that any nsqlookupd has for the topic."""
@@ -128,7 +116,7 @@ class TopicChannels:
                     return CallFailed(f"{peer.address}: {problem}")
                 return _channels_in(self._calls.get(_url(lookupd, topic)))
         except CallFailed as failure:
-            self._peers.suspect(peer)
+            peer.ping_now()
             if time.monotonic() - began >= SLOW_SECONDS:
                 self._skipped_until[peer] = time.monotonic() + SKIP_SECONDS
             return CallFailed(f"{peer.address}: {failure}")

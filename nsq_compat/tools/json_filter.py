@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from nsq_compat.cli.literals import parse_float
+from nsq_compat.cli.kinds import parse_float
 from nsq_compat.protocol.go_json import JsonError, dumps
 
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")

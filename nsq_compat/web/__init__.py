@@ -1,15 +1,12 @@
 """HTTP APIs of the daemons: requests and responses as values, without sockets or greenlets.
 
-    application      routes, error handling and access log, common to all APIs; read this first
-    query            query strings, parsed as Go parses them
-    responses        the two kinds of response (V1 and plain), and errors as exceptions
+    application      queries, responses, routes, errors and access log, common to all APIs; read this first
 
     nsqd_api         nsqd's routes
     nsqd_service     the interface that the daemon provides to the API
     publishing       /pub, /mpub
-    administration   /topic/..., /channel/...
-    configuration    /config
-    stats            /ping, /info, /stats;  stats_text  /stats as text
+    administration   /topic/..., /channel/..., /config
+    stats            /ping, /info, /stats
     nsqd_metrics     nsqd's metrics for Prometheus
 
     nsqlookupd_api   nsqlookupd's routes, answers and metrics

@@ -67,34 +67,35 @@ _CHANNEL: Final[Sequence[Column[ChannelStats]]] = (
 
 
 class Table(Generic[S]):
-    """Rows that have series of their own, and the sums of all others."""
+    """Series of one topic or channel each, and the sums of all others."""
 
     def __init__(self, columns: Sequence[Column[S]], label_names: Sequence[str]) -> None:
+        self.count = self.other_count = 0
         self._columns: Sequence[Column[S]] = columns
-        self._label_names = label_names
-        self._rows: list[tuple[Labels, tuple[float, ...]]] = []
+        self._families = [
+            (CounterMetricFamily if column.is_counter else GaugeMetricFamily)(
+                column.name, column.help, labels=label_names
+            )
+            for column in columns
+        ]
+        self._other_labels = (OTHERS,) * len(label_names)
         self._others = [0.0] * len(columns)
-        self.other_count = 0
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def add(self, labels: Labels, stats: S) -> None:
-        self._rows.append((labels, self._values(stats)))
+        self.count += 1
+        for family, value in zip(self._families, self._values(stats), strict=True):
+            family.add_metric(labels, value)
 
     def add_to_others(self, stats: S) -> None:
         self.other_count += 1
         self._others = [sum(pair) for pair in zip(self._others, self._values(stats), strict=True)]
 
-    def families(self) -> Iterator[Metric]:
-        for index, column in enumerate(self._columns):
-            kind = CounterMetricFamily if column.is_counter else GaugeMetricFamily
-            family = kind(column.name, column.help, labels=self._label_names)
-            for labels, values in self._rows:
-                family.add_metric(labels, values[index])
+    def families(self) -> Iterable[Metric]:
+        """To be called once, after everything was added."""
+        for column, family, value in zip(self._columns, self._families, self._others, strict=True):
             if self.other_count and not column.is_counter:
-                family.add_metric((OTHERS,) * len(self._label_names), self._others[index])
-            yield family
+                family.add_metric(self._other_labels, value)
+        return self._families
 
     def _values(self, stats: S) -> tuple[float, ...]:
         return tuple(float(column.value(stats)) for column in self._columns)
@@ -109,7 +110,7 @@ def collect(service: NsqdService) -> Iterator[Metric]:
         labels=("topic", "channel", "quantile"),
     )
     for topic in cooperatively(snapshot(service.broker, service.now()), service.let_others_run):
-        fits = len(topics) + len(channels) + 1 + len(topic.channels) <= service.options.metrics_max_names
+        fits = topics.count + channels.count + 1 + len(topic.channels) <= service.options.metrics_max_names
         has_series = fits and not is_ephemeral(topic.topic_name)
         if has_series:
             topics.add((topic.topic_name,), topic)
@@ -134,8 +135,8 @@ def _daemon_metrics(service: NsqdService, topics: Table[TopicStats], channels: T
         ("nsqd_healthy", "1 while the data path can be written and read.", service.health() == HEALTHY),
         ("nsqd_draining", "1 while nsqd drains before it stops.", service.draining),
         ("nsqd_connections", "TCP clients.", service.connection_count()),
-        ("nsqd_topics", "Topics.", len(topics) + topics.other_count),
-        ("nsqd_channels", "Channels.", len(channels) + channels.other_count),
+        ("nsqd_topics", "Topics.", topics.count + topics.other_count),
+        ("nsqd_channels", "Channels.", channels.count + channels.other_count),
         ("nsqd_topics_without_series", "Topics in (others).", topics.other_count),
         ("nsqd_channels_without_series", "Channels in (others).", channels.other_count),
     ):

@@ -10,18 +10,13 @@ from nsq_compat.web.profiling import RunningProcess
 
 
 class NsqdOptions(Protocol):
-    """Options that the API reads, named like their config keys. Durations are integer nanoseconds."""
+    """Options that the API reads, named like their config keys. /info shows others."""
 
     broadcast_address: str
     max_msg_size: int
     max_body_size: int
     max_defer_timeout: int
-    max_heartbeat_interval: int
-    max_output_buffer_size: int
-    max_output_buffer_timeout: int
-    max_deflate_level: int
-    topology_zone: str
-    topology_region: str
+    """Nanoseconds."""
     metrics_max_names: int
 
     @property
@@ -33,11 +28,6 @@ class NsqdOptions(Protocol):
 class NsqdService(RunningProcess, Protocol):
     broker: Broker
     metrics: Metrics
-    version: str
-    """The announced version, ``1.3.0``."""
-    version_line: str
-    """``nsqd v1.3.0 (built w/...)``, the first line of /stats as text."""
-    hostname: str
     tcp_port: int
     """The bound port; -1 for a unix socket."""
     http_port: int

@@ -5,10 +5,9 @@ from typing import Any
 
 from nsq_compat.nsqd.main import main
 from nsq_compat.web import publishing, stats
-from nsq_compat.web.administration import Administration
-from nsq_compat.web.configuration import Configuration
+from nsq_compat.web.administration import Administration, Configuration
+from nsq_compat.web.application import EMPTY, ApiError
 from nsq_compat.web.publishing import Publishing
-from nsq_compat.web.responses import EMPTY, ApiError
 from nsq_compat.web.stats import Stats
 from tests.mutants.breaking import Function, mutant_of, run_mutant
 

@@ -7,8 +7,8 @@ from nsq_compat.registry import registration_db
 from nsq_compat.registry.registration import Producer, Registration
 from nsq_compat.registry.registration_db import Lookup, RegistrationDb
 from nsq_compat.session.lookupd_session import LookupdSession
-from nsq_compat.web.nsqlookupd_api import Directory
-from nsq_compat.web.responses import EMPTY, ApiError
+from nsq_compat.web.application import EMPTY, ApiError
+from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 from tests.mutants.breaking import Function, mutant_of, run_mutant
 
 # --- Registrations ----------------------------------------------------------------------------------------------------
@@ -116,10 +116,10 @@ def channels_are_not_returned(original: Function, db: RegistrationDb, topic: str
 # --- Operators --------------------------------------------------------------------------------------------------------
 
 
-@mutant_of(Directory, "lookup")
-def an_unknown_topic_is_a_bad_request(original: Function, directory: Directory, request: object) -> object:
+@mutant_of(NsqlookupdApi, "lookup")
+def an_unknown_topic_is_a_bad_request(original: Function, api: NsqlookupdApi, request: object) -> object:
     try:
-        return original(directory, request)
+        return original(api, request)
     except ApiError as error:
         raise ApiError(400, error.code) from error
 
@@ -129,8 +129,8 @@ def a_deleted_topic_stays(original: Function, db: RegistrationDb, topic: str) ->
     pass
 
 
-@mutant_of(Directory, "delete_channel")
-def a_deleted_channel_stays(original: Function, directory: Directory, request: object) -> object:
+@mutant_of(NsqlookupdApi, "delete_channel")
+def a_deleted_channel_stays(original: Function, api: NsqlookupdApi, request: object) -> object:
     return EMPTY
 
 

@@ -1,16 +1,62 @@
-"""What nsqd talks to: nsqlookupds, ours, on free ports of the test's own process."""
+"""What nsqd talks to: clients, and nsqlookupds, ours, on free ports of the test's own process."""
 
+import socket
+import ssl
+import struct
 import time
 from collections.abc import Callable, Iterator
 
 import gevent
 import pytest
 
-from nsq_compat.nsqlookupd.daemon import Daemon
+from nsq_compat.nsqlookupd.main import Daemon
 from nsq_compat.nsqlookupd.options import NsqlookupdOptions
+from nsq_compat.protocol.frames import FrameReader
+from nsq_conformance.nsqd_process import NsqdProcess
+from tests.faults.client import Client
 
 PATIENCE = 30.0
 """Seconds after which a test gives up on something that should come soon."""
+
+
+def tcp_address(nsqd: NsqdProcess) -> tuple[str, int]:
+    host, _, port = nsqd.tcp_address.rpartition(":")
+    return host, int(port)
+
+
+def connect(nsqd: NsqdProcess) -> Client:
+    return Client(tcp_address(nsqd))
+
+
+class RawClient:
+    """Says commands and hears frames, those of errors too. It may start TLS."""
+
+    def __init__(self, nsqd: NsqdProcess) -> None:
+        self.socket = socket.create_connection(tcp_address(nsqd), timeout=PATIENCE)
+        self.socket.sendall(b"  V2")
+        self._reader = FrameReader()
+        self._heard: list[bytes] = []
+
+    def __enter__(self) -> "RawClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def says(self, line: bytes, body: bytes | None = None) -> "RawClient":
+        self.socket.sendall(line + b"\n" + (b"" if body is None else struct.pack(">i", len(body)) + body))
+        return self
+
+    def starts_tls(self, context: ssl.SSLContext) -> "RawClient":
+        assert b'"tls_v1":true' in self.says(b"IDENTIFY", b'{"feature_negotiation":true,"tls_v1":true}').hears()
+        self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
+        return self
+
+    def hears(self) -> bytes:
+        """The data of the next frame; nothing when nsqd has closed."""
+        while not self._heard and (data := self.socket.recv(65536)):
+            self._heard += [frame.data for frame in self._reader.receive_data(data)]
+        return self._heard.pop(0) if self._heard else b""
 
 
 class Nsqlookupd(Daemon):
@@ -19,8 +65,7 @@ class Nsqlookupd(Daemon):
     def __init__(self, tcp_address: str = "127.0.0.1:0", **options: str) -> None:
         options = {"http_address": "127.0.0.1:0", "broadcast_address": "127.0.0.1", **options}
         super().__init__(NsqlookupdOptions(tcp_address=tcp_address, **options))  # type: ignore[arg-type]
-        self.db = self._db
-        self.address = f"127.0.0.1:{self._info.tcp_port}"
+        self.address = f"127.0.0.1:{self.info.tcp_port}"
         self.start()
 
     @property

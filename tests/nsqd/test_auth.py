@@ -6,24 +6,21 @@ import signal
 import socket
 import socketserver
 import ssl
-import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import gevent
 import pytest
 import urllib3
 
-from nsq_compat.nsqd.auth import AuthServers
-from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
+from nsq_compat.nsqd.http_calls import AuthServers, HttpCalls, client_tls
 from nsq_compat.session.authorization import MAX_ANSWER_BYTES, AuthFailed, Credentials
 from nsq_conformance.auth_server import EVERYTHING, AuthServer
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests.nsqd.conftest import RawClient
 
 PATIENCE = 30.0
 SECRET = "s3cr&t \N{SNOWMAN}"
@@ -158,31 +155,6 @@ def test_an_answer_that_makes_no_sense_is_a_failure(server, calls):
 # --- A whole nsqd -----------------------------------------------------------------------------------------------------
 
 
-class Client:
-    """Says commands and hears frames."""
-
-    def __init__(self, nsqd: NsqdProcess) -> None:
-        host, _, port = nsqd.tcp_address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE)
-        self.socket.sendall(b"  V2")
-        self._file = self.socket.makefile("rb")
-
-    def says(self, line: bytes, body: bytes | None = None) -> "Client":
-        self.socket.sendall(line + b"\n" + (b"" if body is None else struct.pack(">i", len(body)) + body))
-        return self
-
-    def hears(self) -> bytes:
-        head = self._file.read(8)
-        return self._file.read(struct.unpack(">ii", head)[0] - 4) if head else b""
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self.socket.close()
-
-
 @contextmanager
 def nsqd_asking(server: AuthServer, data_path: Path, *options: str) -> Iterator[NsqdProcess]:
     arguments = [f"--auth-http-address={server.address}", "--log-level=debug", *options]
@@ -197,7 +169,7 @@ def nsqd(server: AuthServer, tmp_path: Path) -> Iterator[NsqdProcess]:
 
 
 def test_a_client_authenticates_publishes_and_consumes(nsqd, server):
-    with Client(nsqd) as client:
+    with RawClient(nsqd) as client:
         client.says(b"IDENTIFY", b'{"feature_negotiation":true}')
         assert json.loads(client.hears())["auth_required"] is True
         assert json.loads(client.says(b"AUTH", SECRET.encode()).hears())["permission_count"] == 1
@@ -217,7 +189,7 @@ def test_a_client_authenticates_publishes_and_consumes(nsqd, server):
 
 def test_a_server_that_hangs_delays_only_its_client(nsqd, server):
     with ExitStack() as stack:
-        working, waiting = (stack.enter_context(Client(nsqd)) for _ in range(2))
+        working, waiting = (stack.enter_context(RawClient(nsqd)) for _ in range(2))
         working.says(b"AUTH", SECRET.encode()).hears()
         server.is_open.clear()
         waiting.says(b"AUTH", SECRET.encode()).says(b"PUB t", b"late")
@@ -225,7 +197,7 @@ def test_a_server_that_hangs_delays_only_its_client(nsqd, server):
             gevent.sleep(0.01)
         for _ in range(100):
             assert working.says(b"PUB t", b"x").hears() == b"OK"
-        assert urlopen(f"http://{nsqd.http_address}/ping", timeout=PATIENCE).read() == b"OK"
+        assert nsqd.asks("GET", "/ping").body == b"OK"
         server.is_open.set()
         assert json.loads(waiting.hears())["permission_count"] == 1
         assert waiting.hears() == b"OK"
@@ -233,7 +205,7 @@ def test_a_server_that_hangs_delays_only_its_client(nsqd, server):
 
 def test_a_server_that_does_not_answer_in_time_is_a_failed_auth(server, tmp_path):
     server.is_open.clear()
-    with nsqd_asking(server, tmp_path, "--http-client-request-timeout=200ms") as nsqd, Client(nsqd) as client:
+    with nsqd_asking(server, tmp_path, "--http-client-request-timeout=200ms") as nsqd, RawClient(nsqd) as client:
         assert client.says(b"AUTH", SECRET.encode()).hears() == b"E_AUTH_FAILED AUTH failed"
         assert client.hears() == b""
 
@@ -244,11 +216,11 @@ def test_an_auth_server_over_tls_needs_a_certificate_of_the_given_authority(tmp_
     tls.load_cert_chain(certificates.certificate, certificates.key)
     with AuthServer({SECRET: EVERYTHING}, tls=tls) as server:
         options = [f"--auth-http-address=https://{server.address}/auth"]
-        with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, Client(nsqd) as client:
+        with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, RawClient(nsqd) as client:
             assert client.says(b"AUTH", SECRET.encode()).hears() == b"E_AUTH_FAILED AUTH failed"
         assert server.questions == []
         options.append(f"--tls-root-ca-file={certificates.root_ca}")
-        with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, Client(nsqd) as client:
+        with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, RawClient(nsqd) as client:
             assert b"permission_count" in client.says(b"AUTH", SECRET.encode()).hears()
 
 
@@ -256,7 +228,7 @@ def test_clients_that_wait_for_an_auth_server_do_not_hold_up_a_stop(nsqd, server
     server.is_open.clear()
     with ExitStack() as stack:
         for _ in range(100):
-            stack.enter_context(Client(nsqd)).says(b"AUTH", SECRET.encode()).says(b"PUB t", b"x")
+            stack.enter_context(RawClient(nsqd)).says(b"AUTH", SECRET.encode()).says(b"PUB t", b"x")
         while not server.questions:
             gevent.sleep(0.01)
         nsqd._process.send_signal(signal.SIGTERM)
@@ -269,7 +241,7 @@ def test_clients_that_wait_for_an_auth_server_do_not_hold_up_a_stop(nsqd, server
 
 def test_a_client_that_leaves_while_it_waits_is_forgotten(nsqd, server):
     server.is_open.clear()
-    with Client(nsqd) as client:
+    with RawClient(nsqd) as client:
         client.says(b"AUTH", SECRET.encode()).says(b"SUB t c")
         while not server.questions:
             gevent.sleep(0.01)
@@ -284,19 +256,15 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(nsqd, server):
 
 def test_publishing_over_http_is_refused_with_auth_servers(nsqd):
     for path in ("pub", "mpub"):
-        with pytest.raises(HTTPError) as caught:
-            urlopen(f"http://{nsqd.http_address}/{path}?topic=t", data=b"x", timeout=PATIENCE)
-        with caught.value as refusal:
-            assert refusal.code == 403
-            assert b"--http-publish-without-auth" in refusal.read()
-    with urlopen(Request(f"http://{nsqd.http_address}/topic/create?topic=t", method="POST"), timeout=PATIENCE) as reply:
-        assert reply.status == 200
+        refusal = nsqd.asks("POST", f"/{path}?topic=t", b"x")
+        assert refusal.status == 403
+        assert b"--http-publish-without-auth" in refusal.body
+    assert nsqd.asks("POST", "/topic/create?topic=t").status == 200
 
 
 def test_publishing_over_http_can_be_allowed(server, tmp_path):
     with nsqd_asking(server, tmp_path, "--http-publish-without-auth") as nsqd:
-        reply = urlopen(f"http://{nsqd.http_address}/pub?topic=t", data=b"x", timeout=PATIENCE)
-        assert reply.read() == b"OK"
+        assert nsqd.asks("POST", "/pub?topic=t", b"x").body == b"OK"
 
 
 def test_no_endpoint_or_log_line_shows_the_secret(server, tmp_path):
@@ -305,20 +273,19 @@ def test_no_endpoint_or_log_line_shows_the_secret(server, tmp_path):
         NsqdProcess(
             installed_nsqd(), tmp_path, options=[f"--auth-http-address={address}", "--log-level=debug"]
         ) as nsqd,
-        Client(nsqd) as client,
+        RawClient(nsqd) as client,
         ExitStack() as stack,
     ):
         assert b"permission_count" in client.says(b"AUTH", b"s3cret").hears()
         server.is_open.clear()
-        waiting = stack.enter_context(Client(nsqd)).says(b"AUTH", b"s3cret of another")
+        waiting = stack.enter_context(RawClient(nsqd)).says(b"AUTH", b"s3cret of another")
         while len(server.questions) < 2:
             gevent.sleep(0.01)
         pages = ("stats", "stats?format=json", "config/auth_http_addresses", "debug/pprof/cmdline")
         for page in (*pages, "debug/pprof/goroutine", "debug/pprof/heap"):
-            with urlopen(f"http://{nsqd.http_address}/{page}", timeout=PATIENCE) as reply:
-                text = reply.read().decode()
-            assert "passw0rd" not in text
-            assert "s3cret" not in text
+            text = nsqd.asks("GET", f"/{page}").body
+            assert b"passw0rd" not in text
+            assert b"s3cret" not in text
         server.is_open.set()
         assert waiting.hears() == b"E_AUTH_FAILED AUTH failed"
         assert waiting.hears() == b""

@@ -1,21 +1,18 @@
 """A node that is to go: asked over HTTP or by SIGTERM, with real consumers and a real nsqlookupd."""
 
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import pytest
 
 from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from tests.faults.client import Client, Refused
+from tests.nsqd.conftest import connect
 
 PATIENCE = 20
-HEAD = 4 + 4 + 8 + 2
-"""Size, type, timestamp and attempts of a message's frame; its id follows."""
 
 
 @pytest.fixture
@@ -29,89 +26,42 @@ def start(data_path: Path, *options: str) -> NsqdProcess:
 
 
 def put_drain(nsqd: NsqdProcess) -> None:
-    request = Request(f"http://{nsqd.http_address}/config/drain", b"true", method="PUT")
-    with urlopen(request, timeout=PATIENCE) as response:
-        assert response.read() == b"true"
-
-
-def publish(nsqd: NsqdProcess, body: bytes, topic: str = "orders") -> None:
-    urlopen(f"http://{nsqd.http_address}/pub?topic={topic}", body, timeout=PATIENCE).close()
-
-
-def refusal(url: str, body: bytes | None = None) -> tuple[int, bytes]:
-    with pytest.raises(HTTPError) as caught:
-        urlopen(url, body, timeout=PATIENCE)
-    with caught.value as answer:
-        return answer.code, answer.read()
-
-
-def connect(nsqd: NsqdProcess) -> socket.socket:
-    host, _, port = nsqd.tcp_address.rpartition(":")
-    client = socket.create_connection((host, int(port)), timeout=PATIENCE)
-    client.sendall(b"  V2")
-    return client
-
-
-def exactly(client: socket.socket, size: int) -> bytes:
-    received = b""
-    while len(received) < size:
-        data = client.recv(size - len(received))
-        if not data:
-            raise EOFError
-        received += data
-    return received
-
-
-def frame(client: socket.socket) -> bytes:
-    size = exactly(client, 4)
-    return size + exactly(client, int.from_bytes(size, "big"))
-
-
-class Consumer:
-    """Of one message at a time; a context manager that closes its connection."""
-
-    def __init__(self, nsqd: NsqdProcess) -> None:
-        self.socket = connect(nsqd)
-
-    def __enter__(self) -> "Consumer":
-        self.socket.sendall(b"SUB orders archive\nRDY 1\n")
-        assert frame(self.socket).endswith(b"OK")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def takes(self) -> bytes:
-        """The id of the next message; it stays in flight."""
-        return frame(self.socket)[HEAD : HEAD + 16]
-
-    def finishes(self, message_id: bytes) -> None:
-        self.socket.sendall(b"FIN " + message_id + b"\n")
+    answer = nsqd.asks("PUT", "/config/drain", b"true")
+    assert (answer.status, answer.body) == (200, b"true")
 
 
 def filled(nsqd: NsqdProcess, *bodies: bytes) -> None:
     nsqd.create_channel("orders", "archive")
-    for body in bodies:
-        publish(nsqd, body)
+    with connect(nsqd) as producer:
+        producer.publish("orders", *bodies)
+
+
+def subscribed(nsqd: NsqdProcess) -> Client:
+    consumer = connect(nsqd)
+    consumer.subscribe("orders", "archive", ready=1)
+    return consumer
 
 
 def test_a_drain_refuses_publishes_unregisters_and_ends_with_the_last_fin(tmp_path, nsqlookupd):
     with start(tmp_path, f"--lookupd-tcp-address={nsqlookupd.tcp_address}") as nsqd:
         filled(nsqd, b"1", b"2")
         eventually(lambda: nsqlookupd.get("/lookup", topic="orders")["producers"])
-        with Consumer(nsqd) as consumer:
-            first = consumer.takes()
+        with subscribed(nsqd) as consumer:
+            (first,) = consumer.take(1)
             put_drain(nsqd)
             eventually(lambda: not nsqlookupd.get("/lookup", topic="orders")["producers"])
-            assert refusal(f"http://{nsqd.http_address}/pub?topic=orders", b"3") == (503, b'{"message":"EXITING"}')
-            assert refusal(f"http://{nsqd.http_address}/readyz") == (503, b"draining")
-            with connect(nsqd) as producer:
-                producer.sendall(b"PUB orders\n\0\0\0\1x")
-                assert b"E_PUB_FAILED" in frame(producer)
-            consumer.finishes(first)
-            second = consumer.takes()
+            for method, path, body in (
+                ("POST", "/pub?topic=orders", b'{"message":"EXITING"}'),
+                ("GET", "/readyz", b"draining"),
+            ):
+                answer = nsqd.asks(method, path, b"3")
+                assert (answer.status, answer.body) == (503, body)
+            with connect(nsqd) as producer, pytest.raises(Refused, match="E_PUB_FAILED"):
+                producer.publish("orders", b"x")
+            consumer.finish([first.id])
+            (second,) = consumer.take(1)
             assert nsqd._process.poll() is None
-            consumer.finishes(second)
+            consumer.finish([second.id])
         assert nsqd._process.wait(PATIENCE) == 0
         assert nsqd.logs("NSQ: drained")
         assert nsqd.logs("NSQ: bye")
@@ -122,8 +72,8 @@ def test_sigterm_can_drain_and_new_consumers_can_connect(tmp_path):
         filled(nsqd, b"1")
         nsqd.send_signal(signal.SIGTERM)
         assert nsqd.logs("NSQ: draining")
-        with Consumer(nsqd) as consumer:
-            consumer.finishes(consumer.takes())
+        with subscribed(nsqd) as consumer:
+            consumer.finish(message.id for message in consumer.take(1))
         assert nsqd._process.wait(PATIENCE) == 0
         assert nsqd.logs("NSQ: drained")
 
@@ -152,6 +102,7 @@ def test_messages_left_at_the_timeout_stay_in_the_data_path(tmp_path):
 
 def test_a_topic_without_channels_does_not_delay_a_drain(tmp_path):
     with start(tmp_path, "--drain-timeout=0s") as nsqd:
-        publish(nsqd, b"1", "unread")
+        with connect(nsqd) as producer:
+            producer.publish("unread", b"1")
         put_drain(nsqd)
         assert nsqd._process.wait(PATIENCE) == 0

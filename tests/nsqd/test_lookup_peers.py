@@ -47,7 +47,7 @@ def peers(broker: Broker) -> Iterator[LookupPeers]:
 def test_existing_and_changing_topics_are_registered_at_all_nsqlookupds(broker, peers, start, wait_until):
     one, two = start(), start()
     broker.topic("orders").channel("archive")
-    peers.start([one.address, two.address, one.address])
+    peers.set_addresses([one.address, two.address, one.address])
     wait_until(lambda: one.registered == two.registered == {("orders", ""), ("orders", "archive")})
     assert [len(each.db.producers) for each in (one, two)] == [1, 1]
     broker.topic("returns")
@@ -67,7 +67,7 @@ def test_a_failing_nsqlookupd_does_not_delay_others(broker, peers, start, wait_u
             listener.close()
         else:
             clients.spawn(accept_for_ever, listener, sick, clients)
-        peers.start([address, well.address])
+        peers.set_addresses([address, well.address])
         for number in range(20):
             broker.topic(f"topic{number}")
             wait_until(lambda: len(well.registered) == len(broker.topics))
@@ -89,7 +89,7 @@ def accept_for_ever(listener, serve, clients):
 def test_an_nsqlookupd_that_returns_is_told_everything(broker, peers, start, wait_until):
     before = start()
     broker.topic("orders").channel("archive")
-    peers.start([before.address])
+    peers.set_addresses([before.address])
     wait_until(lambda: before.registered)
     before.stop()
     broker.topic("returns")
@@ -101,7 +101,7 @@ def test_an_nsqlookupd_that_starts_late_is_found(broker, peers, start, wait_unti
     with listen("127.0.0.1:0") as listener:
         address = f"127.0.0.1:{port_of(listener)}"
     broker.topic("orders")
-    peers.start([address])
+    peers.set_addresses([address])
     (peer,) = peers.peers
     assert peer.was_tried.wait(PATIENCE)
     early = peer.lookupd
@@ -115,7 +115,7 @@ def test_an_nsqlookupd_that_starts_late_is_found(broker, peers, start, wait_unti
 def test_addresses_can_change_without_affecting_those_that_stay(broker, peers, start, wait_until, caplog):
     stays, goes, comes = start(), start(), start()
     broker.topic("orders")
-    peers.start([stays.address, goes.address])
+    peers.set_addresses([stays.address, goes.address])
     wait_until(lambda: stays.registered and goes.registered)
     (producer,) = stays.db.producers
     with caplog.at_level(logging.INFO):
@@ -129,7 +129,7 @@ def test_addresses_can_change_without_affecting_those_that_stay(broker, peers, s
 def test_after_a_stop_no_registration_is_left(broker, peers, start, wait_until, caplog):
     lookupd = start()
     broker.topic("orders")
-    peers.start([lookupd.address])
+    peers.set_addresses([lookupd.address])
     wait_until(lambda: lookupd.registered)
     with caplog.at_level(logging.INFO):
         peers.stop()
@@ -142,7 +142,7 @@ def test_the_same_failure_is_logged_once(broker, peers, start, wait_until, caplo
     with listen("127.0.0.1:0") as listener:
         address = f"127.0.0.1:{port_of(listener)}"
     with caplog.at_level(logging.DEBUG):
-        peers.start([address])
+        peers.set_addresses([address])
         wait_until(lambda: caplog.text.count("connection refused") >= 3)
     said = [(record.levelname, record.message) for record in caplog.records if "refused" in record.message]
     assert said[0] == ("ERROR", f"LOOKUPD({address}): connecting - connection refused")
@@ -151,11 +151,11 @@ def test_the_same_failure_is_logged_once(broker, peers, start, wait_until, caplo
 
 def test_a_suspected_nsqlookupd_is_pinged_at_once(broker, peers, start, wait_until):
     lookupd = start()
-    peers.start([lookupd.address])
+    peers.set_addresses([lookupd.address])
     wait_until(lambda: lookupd.db.producers)
     (producer,) = lookupd.db.producers
     heard_of = producer.last_update
-    peers.suspect(peers.peers[0])
+    peers.peers[0].ping_now()
     wait_until(lambda: producer.last_update > heard_of)
 
 
@@ -177,7 +177,7 @@ def test_an_nsqlookupd_that_keeps_closing_is_connected_to_less_often(broker, pee
     clients = Group()
     with listen("127.0.0.1:0") as listener:
         clients.spawn(accept_for_ever, listener, takes_everything_and_leaves, clients)
-        peers.start([f"127.0.0.1:{port_of(listener)}"])
+        peers.set_addresses([f"127.0.0.1:{port_of(listener)}"])
         wait_until(lambda: len(pauses) >= 8)
         peers.stop()
         clients.kill()

@@ -9,16 +9,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.request import urlopen
 
 import gevent
 import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests.faults.client import Client
+from tests.nsqd.conftest import connect, tcp_address
 
 NSQD = [sys.executable, "-m", "nsq_compat.nsqd.main"]
-OK = b"\0\0\0\6\0\0\0\0OK"
-PUB = b"PUB t\n\0\0\0\1x"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,21 +28,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def nsqd(tmp_path: Path) -> Iterator[NsqdProcess]:
     with NsqdProcess(installed_nsqd(), tmp_path) as process:
         yield process
-
-
-def connect(process: NsqdProcess) -> socket.socket:
-    host, _, port = process.tcp_address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
-
-
-def hears(client: socket.socket) -> bytes:
-    received = b""
-    while len(received) < len(OK):
-        data = client.recv(len(OK) - len(received))
-        if not data:
-            break
-        received += data
-    return received
 
 
 def test_the_version_is_printed_in_nsqs_form():
@@ -132,17 +116,17 @@ def test_a_second_daemon_on_the_same_port_is_refused(nsqd):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_stops_cleanly_with_clients_in_every_state(nsqd, number):
-    silent, publishing, half = connect(nsqd), connect(nsqd), connect(nsqd)
-    publishing.sendall(b"  V2" + PUB)
-    assert hears(publishing) == OK
-    half.sendall(b"  V2PUB t\n\0\0")
+    publishing, half = connect(nsqd), connect(nsqd)
+    publishing.publish("t", b"x")
+    half.send(b"PUB t\n\0\0")
+    silent = socket.create_connection(tcp_address(nsqd), timeout=20)
     keep_alive = socket.create_connection(nsqd.http_address.split(":"), timeout=20)
     keep_alive.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
     assert b"OK" in keep_alive.recv(1000)
     nsqd._process.send_signal(number)
     nsqd._process.send_signal(number)
     assert nsqd._process.wait(20) == 0
-    for client in (silent, publishing, half, keep_alive):
+    for client in (silent, publishing.socket, half.socket, keep_alive):
         with client:
             assert client.recv(100) == b""
     nsqd._reader.join()
@@ -157,8 +141,7 @@ def test_data_is_private_whatever_the_umask_and_the_mode_of_the_data_path(tmp_pa
         connect(nsqd) as client,
     ):
         nsqd.create_channel("t", "c")
-        client.sendall(b"  V2" + PUB * 10)
-        assert [hears(client) for _ in range(10)] == [OK] * 10
+        client.publish("t", *[b"x"] * 10)
     modes = {path.relative_to(tmp_path).as_posix(): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
     assert {"nsqd.dat", "nsq_compat/t.topic/checkpoint"} <= set(modes)
     assert set(modes.values()) == {0o600, 0o700}
@@ -169,8 +152,7 @@ def test_data_is_private_whatever_the_umask_and_the_mode_of_the_data_path(tmp_pa
 def test_a_damaged_nsqd_dat_is_kept_aside_and_every_message_is_there(tmp_path):
     with NsqdProcess(installed_nsqd(), tmp_path) as nsqd, connect(nsqd) as client:
         nsqd.create_channel("t", "c")
-        client.sendall(b"  V2" + PUB * 10)
-        assert [hears(client) for _ in range(10)] == [OK] * 10
+        client.publish("t", *[b"x"] * 10)
         nsqd.kill()
     (tmp_path / "nsqd.dat").write_bytes(b"garbage")
     with NsqdProcess(installed_nsqd(), tmp_path) as nsqd:
@@ -196,11 +178,9 @@ def test_an_nsqd_dat_that_the_system_does_not_let_it_read_is_one_fatal_line(tmp_
 def test_an_ipv4_wildcard_serves_both_families(tmp_path):
     process = NsqdProcess(installed_nsqd(), tmp_path, options=["--tcp-address=0.0.0.0:0"])
     with process:
-        port = int(process.tcp_address.rpartition(":")[2])
         for host in ("127.0.0.1", "::1"):
-            with socket.create_connection((host, port), timeout=20) as client:
-                client.sendall(b"  V2" + PUB)
-                assert hears(client) == OK
+            with Client((host, tcp_address(process)[1])) as client:
+                client.publish("t", b"x")
 
 
 def test_unix_sockets_serve_both_protocols_and_are_gone_after_a_clean_stop(tmp_path):
@@ -217,8 +197,8 @@ def test_unix_sockets_serve_both_protocols_and_are_gone_after_a_clean_stop(tmp_p
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(20)
         client.connect(str(tcp))
-        client.sendall(b"  V2" + PUB)
-        assert hears(client) == OK
+        client.sendall(b"  V2PUB t\n\0\0\0\1x")
+        assert client.recv(10, socket.MSG_WAITALL).endswith(b"OK")
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(20)
         client.connect(str(http))
@@ -233,14 +213,11 @@ def test_unix_sockets_serve_both_protocols_and_are_gone_after_a_clean_stop(tmp_p
 
 
 def test_info_and_stats_show_the_real_ports_and_clients(nsqd):
-    with connect(nsqd) as client, urlopen(f"http://{nsqd.http_address}/info", timeout=20) as info:
-        assert f'"tcp_port":{nsqd.tcp_address.rpartition(":")[2]}' in info.read().decode()
-        client.sendall(b"  V2" + PUB)
-        assert hears(client) == OK
-        with urlopen(f"http://{nsqd.http_address}/stats?format=json", timeout=20) as stats:
-            text = stats.read().decode()
-    assert '"producers":[{' in text
-    assert '"pub_counts":[{"topic":"t","count":1}]' in text
+    assert nsqd.asks("GET", "/info").json()["tcp_port"] == tcp_address(nsqd)[1]
+    with connect(nsqd) as client:
+        client.publish("t", b"x")
+        (producer,) = nsqd.stats_document()["producers"]
+    assert producer["pub_counts"] == [{"topic": "t", "count": 1}]
 
 
 def test_a_lack_of_descriptors_is_survived_without_using_the_cpu(tmp_path):
@@ -248,15 +225,10 @@ def test_a_lack_of_descriptors_is_survived_without_using_the_cpu(tmp_path):
     with NsqdProcess(f"bash -c '{script}' nsqd", tmp_path) as nsqd, ExitStack() as stack:
         clients = [stack.enter_context(connect(nsqd)) for _ in range(100)]
         before = _cpu_seconds(nsqd)
-        served = clients[0]
-        served.sendall(b"  V2" + PUB * 1000)
-        for _ in range(1000):
-            assert hears(served) == OK
+        clients[0].publish("t", *[b"x"] * 1000)
         for client in clients[:-1]:
             client.close()
-        last = clients[-1]
-        last.sendall(b"  V2" + PUB)
-        assert hears(last) == OK
+        clients[-1].publish("t", b"x")
         assert _cpu_seconds(nsqd) - before < 5
 
 
@@ -265,17 +237,14 @@ def test_with_a_busy_poll_time_it_does_not_sleep_after_a_command(tmp_path, durab
     options = ["--busy-poll-time=5m", f"--durability={durability}"]
     with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, connect(nsqd) as client:
         # What is published first is answered at the end of the turn, with what others publish in it.
-        client.sendall(b"  V2" + PUB)
-        assert hears(client) == OK
+        client.publish("t", b"x")
         looked_until = _cpu_seconds(nsqd) + 0.5
         with gevent.Timeout(30):
             while _cpu_seconds(nsqd) < looked_until:
                 gevent.sleep(0.05)
         # And no client waits for it.
-        client.sendall(PUB)
-        assert hears(client) == OK
-        with urlopen(f"http://{nsqd.http_address}/ping", timeout=20) as ping:
-            assert ping.read() == b"OK"
+        client.publish("t", b"x")
+        assert nsqd.asks("GET", "/ping").body == b"OK"
 
 
 def _cpu_seconds(process: NsqdProcess) -> float:

@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from tests.nsqd.conftest import connect
 
 ROOT = Path(__file__).parents[2]
 CONTRIB = ROOT / "contrib"
@@ -45,24 +45,12 @@ def scrape(address: str) -> Samples:
     }
 
 
-def publish(nsqd: NsqdProcess, *bodies: bytes) -> None:
-    for body in bodies:
-        urlopen(f"http://{nsqd.http_address}/pub?topic=orders", body, timeout=20).close()
-
-
-def subscribe(nsqd: NsqdProcess) -> socket.socket:
-    host, _, port = nsqd.tcp_address.rpartition(":")
-    consumer = socket.create_connection((host, int(port)), timeout=20)
-    consumer.sendall(b"  V2SUB orders archive\nRDY 1\n")
-    assert consumer.recv(10, socket.MSG_WAITALL).endswith(b"OK")
-    consumer.recv(4 + 4 + 26 + 1, socket.MSG_WAITALL)
-    return consumer
-
-
 def test_a_scrape_shows_topics_channels_consumers_the_log_and_the_disk(nsqd):
     nsqd.create_channel("orders", "archive")
-    publish(nsqd, b"1", b"2", b"3")
-    with subscribe(nsqd):
+    with connect(nsqd) as client:
+        client.publish("orders", b"1", b"2", b"3")
+        client.subscribe("orders", "archive", ready=1)
+        assert len(client.take(1)) == 1
         found = scrape(nsqd.http_address)
     channel = ("orders", "archive")
     assert found["nsqd_topic_messages_total", "orders"] == 3
@@ -76,8 +64,7 @@ def test_a_scrape_shows_topics_channels_consumers_the_log_and_the_disk(nsqd):
 
 def test_probes_answer(nsqd):
     for path in ("livez", "readyz"):
-        with urlopen(f"http://{nsqd.http_address}/{path}", timeout=20) as response:
-            assert response.read() == b"OK"
+        assert nsqd.asks("GET", f"/{path}").body == b"OK"
 
 
 def test_many_scrapes_leak_nothing_and_the_daemon_still_stops(nsqd):
@@ -107,7 +94,7 @@ def queries(panel: dict[str, Any]) -> list[str]:
 
 
 def test_rules_and_dashboard_use_only_existing_metrics(nsqd):
-    publish(nsqd, b"1")
+    assert nsqd.asks("POST", "/pub?topic=orders", b"1").status == 200
     nsqd.create_channel("orders", "archive")
     names: set[str] = set()
     with (

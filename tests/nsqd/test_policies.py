@@ -16,6 +16,7 @@ from nsq_compat.nsqd.policies import load_policies
 from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.faults.client import Client, Refused
+from tests.nsqd.conftest import connect as connect_to
 
 TWICE = '[[policies]]\ntopic = "orders"\nmax_attempts = 2\n'
 
@@ -43,12 +44,7 @@ def nsqd(start: Callable[[], NsqdProcess]) -> NsqdProcess:
 @pytest.fixture
 def connect(nsqd: NsqdProcess) -> Iterator[Callable[[], Client]]:
     with ExitStack() as clients:
-        yield lambda: clients.enter_context(Client(address(nsqd)))
-
-
-def address(nsqd: NsqdProcess) -> tuple[str, int]:
-    host, _, port = nsqd.tcp_address.rpartition(":")
-    return host, int(port)
+        yield lambda: clients.enter_context(connect_to(nsqd))
 
 
 def in_force(nsqd: NsqdProcess) -> Any:

@@ -2,24 +2,21 @@
 
 import json
 import signal
-import socket
 import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 
-from nsq_compat.protocol.frames import FrameReader
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests.nsqd.conftest import RawClient
 
 NSQD = [sys.executable, "-m", "nsq_compat.nsqd.main"]
-IDENTIFY = b'{"feature_negotiation":true,"tls_v1":true}'
 
 Start = Callable[..., NsqdProcess]
 
@@ -38,126 +35,87 @@ def start(certificates: Certificates, tmp_path: Path) -> Iterator[Start]:
         )
 
 
-class Client:
-    """A raw client that may start TLS."""
+def pings(nsqd: NsqdProcess, context: ssl.SSLContext) -> bool:
+    with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=context) as answer:
+        return bool(answer.read() == b"OK")
 
-    def __init__(self, nsqd: NsqdProcess) -> None:
-        host, _, port = nsqd.tcp_address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=20)
-        self._reader = FrameReader()
-        self.says(b"  V2")
 
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def says(self, data: bytes) -> "Client":
-        self.socket.sendall(data)
-        return self
-
-    def starts_tls(self, context: ssl.SSLContext) -> "Client":
-        self.says(b"IDENTIFY\n" + len(IDENTIFY).to_bytes(4, "big") + IDENTIFY)
-        assert b'"tls_v1":true' in self.hears()
-        self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
-        return self
-
-    def hears(self) -> bytes:
-        """The data of the next frame; nothing when nsqd has closed."""
-        while data := self.socket.recv(65536):
-            for frame in self._reader.receive_data(data):
-                return frame.data
-        return b""
-
-    @property
-    def server_name(self) -> str:
-        assert isinstance(self.socket, ssl.SSLSocket)
-        certificate: dict[str, tuple[tuple[tuple[str, str], ...], ...]] = self.socket.getpeercert()  # type: ignore[assignment]
-        return dict(part[0] for part in certificate["subject"])["commonName"]
+def server_name(client: RawClient) -> str:
+    assert isinstance(client.socket, ssl.SSLSocket)
+    certificate: dict[str, tuple[tuple[tuple[str, str], ...], ...]] = client.socket.getpeercert()  # type: ignore[assignment]
+    return dict(part[0] for part in certificate["subject"])["commonName"]
 
 
 def test_tls_is_offered_and_optional(start, certificates):
     nsqd = start()
-    with Client(nsqd) as plain, Client(nsqd) as client:
-        assert plain.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+    with RawClient(nsqd) as plain, RawClient(nsqd) as client:
+        assert plain.says(b"PUB t", b"x").hears() == b"OK"
         assert client.starts_tls(certificates.trusting()).hears() == b"OK"
-        assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
-        with urlopen(f"http://{nsqd.http_address}/stats?format=json", timeout=20) as answer:
-            producers = json.load(answer)["producers"]
+        assert client.says(b"PUB t", b"x").hears() == b"OK"
+        producers = nsqd.stats_document()["producers"]
     assert sorted(producer["tls"] for producer in producers) == [False, True]
     assert {producer["tls_version"] for producer in producers} == {"", "TLS1.3"}
 
 
 def test_https_serves_the_same_api(start, certificates):
     nsqd = start()
-    with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=certificates.trusting()) as answer:
-        assert answer.read() == b"OK"
-    with urlopen(f"http://{nsqd.http_address}/ping", timeout=20) as answer:
-        assert answer.read() == b"OK"
+    assert pings(nsqd, certificates.trusting())
+    assert nsqd.asks("GET", "/ping").body == b"OK"
 
 
 @pytest.mark.parametrize("required", ["true", "tcp-https"])
 def test_with_tls_required_plain_connections_are_refused(start, certificates, required):
     nsqd = start(f"--tls-required={required}")
-    with Client(nsqd) as plain:
-        assert plain.says(b"NOP\n").hears() == b"E_INVALID cannot NOP in current state (TLS required)"
-    with Client(nsqd) as client:
+    with RawClient(nsqd) as plain:
+        assert plain.says(b"NOP").hears() == b"E_INVALID cannot NOP in current state (TLS required)"
+    with RawClient(nsqd) as client:
         assert client.starts_tls(certificates.trusting()).hears() == b"OK"
-    with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=certificates.trusting()) as answer:
-        assert answer.read() == b"OK"
+    assert pings(nsqd, certificates.trusting())
     if required == "tcp-https":
-        with urlopen(f"http://{nsqd.http_address}/ping", timeout=20) as answer:
-            assert answer.read() == b"OK"
+        assert nsqd.asks("GET", "/ping").body == b"OK"
         return
-    with pytest.raises(HTTPError) as refusal:
-        urlopen(f"http://{nsqd.http_address}/ping", timeout=20)
-    with refusal.value:
-        assert refusal.value.code == 403
-        port = int(nsqd.https_address.rpartition(":")[2])
-        assert json.load(refusal.value) == {"message": "TLS_REQUIRED", "https_port": port}
+    refusal = nsqd.asks("GET", "/ping")
+    port = int(nsqd.https_address.rpartition(":")[2])
+    assert (refusal.status, refusal.json()) == (403, {"message": "TLS_REQUIRED", "https_port": port})
 
 
 def test_a_client_policy_refuses_unknown_certificates_everywhere(start, certificates):
     nsqd = start("--tls-client-auth-policy=require-verify", f"--tls-root-ca-file={certificates.root_ca}")
-    with Client(nsqd) as client:
+    with RawClient(nsqd) as client:
         assert client.starts_tls(certificates.trusting(certificates.client)).hears() == b"OK"
-    with Client(nsqd) as plain:
-        assert plain.says(b"NOP\n").hears().endswith(b"(TLS required)")
-    with Client(nsqd) as stranger, pytest.raises(ssl.SSLError, match="UNKNOWN_CA"):
+    with RawClient(nsqd) as plain:
+        assert plain.says(b"NOP").hears().endswith(b"(TLS required)")
+    with RawClient(nsqd) as stranger, pytest.raises(ssl.SSLError, match="UNKNOWN_CA"):
         stranger.starts_tls(certificates.trusting(certificates.stranger)).hears()
     known = certificates.trusting(certificates.client)
-    with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=known) as answer:
-        assert answer.read() == b"OK"
+    assert pings(nsqd, known)
     with pytest.raises(OSError, match="ALERT|EOF|reset"):
-        urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=certificates.trusting())
+        pings(nsqd, certificates.trusting())
 
 
 def test_a_client_policy_for_any_certificate_requires_one(start, certificates):
     nsqd = start("--tls-client-auth-policy=require")
     stranger, anonymous = certificates.trusting(certificates.stranger), certificates.trusting()
-    with Client(nsqd) as client:
+    with RawClient(nsqd) as client:
         assert client.starts_tls(stranger).hears() == b"OK"
-        assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
-    with Client(nsqd) as client, pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
+        assert client.says(b"PUB t", b"x").hears() == b"OK"
+    with RawClient(nsqd) as client, pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
         client.starts_tls(anonymous).hears()
-    with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=stranger) as answer:
-        assert answer.read() == b"OK"
+    assert pings(nsqd, stranger)
     with pytest.raises(OSError, match="ALERT|EOF|reset"):
-        urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=anonymous)
+        pings(nsqd, anonymous)
 
 
 def test_sighup_loads_new_certificates_and_keeps_connections(start, certificates):
     nsqd = start()
-    with Client(nsqd) as before, Client(nsqd) as after, Client(nsqd) as last:
+    with RawClient(nsqd) as before, RawClient(nsqd) as after, RawClient(nsqd) as last:
         assert before.starts_tls(certificates.trusting()).hears() == b"OK"
         certificates.renew("renewed")
         nsqd.send_signal(signal.SIGHUP)
         assert nsqd.logs("TLS: reloaded")
         assert after.starts_tls(certificates.trusting()).hears() == b"OK"
-        assert (before.server_name, after.server_name) == ("nsqd", "renewed")
-        with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=certificates.trusting()) as answer:
-            assert answer.read() == b"OK"
+        assert (server_name(before), server_name(after)) == ("nsqd", "renewed")
+        assert pings(nsqd, certificates.trusting())
         kept = certificates.key.read_bytes()
         certificates.key.write_bytes(b"no key")
         nsqd.send_signal(signal.SIGHUP)
@@ -165,24 +123,24 @@ def test_sighup_loads_new_certificates_and_keeps_connections(start, certificates
         certificates.key.write_bytes(kept)
         assert last.starts_tls(certificates.trusting()).hears() == b"OK"
         for client in (before, after, last):
-            assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+            assert client.says(b"PUB t", b"x").hears() == b"OK"
 
 
 def test_sighup_without_certificates_changes_nothing(tmp_path):
-    with NsqdProcess(installed_nsqd(), tmp_path) as nsqd, Client(nsqd) as client:
+    with NsqdProcess(installed_nsqd(), tmp_path) as nsqd, RawClient(nsqd) as client:
         nsqd.send_signal(signal.SIGHUP)
         assert nsqd.logs("TLS: no certificate to reload")
-        assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+        assert client.says(b"PUB t", b"x").hears() == b"OK"
 
 
 def test_compressions_can_be_disabled(tmp_path):
     options = ["--deflate=false", "--snappy=false", "--max-deflate-level=3"]
     document = b'{"feature_negotiation":true,"deflate":true,"snappy":true,"tls_v1":true}'
-    with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, Client(nsqd) as client:
-        answer = json.loads(client.says(b"IDENTIFY\n" + len(document).to_bytes(4, "big") + document).hears())
+    with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, RawClient(nsqd) as client:
+        answer = json.loads(client.says(b"IDENTIFY", document).hears())
         assert (answer["deflate"], answer["snappy"], answer["tls_v1"]) == (False, False, False)
         assert (answer["deflate_level"], answer["max_deflate_level"]) == (3, 3)
-        assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+        assert client.says(b"PUB t", b"x").hears() == b"OK"
 
 
 @pytest.mark.parametrize(

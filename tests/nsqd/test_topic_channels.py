@@ -37,7 +37,7 @@ class Nsqd:
         self.channels = TopicChannels(self.broker, self.peers, calls, patience)
 
     def starts(self, *addresses: str) -> "Nsqd":
-        self.peers.start(addresses)
+        self.peers.set_addresses(addresses)
         self.channels.start()
         return self
 
@@ -111,7 +111,7 @@ def start_with(start: StartNsqlookupd, monkeypatch: pytest.MonkeyPatch) -> Calla
 
     def start_one(web: Web) -> str:
         lookupd = start()
-        monkeypatch.setattr(lookupd, "_info", web.lookupd)
+        monkeypatch.setattr(lookupd, "info", web.lookupd)
         return lookupd.address
 
     return start_one
@@ -270,7 +270,7 @@ def test_without_nsqlookupds_a_waiting_topic_continues_after_a_restart(nsqd, wai
 
 def test_an_nsqlookupd_whose_answers_fail_is_pinged(nsqd, web, start_with, wait_until, monkeypatch):
     suspected: list[Peer] = []
-    monkeypatch.setattr(nsqd.peers, "suspect", suspected.append)
+    monkeypatch.setattr(Peer, "ping_now", lambda peer: suspected.append(peer))
     web.status = 500
     nsqd.starts(start_with(web))
     nsqd.publishes("orders")

@@ -20,21 +20,13 @@ WALL_NS = 1_700_000_000_000_000_000
 
 
 class Nsqlookupd:
-    """Satisfies `NsqlookupdService`. The test sets `moment`, monotonic seconds."""
-
-    version = "1.3.0"
+    """An API with its database. The test sets `moment`, monotonic seconds."""
 
     def __init__(self) -> None:
         self.db = RegistrationDb(300.0, 45.0)
-        self.metrics = Metrics("nsqlookupd", self.version)
         self.moment = 1000.0
-        self._api = NsqlookupdApi(self)
-
-    def now(self) -> float:
-        return self.moment
-
-    def now_ns(self) -> int:
-        return WALL_NS
+        metrics = Metrics("nsqlookupd", "1.3.0")
+        self._api = NsqlookupdApi(self.db, metrics, self, now=lambda: self.moment, now_ns=lambda: WALL_NS)
 
     def sleep(self, seconds: float) -> None:
         """No time passes."""

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from nsq_compat.protocol import schema
 from nsq_compat.session.http_message import Request
+from nsq_compat.web.application import ApiError
 from nsq_compat.web.nsqd_api import NsqdApi
 from nsq_compat.web.publishing import split_binary, split_text
-from nsq_compat.web.responses import ApiError
+from tests.web.conftest import code, refused
 
 
 def joined(parts):
@@ -21,14 +22,6 @@ def joined(parts):
 def batch(*bodies, count=None):
     sized = b"".join(struct.pack(">i", len(body)) + body for body in bodies)
     return struct.pack(">i", len(bodies) if count is None else count) + sized
-
-
-def code(response):
-    return response.status, response.body.decode()
-
-
-def refused(status, name):
-    return status, f'{{"message":"{name}"}}'
 
 
 # --- /pub -------------------------------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ from nsq_compat.client.message import Handler
 from nsq_compat.protocol.durations import SECOND, format_duration
 from nsq_compat.session.http_message import TEXT, Admission, Request, Response, http_date
 from nsq_compat.tools.http_consumers.ack_http import MAX_POLL_SECONDS, MIN_POLL_SECONDS, AckConnection, ClientGone
-from nsq_compat.web.query import parse_query, required_name
-from nsq_compat.web.responses import ApiError, plain
+from nsq_compat.web.application import ApiError, plain, required_name
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +69,7 @@ class PubSub:
 
     def _subscribe(self, request: Request, client: AckConnection) -> bool:
         try:
-            parameters = parse_query(request.query)
-            topic, channel = required_name(parameters, "topic"), required_name(parameters, "channel")
+            topic, channel = required_name(request, "topic"), required_name(request, "channel")
         except ApiError as error:
             return client.reply(request, Response(500, error.code.encode(), (TEXT,)))  # nsq_pubsub: not 400
         if request.method == "HEAD":

@@ -22,7 +22,7 @@ from flask import Blueprint, Request, Response, current_app, g, redirect, render
 
 from nsq_compat.web.admin.service import AdminService
 from nsq_compat.web.admin.users import Attempts, Role, Users
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import ApiError
 
 log = logging.getLogger(__name__)
 

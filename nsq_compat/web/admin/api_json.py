@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.stats import ChannelStats, ClientStats, Latency, Percentile, TopicStats
-from nsq_compat.web.responses import picked
+from nsq_compat.web.application import picked
 
 _SECOND_NS: Final = 1_000_000_000
 

@@ -27,8 +27,7 @@ from nsq_compat.web.admin.service import AdminService
 from nsq_compat.web.admin.tables import address
 from nsq_compat.web.admin.topics import topics
 from nsq_compat.web.admin.users import Attempts
-from nsq_compat.web.application import moved
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import ApiError, moved
 
 _EXPLANATIONS: Final = {
     401: "Log in to see this page.",

@@ -9,7 +9,7 @@ from flask import Blueprint, Response, request
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.web.admin.access import require, service
 from nsq_compat.web.admin.users import Role
-from nsq_compat.web.responses import JSON, V1, ApiError
+from nsq_compat.web.application import JSON, V1, ApiError
 
 configuration = Blueprint("configuration", __name__)
 

@@ -19,7 +19,7 @@ from nsq_compat.cluster.reading import InvalidAnswer
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.web.admin.access import service
 from nsq_compat.web.admin.service import AdminService
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import ApiError
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from nsq_compat.cluster.fan_out import Answer, call_all
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.snapshot import channel_over_nodes, topic_over_nodes
 from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import ApiError
 
 log = logging.getLogger(__name__)
 

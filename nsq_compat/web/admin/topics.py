@@ -23,7 +23,7 @@ from nsq_compat.web.admin.tables import (
     wants_day,
 )
 from nsq_compat.web.admin.users import Role
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import ApiError
 
 topics = Blueprint("topics", __name__)
 

@@ -9,8 +9,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from nsq_compat.session.http_message import Admission, Request, Response
-from nsq_compat.web.application import INTERNAL_ERROR, log_access
-from nsq_compat.web.responses import error
+from nsq_compat.web.application import INTERNAL_ERROR, error, log_access
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from nsq_compat.tools.http_consumers.pulling import MAX_WAIT_SECONDS, read_wait
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import ApiError
 
 
 @pytest.mark.parametrize(

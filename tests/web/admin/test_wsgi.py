@@ -4,7 +4,7 @@ import pytest
 
 from nsq_compat.session.http_message import Request
 from nsq_compat.web.admin.wsgi import WsgiHandler
-from nsq_compat.web.responses import error
+from nsq_compat.web.application import error
 
 
 class Application:
