@@ -23,8 +23,6 @@ from nsq_compat.protocol.durations import MILLISECOND, format_duration, parse_du
 from nsq_compat.protocol.errors import quote
 
 T = TypeVar("T")
-Strings = tuple[str, ...]
-Floats = tuple[float, ...]
 
 TLS_NOT_REQUIRED: Final = 0
 TLS_REQUIRED: Final = 1
@@ -167,10 +165,6 @@ def _last(read: Callable[[str], T]) -> Callable[[str, T], T]:
     return lambda text, _so_far: read(text)
 
 
-def _show_bool(value: bool) -> str:
-    return "true" if value else "false"
-
-
 STRING: Final[Kind[str]] = Kind(
     type_name="string",
     parse=_last(str),
@@ -211,7 +205,7 @@ BOOLEAN: Final[Kind[bool]] = Kind(
     type_name="",
     parse=_last(parse_bool),
     convert=_from_toml("true or false", {bool: bool, str: parse_bool}),
-    show=_show_bool,
+    show=lambda value: "true" if value else "false",
     unset="false",
 )
 
@@ -241,30 +235,17 @@ DURATION: Final[Kind[int]] = Kind(
 # --- lists ----------------------------------------------------------------------------------------------------------
 
 
-def _strings_from_array(values: list[Any]) -> Strings:
-    for value in values:
-        if type(value) is not str:
-            raise ValueError(f"{toml_text(value)} is not a string")
-    return tuple(values)
+def _array(element: str, types: tuple[type, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
+    def read(values: list[Any]) -> tuple[Any, ...]:
+        for value in values:
+            if type(value) not in types:
+                raise ValueError(f"{toml_text(value)} is not {element}")
+        return tuple(float(in_int64(value)) if type(value) is int else value for value in values)
+
+    return read
 
 
-def _floats_from_array(values: list[Any]) -> Floats:
-    return tuple(map(_float_from_array, values))
-
-
-def _float_from_array(value: Any) -> float:
-    if type(value) is int:
-        return float(in_int64(value))
-    if type(value) is not float:
-        raise ValueError(f"{toml_text(value)} is not a number")
-    return value
-
-
-def _floats_from_text(text: str) -> Floats:
-    return tuple(parse_float(element.strip()) for element in text.split(","))
-
-
-def _floats_flag(text: str, so_far: Floats) -> Floats:
+def _floats_flag(text: str, so_far: tuple[float, ...]) -> tuple[float, ...]:
     found = list(so_far)
     for element in text.split(","):
         try:
@@ -275,23 +256,26 @@ def _floats_flag(text: str, so_far: Floats) -> Floats:
     return tuple(sorted(found, reverse=True))
 
 
-STRINGS: Final[Kind[Strings]] = Kind(
+STRINGS: Final[Kind[tuple[str, ...]]] = Kind(
     type_name="value",
     parse=lambda text, so_far: (*so_far, text),  # nsqd: a flag's value is one element, commas and all
     convert=_from_toml(
         "an array of strings or one comma-separated string",
-        {list: _strings_from_array, str: lambda text: tuple(text.split(","))},
+        {list: _array("a string", (str,)), str: lambda text: tuple(text.split(","))},
     ),
     show=",".join,
     unset="",
 )
 
-FLOATS: Final[Kind[Floats]] = Kind(
+FLOATS: Final[Kind[tuple[float, ...]]] = Kind(
     type_name="value",
     parse=_floats_flag,
     convert=_from_toml(
         "an array of numbers or one comma-separated string",
-        {list: _floats_from_array, str: _floats_from_text},
+        {
+            list: _array("a number", (int, float)),
+            str: lambda text: tuple(parse_float(element.strip()) for element in text.split(",")),
+        },
     ),
     show=lambda values: ",".join(f"{value:f}" for value in values),
     unset="",
@@ -338,7 +322,7 @@ TLS_REQUIREMENT: Final[Kind[int]] = Kind(
         "true, false or tcp-https",
         {
             str: _tls_required,
-            bool: lambda value: _tls_required(_show_bool(value)),
+            bool: int,
             int: lambda value: _tls_required(str(value)),
         },
     ),

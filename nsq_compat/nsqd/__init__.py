@@ -2,10 +2,9 @@
 
     main            command line in, exit code out
     options         the table of its options
-    startup         makes parts from the options; --check-config; restores the data path
+    startup         makes parts from the options; policies in the config file; --check-config; restores the data path
     daemon          queue, listeners, start and stop; drains; the daemon as its HTTP API sees it
-    durability      group commit, checkpoints, and nsqd.dat
-    policies        policies in the config file; sending dead letters
+    durability      what is written in the background: group commit, checkpoints, nsqd.dat, dead letters
     lookup_peers    registration at every nsqlookupd
     topic_channels  channels of a new topic, from nsqlookupd
     http_calls      HTTP requests to other servers, in threads; auth servers

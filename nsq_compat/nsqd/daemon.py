@@ -21,20 +21,11 @@ from nsq_compat.net.long_work import let_others_run
 from nsq_compat.net.loop_tick import AlarmClock, LoopLag, LoopTick
 from nsq_compat.net.process import Process, descriptors_left_by_clients, exempt_from_collection
 from nsq_compat.net.server import HttpServer, TcpServer
-from nsq_compat.nsqd.durability import SYNC_BUCKETS, Checkpoints, Committer, MetadataFile
+from nsq_compat.nsqd import startup
+from nsq_compat.nsqd.durability import SYNC_BUCKETS, Checkpoints, Committer, DeadLetterSender, MetadataFile
 from nsq_compat.nsqd.http_calls import AuthServers
 from nsq_compat.nsqd.lookup_peers import LookupPeers
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, settle
-from nsq_compat.nsqd.policies import DeadLetterSender, load_policies
-from nsq_compat.nsqd.startup import (
-    load_certificates,
-    lock_data_path,
-    make_http_calls,
-    peer_info,
-    queue_limits,
-    restore,
-    session_limits,
-)
 from nsq_compat.nsqd.statsd import StatsdPush
 from nsq_compat.nsqd.topic_channels import TopicChannels
 from nsq_compat.policy.enforcer import PolicyEnforcer
@@ -77,14 +68,14 @@ class Daemon(Process):
         self.started_at = time.time()
         data_path = resolved(options.data_path)
         files = OsFiles()
-        self._lock = lock_data_path(files, data_path)
+        self._lock = startup.lock_data_path(files, data_path)
         log.info("%s", version_line(PROGRAM))
         log.info("ID: %d", options.id)
         if options.snappy and not SNAPPY_INSTALLED:
             log.warning("snappy is not offered to clients: %s", SNAPPY_MISSING)
-        self._certificates = load_certificates(options)
-        self._limits = session_limits(options)
-        self._calls = make_http_calls(options)
+        self._certificates = startup.load_certificates(options)
+        self._limits = startup.session_limits(options)
+        self._calls = startup.make_http_calls(options)
         self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
         self.metrics = Metrics(PROGRAM, NSQ_VERSION)
         self.memory = MemoryStats().stats
@@ -102,9 +93,9 @@ class Daemon(Process):
             at_end_of_iteration=loop.run_callback,
             clock_offset=lambda: time.time() - time.monotonic(),
         )
-        self.broker = Broker(queue_limits(options), self._storage)
+        self.broker = Broker(startup.queue_limits(options), self._storage)
         self.broker.observers.append(CollectionExemption(self.broker))
-        self._policies = load_policies(options.config)
+        self._policies = startup.load_policies(options.config)
         self._enforcer = PolicyEnforcer(self.broker, time.monotonic, time.time_ns)
         self._dead_letters = DeadLetterSender(self._enforcer.dead_letters)
         self._metadata = MetadataFile(files, data_path, self.broker)
@@ -112,9 +103,9 @@ class Daemon(Process):
         self._alarms = AlarmClock(self.broker.schedule)
         self.drained = Event()
         self.draining = False
-        self._drain: gevent.Greenlet[[], None] | None = None
+        self._drain = gevent.Greenlet(self._wait_until_drained)
         self._listen(LoopTick(loop))
-        self._lookup_peers = LookupPeers(self.broker, peer_info(options), options.max_body_size)
+        self._lookup_peers = LookupPeers(self.broker, startup.peer_info(options), options.max_body_size)
         self._topic_channels = TopicChannels(
             self.broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )
@@ -171,7 +162,7 @@ class Daemon(Process):
 
     def start(self) -> None:
         """Restore the data path, then serve; clients that connected meanwhile have waited in the kernel."""
-        restore(self.broker, self._storage)
+        startup.restore(self.broker, self._storage)
         self._enforcer.apply(self._policies)
         self._dead_letters.start()
         self._metadata.start()
@@ -189,8 +180,7 @@ class Daemon(Process):
 
     def stop(self) -> None:
         """End every connection and then the queue, so that no message is accepted that could not be stored."""
-        if self._drain is not None:
-            self._drain.kill()
+        self._drain.kill()
         self._lookup_peers.stop()  # before connections end, so that no client is directed here
         self._calls.stop()
         self._tcp.stop(STOP_SECONDS)
@@ -221,7 +211,7 @@ class Daemon(Process):
             self._certificates.reload()
         if self.options.config:
             try:
-                self._apply(load_policies(self.options.config))
+                self._apply(startup.load_policies(self.options.config))
             except OptionError as error:
                 log.error("policies stay as they are - %s", error)
 
@@ -242,7 +232,7 @@ class Daemon(Process):
             self.draining = True
             log.info("NSQ: draining")
             self.broker.refuse_publishing()
-            self._drain = gevent.spawn(self._wait_until_drained)
+            self._drain.start()
 
     def _wait_until_drained(self) -> None:
         timeout = self.options.drain_timeout / SECOND

@@ -1,4 +1,4 @@
-"""What makes messages durable: group commit, checkpoints of the channels' positions, and nsqd.dat.
+"""What is written in the background: group commit, checkpoints of the channels' positions, nsqd.dat, dead letters.
 
 nsqd.dat is for Go's nsqd, for tools, and for what the logs do not contain: which channels are paused. That a topic or
 channel exists is in the topic's own log before a client is told so.
@@ -22,6 +22,7 @@ from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadat
 from nsq_compat.log.storage import Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.net.long_work import let_others_run
+from nsq_compat.policy.dead_letters import DeadLetterQueues
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.topic import Topic
 
@@ -38,6 +39,7 @@ _LAST_THREADS: Final = 8
 _LAST_BATCH_TOPICS: Final = 32
 _LAST_BATCH_BYTES: Final = 1 << 20
 _RETRY_SECONDS: Final = 1.0
+"""Between attempts to save nsqd.dat, or to send dead letters while the disk or the dead-letter topic is full."""
 _TOPICS_AT_ONCE: Final = 500
 _PAUSE_SECONDS: Final = 0.001
 """With a sleep of 0 the event loop would not poll its sockets."""
@@ -126,15 +128,14 @@ class Checkpoints:
         self._broker = broker
         self._storage = storage
         self._interval = interval
-        self._writing: gevent.Greenlet[[], None] | None = None
+        self._writing = gevent.Greenlet(self._write_for_ever)
 
     def start(self) -> None:
-        self._writing = gevent.spawn(self._write_for_ever)
+        self._writing.start()
 
     def stop(self) -> None:
         """Stop writing. Returns when a checkpoint that a thread is writing is written; it may not be put in place."""
-        if self._writing is not None:
-            self._writing.kill()
+        self._writing.kill()
 
     def write_all(self) -> None:
         """Write the checkpoints of changed topics now. A topic whose checkpoint cannot be written stays changed."""
@@ -262,16 +263,15 @@ class MetadataFile:
         self._broker = broker
         self._wanted = Event()
         self._turn = Semaphore()
-        self._saving: gevent.Greenlet[[], None] | None = None
+        self._saving = gevent.Greenlet(self._save_when_wanted)
 
     def start(self) -> None:
         self._broker.observers.append(self)
-        self._saving = gevent.spawn(self._save_when_wanted)
+        self._saving.start()
 
     def stop(self) -> None:
         """Save the final state, after a save under way."""
-        if self._saving is not None:
-            self._saving.kill()
+        self._saving.kill()
         self.save()
 
     def save(self) -> bool:
@@ -313,3 +313,42 @@ class MetadataFile:
                 self._wanted.set()
                 gevent.sleep(_RETRY_SECONDS)
             gevent.sleep(_MIN_INTERVAL_PER_ROUND * (time.monotonic() - began))
+
+
+# --- Dead letters -----------------------------------------------------------------------------------------------------
+
+
+class DeadLetterSender:
+    """Publishes dead letters in a greenlet, because publishing may wait for the disk."""
+
+    def __init__(self, dead_letters: DeadLetterQueues) -> None:
+        self._dead_letters = dead_letters
+        self._wanted = Event()
+        self._stop = Event()
+        self._sending = gevent.Greenlet(self._send_until_stopped)
+        dead_letters.wake = self._wanted.set
+
+    def start(self) -> None:
+        self._sending.start()
+
+    def stop(self) -> None:
+        """Send what can be sent; the rest returns to its channel at the next start."""
+        self._stop.set()
+        self._wanted.set()
+        self._sending.join()
+        while self._dead_letters.is_waiting and self._send():
+            pass
+
+    def _send_until_stopped(self) -> None:
+        while not self._stop.is_set():
+            self._wanted.wait()
+            self._wanted.clear()
+            while self._dead_letters.is_waiting and not self._stop.is_set():
+                self._stop.wait(0.0 if self._send() else _RETRY_SECONDS)  # other greenlets run, even if this is 0
+
+    def _send(self) -> bool:
+        try:
+            return self._dead_letters.send(time.monotonic(), time.time_ns())
+        except Exception:  # the top of a greenlet that must not end
+            log.exception("dead letters cannot be sent")
+            return False

@@ -26,7 +26,15 @@ from gevent.threadpool import ThreadPool
 from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, TooManyRedirects
 
 from nsq_compat import __version__
-from nsq_compat.bounded_http import FAILURES, MAX_REDIRECTS, AnswerTooLarge, Deadline, bounded_session, exchange
+from nsq_compat.bounded_http import (
+    FAILURES,
+    MAX_REDIRECTS,
+    AnswerTooLarge,
+    Deadline,
+    bounded_session,
+    exchange,
+    root_error,
+)
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.go_json import INT64, JsonError, dumps, loads_object
 from nsq_compat.session.authorization import MAX_ANSWER_BYTES as MAX_GRANTS_BYTES
@@ -176,23 +184,14 @@ def _reason(error: BaseException) -> str:
         return "not a URL of HTTP"
     if isinstance(error, TooManyRedirects):
         return f"more than {MAX_REDIRECTS} redirects"
-    text = "no answer in HTTP"
-    cause: BaseException | None = error
-    while cause is not None:
-        text = _system_words(cause) or text
-        causes = (cause.__cause__, getattr(cause, "reason", None), *cause.args)
-        cause = next((each for each in causes if isinstance(each, BaseException)), None)
-    return text
-
-
-def _system_words(error: BaseException) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"TLS: {error.verify_message}"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {(error.reason or 'failed').lower().replace('_', ' ')}"
-    if isinstance(error, TimeoutError):
+    cause = root_error(error)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"TLS: {cause.verify_message}"
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS: {(cause.reason or 'failed').lower().replace('_', ' ')}"
+    if isinstance(cause, TimeoutError):
         return "connection timed out"
-    return (error.strerror or "").lower() if isinstance(error, OSError) else ""
+    return (cause.strerror if isinstance(cause, OSError) and cause.strerror else "").lower() or "no answer in HTTP"
 
 
 # --- Auth servers -----------------------------------------------------------------------------------------------------

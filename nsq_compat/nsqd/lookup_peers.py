@@ -45,15 +45,14 @@ class Peer:
         self._connection: Connection[LookupPeer] | None = None
         self._pause = FIRST_PAUSE_SECONDS
         self._last_failure = ""
-        self._running: gevent.Greenlet[[], None] | None = None
+        self._running = gevent.Greenlet(self._run)
 
     def start(self) -> None:
-        self._running = gevent.spawn(self._run)
+        self._running.start()
 
     def stop(self) -> None:
         """nsqd: close the connection without a command; nsqlookupd then forgets the registrations."""
-        if self._running is not None:
-            self._running.kill(timeout=_CLOSE_SECONDS)
+        self._running.kill(timeout=_CLOSE_SECONDS)
 
     def ping_now(self) -> None:
         """For an nsqlookupd whose HTTP does not answer, to learn soon whether it is alive."""

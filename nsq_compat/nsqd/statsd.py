@@ -49,7 +49,7 @@ _DEFAULT_PACKET_BYTES: Final = 4096
 
 
 class StatsdPush:
-    """`memory` returns the memory statistics of /stats. Observes the broker, to forget deleted topics and channels."""
+    """`memory` returns the memory statistics of /stats."""
 
     def __init__(self, options: NsqdOptions, broker: Broker, memory: Callable[[], Mapping[str, int]]) -> None:
         self._address = options.statsd_address
@@ -60,30 +60,19 @@ class StatsdPush:
         self._lines = StatsdLines(options.statsd_prefix, exclude_ephemeral=options.statsd_exclude_ephemeral)
         self._broker = broker
         self._stopping = Event()
-        self._pushing: gevent.Greenlet[[], None] | None = None
+        self._pushing = gevent.Greenlet(self._push_until_stopped)
 
     def start(self) -> None:
         """The first push is after one interval."""
-        self._broker.observers.append(self)
-        self._pushing = gevent.spawn(self._push_until_stopped)
+        self._broker.observers.append(self._lines)
+        self._pushing.start()
 
     def stop(self) -> None:
         """Send the rest of a push under way at once."""
         self._stopping.set()
-        if self._pushing is not None:
-            self._pushing.join(_STOP_SECONDS)
-            self._pushing.kill()
-            log.info("STATSD: closing")
-
-    def topic_created(self, *_: object) -> None: ...
-
-    channel_created = topic_created
-
-    def topic_deleted(self, topic: Topic) -> None:
-        self._lines.forget_topic(topic.name)
-
-    def channel_deleted(self, topic: Topic, channel: Channel) -> None:
-        self._lines.forget_channel(topic.name, channel.name)
+        self._pushing.join(_STOP_SECONDS)
+        self._pushing.kill()
+        log.info("STATSD: closing")
 
     def _push_until_stopped(self) -> None:
         due = time.monotonic() + self._interval
@@ -131,8 +120,8 @@ class StatsdPush:
 class StatsdLines:
     """Formats lines, and remembers the last counters. `prefix` ends with a dot or is empty; lines end with a newline.
 
-    Deleted topics and channels must be forgotten, because new ones of the same name count from 0. Go's nsqd sends a
-    negative count then.
+    An observer of the broker: deleted topics and channels are forgotten, because new ones of the same name count from
+    0. Go's nsqd sends a negative count then.
     """
 
     def __init__(self, prefix: str, *, exclude_ephemeral: bool) -> None:
@@ -170,12 +159,16 @@ class StatsdLines:
         self._last_memory = stats
         return lines
 
-    def forget_topic(self, topic: str) -> None:
-        self._last_topics.pop(topic, None)
-        self._last_channels.pop(topic, None)
+    def topic_deleted(self, topic: Topic) -> None:
+        self._last_topics.pop(topic.name, None)
+        self._last_channels.pop(topic.name, None)
 
-    def forget_channel(self, topic: str, channel: str) -> None:
-        self._last_channels.get(topic, {}).pop(channel, None)
+    def channel_deleted(self, topic: Topic, channel: Channel) -> None:
+        self._last_channels.get(topic.name, {}).pop(channel.name, None)
+
+    def topic_created(self, *_: object) -> None: ...
+
+    channel_created = topic_created
 
     def _is_excluded(self, name: str) -> bool:
         return self._exclude_ephemeral and is_ephemeral(name)

@@ -198,9 +198,9 @@ class Configuration:
         self._service = service
         self._writable: dict[str, Callable[[bytes], None]] = {
             "nsqlookupd_tcp_addresses": self._set_lookupd_addresses,
-            "log_level": self._set_log_level,
+            "log_level": lambda body: service.set_log_level(body.decode("utf-8")),
             "drain": self._drain,
-            "policies": self._set_policies,
+            "policies": lambda body: service.set_policies(json.loads(body.decode("utf-8"))),
         }
 
     def routes(self) -> Routes:
@@ -245,12 +245,6 @@ class Configuration:
         if body.strip() != b"true":
             raise ValueError("a drain cannot be undone")
         self._service.drain()
-
-    def _set_policies(self, body: bytes) -> None:
-        self._service.set_policies(json.loads(body.decode("utf-8")))
-
-    def _set_log_level(self, body: bytes) -> None:
-        self._service.set_log_level(body.decode("utf-8"))
 
 
 def _name_of(request: Request) -> str:

@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from nsq_compat.nsqd.daemon import Daemon
 from nsq_compat.nsqd.main import main
+from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.topic import Topic
 from nsq_compat.web import publishing, stats
-from nsq_compat.web.administration import Administration, Configuration
+from nsq_compat.web.administration import Administration
 from nsq_compat.web.application import EMPTY, ApiError
 from nsq_compat.web.publishing import Publishing
 from nsq_compat.web.stats import Stats
@@ -45,41 +48,41 @@ def a_delay_over_http_is_forgotten(original: Function, api: Publishing, paramete
 # --- Topics and channels ----------------------------------------------------------------------------------------------
 
 
-@mutant_of(Administration, "_topic")
-def an_unknown_topic_is_a_bad_request(original: Function, api: Administration, name: str) -> object:
+@mutant_of(Administration, "_topic_of")
+def an_unknown_topic_is_a_bad_request(original: Function, api: Administration, request: object) -> object:
     try:
-        return original(api, name)
+        return original(api, request)
     except ApiError as error:
         raise ApiError(400, error.code) from error
 
 
-@mutant_of(Administration, "pause_topic")
-def a_paused_topic_still_delivers(original: Function, api: Administration, request: object) -> object:
-    return EMPTY
+@mutant_of(Topic, "pause")
+def a_paused_topic_still_delivers(original: Function, topic: Topic) -> None:
+    pass
 
 
-@mutant_of(Administration, "unpause_channel")
-def a_paused_channel_stays_paused(original: Function, api: Administration, request: object) -> object:
-    return EMPTY
+@mutant_of(Channel, "unpause")
+def a_paused_channel_stays_paused(original: Function, channel: Channel) -> None:
+    pass
 
 
-@mutant_of(Administration, "empty_topic")
+@mutant_of(Administration, "_empty_topic")
 def emptying_a_topic_does_nothing(original: Function, api: Administration, request: object) -> object:
     return EMPTY
 
 
-@mutant_of(Administration, "delete_channel")
-def a_deleted_channel_stays(original: Function, api: Administration, request: object) -> object:
-    return EMPTY
+@mutant_of(Topic, "delete_channel")
+def a_deleted_channel_stays(original: Function, topic: Topic, name: str) -> None:
+    pass
 
 
-@mutant_of(Administration, "create_channel")
+@mutant_of(Administration, "_create_channel")
 def a_channel_is_not_created(original: Function, api: Administration, request: object) -> object:
     return EMPTY
 
 
-@mutant_of(Configuration, "_set_log_level")
-def the_log_level_is_forgotten(original: Function, api: Configuration, body: bytes) -> None:
+@mutant_of(Daemon, "set_log_level")
+def the_log_level_is_forgotten(original: Function, daemon: Daemon, text: str) -> None:
     pass
 
 

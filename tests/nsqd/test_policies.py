@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nsq_compat.cli.kinds import OptionError
-from nsq_compat.nsqd.policies import load_policies
+from nsq_compat.nsqd.startup import load_policies
 from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.faults.client import Client, Refused
