@@ -14,7 +14,7 @@ docs/differences.md. Quoted integers and booleans are accepted, as in NSQ.
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
@@ -44,14 +44,26 @@ class Kind(Generic[T]):
     """Printed behind the flag in the usage text. Empty for a flag that alone means true; a value follows `=`."""
     parse: Callable[[str, T], T]
     """Makes the new value of the flag's text and the value so far: the default, or that of earlier occurrences."""
-    convert: Callable[[Any], T]
-    """Makes a value of what tomllib gives."""
+    expected: str
+    """What the config file may contain, for error texts."""
+    readers: Mapping[type, Callable[[Any], T]]
+    """Make a value of what tomllib gives, by its exact type: True is not an integer, 1 not a boolean."""
     show: Callable[[T], str]
     """Formats a default for the usage text."""
     unset: str
     """The result of `show` for the type's empty value. Such a default is not mentioned."""
     named: bool = False
     """The value is one of a few names, which NSQ checks in the config file even when a flag overrides them."""
+
+    def convert(self, value: Any) -> T:
+        """Make a value of what tomllib gives."""
+        reader = self.readers.get(type(value))
+        if reader is None:
+            raise ValueError(f"expected {self.expected}, got {toml_text(value)}")
+        try:
+            return reader(value)
+        except ValueError as error:
+            raise ValueError(f"expected {self.expected}, got {toml_text(value)}: {error}") from None
 
 
 # --- Go's literals ----------------------------------------------------------------------------------------------------
@@ -145,33 +157,12 @@ def toml_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _from_toml(expected: str, readers: dict[type, Callable[[Any], T]]) -> Callable[[Any], T]:
-    """A `Kind.convert` that picks its reader by the exact type: True is not an integer, 1 not a boolean."""
-
-    def convert(value: Any) -> T:
-        reader = readers.get(type(value))
-        if reader is None:
-            raise ValueError(f"expected {expected}, got {toml_text(value)}")
-        try:
-            return reader(value)
-        except ValueError as error:
-            raise ValueError(f"expected {expected}, got {toml_text(value)}: {error}") from None
-
-    return convert
-
-
 def _last(read: Callable[[str], T]) -> Callable[[str, T], T]:
     """A `Kind.parse` for scalars: the last occurrence of the flag wins."""
     return lambda text, _so_far: read(text)
 
 
-STRING: Final[Kind[str]] = Kind(
-    type_name="string",
-    parse=_last(str),
-    convert=_from_toml("a string", {str: str}),
-    show=quoted,
-    unset='""',
-)
+STRING: Final[Kind[str]] = Kind("string", _last(str), "a string", {str: str}, show=quoted, unset='""')
 
 
 def choice(*names: str) -> Kind[str]:
@@ -182,29 +173,27 @@ def choice(*names: str) -> Kind[str]:
             raise ValueError(f"must be one of {', '.join(names)}")
         return text
 
-    return replace(STRING, parse=_last(read), convert=_from_toml("a string", {str: read}), named=True)
+    return replace(STRING, parse=_last(read), readers={str: read}, named=True)
 
 
 INTEGER: Final[Kind[int]] = Kind(
-    type_name="int",
-    parse=_last(parse_int),
-    convert=_from_toml("an integer", {int: in_int64, str: parse_decimal}),
-    show=str,
-    unset="0",
+    "int", _last(parse_int), "an integer", {int: in_int64, str: parse_decimal}, show=str, unset="0"
 )
 
 FLOAT: Final[Kind[float]] = Kind(
-    type_name="float",
-    parse=_last(parse_float),
-    convert=_from_toml("a number", {int: lambda value: float(in_int64(value)), float: float}),
+    "float",
+    _last(parse_float),
+    "a number",
+    {int: lambda value: float(in_int64(value)), float: float},
     show=lambda value: f"{value:g}",
     unset="0",
 )
 
 BOOLEAN: Final[Kind[bool]] = Kind(
-    type_name="",
-    parse=_last(parse_bool),
-    convert=_from_toml("true or false", {bool: bool, str: parse_bool}),
+    "",
+    _last(parse_bool),
+    "true or false",
+    {bool: bool, str: parse_bool},
     show=lambda value: "true" if value else "false",
     unset="false",
 )
@@ -221,12 +210,10 @@ def _duration_flag(text: str) -> int:
 
 
 DURATION: Final[Kind[int]] = Kind(
-    type_name="duration",
-    parse=_last(_duration_flag),
-    convert=_from_toml(
-        'a duration such as "1m30s" or an integer of milliseconds',
-        {str: parse_duration, int: lambda ms: in_int64(ms * MILLISECOND)},
-    ),
+    "duration",
+    _last(_duration_flag),
+    'a duration such as "1m30s" or an integer of milliseconds',
+    {str: parse_duration, int: lambda ms: in_int64(ms * MILLISECOND)},
     show=format_duration,
     unset="0s",
 )
@@ -257,26 +244,22 @@ def _floats_flag(text: str, so_far: tuple[float, ...]) -> tuple[float, ...]:
 
 
 STRINGS: Final[Kind[tuple[str, ...]]] = Kind(
-    type_name="value",
-    parse=lambda text, so_far: (*so_far, text),  # nsqd: a flag's value is one element, commas and all
-    convert=_from_toml(
-        "an array of strings or one comma-separated string",
-        {list: _array("a string", (str,)), str: lambda text: tuple(text.split(","))},
-    ),
+    "value",
+    lambda text, so_far: (*so_far, text),  # nsqd: a flag's value is one element, commas and all
+    "an array of strings or one comma-separated string",
+    {list: _array("a string", (str,)), str: lambda text: tuple(text.split(","))},
     show=",".join,
     unset="",
 )
 
 FLOATS: Final[Kind[tuple[float, ...]]] = Kind(
-    type_name="value",
-    parse=_floats_flag,
-    convert=_from_toml(
-        "an array of numbers or one comma-separated string",
-        {
-            list: _array("a number", (int, float)),
-            str: lambda text: tuple(parse_float(element.strip()) for element in text.split(",")),
-        },
-    ),
+    "value",
+    _floats_flag,
+    "an array of numbers or one comma-separated string",
+    {
+        list: _array("a number", (int, float)),
+        str: lambda text: tuple(parse_float(element.strip()) for element in text.split(",")),
+    },
     show=lambda values: ",".join(f"{value:f}" for value in values),
     unset="",
 )
@@ -307,35 +290,31 @@ def _show_tls_version(number: int) -> str:
 
 
 LOG_LEVEL: Final[Kind[int]] = Kind(
-    type_name="value",
-    parse=_last(parse_log_level),
-    convert=_from_toml("a log level", {str: parse_log_level}),
+    "value",
+    _last(parse_log_level),
+    "a log level",
+    {str: parse_log_level},
     show=LEVEL_NAMES.__getitem__,
     unset="invalid",
     named=True,
 )
 
 TLS_REQUIREMENT: Final[Kind[int]] = Kind(
-    type_name="",
-    parse=_last(_tls_required),
-    convert=_from_toml(
-        "true, false or tcp-https",
-        {
-            str: _tls_required,
-            bool: int,
-            int: lambda value: _tls_required(str(value)),
-        },
-    ),
+    "",
+    _last(_tls_required),
+    "true, false or tcp-https",
+    {str: _tls_required, bool: int, int: lambda value: _tls_required(str(value))},
     show=str,
     unset="0",
     named=True,
 )
 
 TLS_MIN_VERSION: Final[Kind[int]] = Kind(
-    type_name="value",
-    parse=_tls_min_version,
+    "value",
+    _tls_min_version,
+    "a TLS version",
     # nsqd: an empty name means the default, which is the lowest version.
-    convert=_from_toml("a TLS version", {str: lambda text: _tls_min_version(text, TLS_VERSIONS["tls1.0"])}),
+    {str: lambda text: _tls_min_version(text, TLS_VERSIONS["tls1.0"])},
     show=_show_tls_version,
     unset="0",
     named=True,

@@ -5,8 +5,7 @@
     startup         makes parts from the options; policies in the config file; --check-config; restores the data path
     daemon          queue, listeners, start and stop; drains; the daemon as its HTTP API sees it
     durability      what is written in the background: group commit, checkpoints, nsqd.dat, dead letters
-    lookup_peers    registration at every nsqlookupd
-    topic_channels  channels of a new topic, from nsqlookupd
+    lookup_peers    registration at every nsqlookupd; channels of a new topic, from them
     http_calls      HTTP requests to other servers, in threads; auth servers
     statsd          statistics pushed to statsd
 

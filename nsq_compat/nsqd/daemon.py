@@ -24,10 +24,9 @@ from nsq_compat.net.server import HttpServer, TcpServer
 from nsq_compat.nsqd import startup
 from nsq_compat.nsqd.durability import SYNC_BUCKETS, Checkpoints, Committer, DeadLetterSender, MetadataFile
 from nsq_compat.nsqd.http_calls import AuthServers
-from nsq_compat.nsqd.lookup_peers import LookupPeers
+from nsq_compat.nsqd.lookup_peers import LookupPeers, TopicChannels
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, settle
 from nsq_compat.nsqd.statsd import StatsdPush
-from nsq_compat.nsqd.topic_channels import TopicChannels
 from nsq_compat.policy.enforcer import PolicyEnforcer
 from nsq_compat.policy.policies import Policies
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING

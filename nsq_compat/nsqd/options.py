@@ -236,16 +236,11 @@ def validate(options: NsqdOptions) -> None:
         raise OptionError("--e2e-processing-latency-window-time must be positive")  # NSQ's first FIN would never end
     for complaint, is_wrong in (
         # NSQ starts with these and fails later, at its first topic, client or push.
-        *(
-            (f"--{key.replace('_', '-')} must not be negative", getattr(options, key) < 0)
-            for key in (
-                "mem_queue_size",
-                "output_buffer_timeout",
-                "busy_poll_time",
-                "drain_timeout",
-                "metrics_max_names",
-            )
-        ),
+        ("--mem-queue-size must not be negative", options.mem_queue_size < 0),
+        ("--output-buffer-timeout must not be negative", options.output_buffer_timeout < 0),
+        ("--busy-poll-time must not be negative", options.busy_poll_time < 0),
+        ("--drain-timeout must not be negative", options.drain_timeout < 0),
+        ("--metrics-max-names must not be negative", options.metrics_max_names < 0),
         ("--statsd-interval must be positive", options.statsd_address and options.statsd_interval <= 0),
         # NSQ scans for timeouts ten times a second; here every message would be late at once.
         ("--msg-timeout must be at least 1ms", options.msg_timeout < MILLISECOND),

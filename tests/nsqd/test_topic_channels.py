@@ -11,10 +11,9 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from nsq_compat.net.listeners import listen, port_of
-from nsq_compat.nsqd import topic_channels
+from nsq_compat.nsqd import lookup_peers
 from nsq_compat.nsqd.http_calls import HttpCalls
-from nsq_compat.nsqd.lookup_peers import LookupPeers, Peer
-from nsq_compat.nsqd.topic_channels import TopicChannels
+from nsq_compat.nsqd.lookup_peers import LookupPeers, Peer, TopicChannels
 from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
@@ -180,7 +179,7 @@ def test_a_slow_nsqlookupd_delays_the_topic_and_other_answers_count(
 
 
 def test_a_slow_nsqlookupd_is_skipped_for_a_while(impatient, web, start_with, wait_until, monkeypatch):
-    monkeypatch.setattr(topic_channels, "SKIP_SECONDS", PATIENCE)
+    monkeypatch.setattr(lookup_peers, "SKIP_SECONDS", PATIENCE)
     web.gate.clear()
     impatient.starts(start_with(web))
     first = impatient.publishes("first")
@@ -231,7 +230,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_forgotten(nsqd, web, start_with, w
 
 
 def test_a_failed_write_is_repeated(nsqd, start, wait_until, monkeypatch, caplog):
-    monkeypatch.setattr(topic_channels, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(lookup_peers, "RETRY_SECONDS", 0.01)
     lookupd = start()
     lookupd.db.create_channel("orders", "archive")
     learn = Topic.learn_channels
@@ -281,7 +280,7 @@ def test_an_internal_error_does_not_keep_a_topic_waiting(nsqd, start, wait_until
     def fail(*_: object) -> str:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(topic_channels, "_url", fail)
+    monkeypatch.setattr(lookup_peers, "_url", fail)
     topic = nsqd.starts(start().address).publishes("orders")
     wait_until(lambda: not topic.awaits_channels)
     assert "a bug" in caplog.text
