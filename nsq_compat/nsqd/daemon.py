@@ -17,9 +17,8 @@ from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.net.busy_poll import BusyPoll, has_spare_cpu
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.listeners import listen, port_of
-from nsq_compat.net.long_work import let_others_run
 from nsq_compat.net.loop_tick import AlarmClock, LoopLag, LoopTick
-from nsq_compat.net.process import Process, descriptors_left_by_clients, exempt_from_collection
+from nsq_compat.net.process import descriptors_left_by_clients, exempt_from_collection
 from nsq_compat.net.server import HttpServer, TcpServer
 from nsq_compat.nsqd import startup
 from nsq_compat.nsqd.durability import SYNC_BUCKETS, Checkpoints, Committer, DeadLetterSender, MetadataFile
@@ -50,7 +49,7 @@ _TOPICS_PER_EXEMPTION = 500
 """Collecting the objects of a thousand topics takes 10 ms."""
 
 
-class Daemon(Process):
+class Daemon:
     """Owns its data path and listens from its construction on; serves between `start` and `stop`.
 
     It is the ``web.nsqd_service.NsqdService`` of its HTTP API. `drained` is set when a drain is done and the daemon may
@@ -60,7 +59,6 @@ class Daemon(Process):
 
     now = staticmethod(time.monotonic)
     now_ns = staticmethod(time.time_ns)
-    let_others_run = staticmethod(let_others_run)
 
     def __init__(self, options: NsqdOptions) -> None:
         self.options = options

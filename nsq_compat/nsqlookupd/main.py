@@ -12,7 +12,7 @@ from nsq_compat.cli.options import hostname
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.listeners import ListenError, check_address, listen, port_of
 from nsq_compat.net.loop_tick import LoopLag
-from nsq_compat.net.process import Process, Supervisor, raise_descriptor_limit, stop_signal, tune_gc
+from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
 from nsq_compat.net.server import HttpServer, TcpServer
 from nsq_compat.nsqlookupd.options import PROGRAM, NsqlookupdOptions, validate
 from nsq_compat.protocol.durations import SECOND
@@ -51,7 +51,7 @@ class Daemon:
         self._tcp = TcpServer(tcp_listener, self._make_session, receive_size=RECEIVE_SIZE)
         metrics = Metrics(PROGRAM, NSQ_VERSION)
         self._loop_lag = LoopLag(metrics.observe_lag, metrics.observe_held)
-        self._http = HttpServer(http_listener, NsqlookupdApi(self.db, metrics, Process()))
+        self._http = HttpServer(http_listener, NsqlookupdApi(self.db, metrics))
 
     def start(self) -> None:
         self._loop_lag.start()

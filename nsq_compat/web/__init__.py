@@ -1,4 +1,4 @@
-"""HTTP APIs of the daemons: requests and responses as values, without sockets or greenlets.
+"""HTTP APIs of the daemons: requests and responses as values, without sockets.
 
     application      queries, responses, routes, errors and access log, common to all APIs; read this first
 
@@ -16,5 +16,5 @@
     admin/           nsqadmin's pages and API
 
 May import ``session``, ``policy``, ``queue``, ``registry`` and ``protocol``; `admin` also ``cluster``. Never gevent:
-where a handler must wait or inspect greenlets, it calls the service.
+of ``net`` only `let_others_run`, between two steps of long work, and `Process`, whose greenlets /debug shows.
 """

@@ -25,7 +25,7 @@ class NsqdApi(Application):
     def __init__(self, service: NsqdService, publish_batch: PublishBatch | None = None) -> None:
         self.publishing = Publishing(service, publish_batch)
         service.metrics.collect_from(lambda: _collect(service))
-        stats, profiling = Stats(service), Profiling(service)
+        stats, profiling = Stats(service), Profiling()
         super().__init__(
             {
                 "/ping": {"GET": Route(stats.ping)},

@@ -6,7 +6,6 @@ from typing import Protocol
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.web.metrics import Metrics
-from nsq_compat.web.profiling import RunningProcess
 
 
 class NsqdOptions(Protocol):
@@ -25,7 +24,7 @@ class NsqdOptions(Protocol):
     def peeking_over_http(self) -> bool: ...
 
 
-class NsqdService(RunningProcess, Protocol):
+class NsqdService(Protocol):
     broker: Broker
     metrics: Metrics
     tcp_port: int
@@ -46,9 +45,6 @@ class NsqdService(RunningProcess, Protocol):
 
     def now_ns(self) -> int:
         """Wall clock, nanoseconds."""
-
-    def let_others_run(self) -> None:
-        """Let the event loop serve other clients. For calls between two steps of long work."""
 
     def health(self) -> str:
         """``OK``, or ``NOK - <error>`` after a failed write or read."""

@@ -26,7 +26,7 @@ from nsq_compat.web.application import (
     required_name,
 )
 from nsq_compat.web.metrics import READY, Metrics, monitoring_routes
-from nsq_compat.web.profiling import Profiling, RunningProcess
+from nsq_compat.web.profiling import Profiling
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -42,7 +42,6 @@ class NsqlookupdApi(Application):
         self,
         db: RegistrationDb,
         metrics: Metrics,
-        process: RunningProcess,
         now: Callable[[], float] = time.monotonic,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -65,7 +64,7 @@ class NsqlookupdApi(Application):
                 "/topic/tombstone": {"POST": Route(self.tombstone)},
                 "/channel/create": {"POST": Route(self.create_channel)},
                 "/channel/delete": {"POST": Route(self.delete_channel)},
-                **Profiling(process).routes("/debug/pprof"),
+                **Profiling().routes("/debug/pprof"),
             }
         )
 

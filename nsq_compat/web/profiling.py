@@ -14,8 +14,9 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Final, Protocol
+from typing import Final
 
+from nsq_compat.net.process import Process
 from nsq_compat.protocol.errors import quote, without_secrets
 from nsq_compat.session.http_message import TEXT, Request, Response
 from nsq_compat.web.application import HTML, Handler, Route, Routes, parse_query, plain
@@ -31,24 +32,14 @@ _NO_CONTENTION: Final = "--- contention:\nnot recorded: greenlets wait in the ev
 _NO_SYMBOLS: Final = "num_symbols: 0\n"
 
 
-class RunningProcess(Protocol):
-    """What profiling needs from the daemon's event loop."""
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep without blocking the event loop."""
-
-    def greenlet_stacks(self) -> str:
-        """The stacks of all greenlets and threads, as text."""
-
-
 class Profiling:
-    def __init__(self, process: RunningProcess) -> None:
-        self._process = process
+    def __init__(self) -> None:
+        self._process = Process()
         self._sampling = False
         self._profiles: Mapping[str, tuple[Handler, str]] = {
             "block": (_shows(lambda: _NO_CONTENTION), "empty: Python does not record contention"),
             "cmdline": (_shows(_command_line), "the command line, arguments separated by NUL"),
-            "goroutine": (_shows(process.greenlet_stacks), "the stacks of all greenlets and threads"),
+            "goroutine": (_shows(self._process.greenlet_stacks), "the stacks of all greenlets and threads"),
             "heap": (_shows(_heap), "live objects by type, and by line of allocation if tracemalloc runs"),
             "profile": (self.profile, "CPU samples for ?seconds=30, one stack per line, for flame graph tools"),
             "symbol": (_shows(lambda: _NO_SYMBOLS), "empty: samples contain names"),

@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
+from nsq_compat.net.long_work import let_others_run
 from nsq_compat.policy.limits import Full
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
 from nsq_compat.protocol.names import is_valid_name
@@ -71,7 +72,7 @@ class Publishing:
         bodies: list[bytes] = []
         for part in parts:
             if bodies:
-                self._service.let_others_run()
+                let_others_run()
             bodies += part
         if not bodies:
             return OK
@@ -88,9 +89,9 @@ class Publishing:
         batch = topic.large_batch(bodies, self._service.now(), self._service.now_ns())
         try:
             while not batch.step():
-                self._service.let_others_run()
+                let_others_run()
             while batch.forget_bodies():
-                self._service.let_others_run()
+                let_others_run()
         finally:
             batch.cancel()  # no effect unless the request was aborted
 

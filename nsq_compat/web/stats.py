@@ -5,14 +5,15 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from nsq_compat import NSQ_VERSION, version_line
+from nsq_compat.net.long_work import let_others_run
 from nsq_compat.protocol.durations import SECOND, format_duration
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.queue.broker import snapshot
@@ -29,8 +30,11 @@ from nsq_compat.web.application import (
 )
 from nsq_compat.web.nsqd_service import NsqdService
 
+T = TypeVar("T")
+
 HEALTHY: Final = "OK"
-_MAX_TOPICS_AT_ONCE: Final = 12
+MAX_TOPICS_AT_ONCE: Final = 12
+"""Ten thousand take half a second."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _MAX_PAUSES: Final = 1000
 
@@ -101,7 +105,7 @@ class Stats:
             include_clients=_default_true(parameters, "include_clients"),
             include_memory=_default_true(parameters, "include_mem"),
         )
-        topics = cooperatively(report.topics or (), self._service.let_others_run)
+        topics = cooperatively(report.topics or (), MAX_TOPICS_AT_ONCE)
         if parameters.get("format") == "json":
             return long_response(_report_json(report, topics), JSON)
         lines = (f"{line}\n".encode("utf-8", errors="surrogateescape") for line in _report_lines(report, topics))
@@ -114,7 +118,7 @@ class Stats:
         topics = None
         if known:
             found = snapshot(service.broker, service.now(), topic, channel, include_clients)
-            topics = list(cooperatively(found, service.let_others_run))
+            topics = list(cooperatively(found, MAX_TOPICS_AT_ONCE))
         return StatsReport(
             health=service.health(),
             started_at=service.started_at,
@@ -125,12 +129,12 @@ class Stats:
         )
 
 
-def cooperatively(topics: Iterable[TopicStats], let_others_run: Callable[[], None]) -> Iterator[TopicStats]:
-    """The same topics, with other work in between: ten thousand topics take half a second."""
-    for index, topic in enumerate(topics):
-        if not index % _MAX_TOPICS_AT_ONCE:
+def cooperatively(items: Iterable[T], at_once: int) -> Iterator[T]:
+    """The same items, with other work in between."""
+    for index, item in enumerate(items):
+        if not index % at_once:
             let_others_run()
-        yield topic
+        yield item
 
 
 def _default_true(parameters: Mapping[str, str], key: str) -> bool:

@@ -64,9 +64,6 @@ class Daemon:
     def now_ns(self) -> int:
         return self.wall_ns
 
-    def let_others_run(self) -> None:
-        """No other work exists."""
-
     def health(self) -> str:
         return self.health_text
 
@@ -100,13 +97,6 @@ class Daemon:
 
     def save_metadata(self) -> None:
         self.saves += 1
-
-    def sleep(self, seconds: float) -> None:
-        """Uses some CPU time, but no time passes."""
-        sum(number * number for number in range(2_000_000))
-
-    def greenlet_stacks(self) -> str:
-        return "greenlet 1\n"
 
 
 def code(response: Response) -> tuple[int, str]:
