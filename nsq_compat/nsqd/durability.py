@@ -46,27 +46,30 @@ _PAUSE_SECONDS: Final = 0.001
 
 
 def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `work`, which waits for the disk, in a thread while the event loop goes on. Raises its ``OSError``.
+    """Run `work`, which waits for the disk or takes long, in a thread while the event loop goes on. Raises its errors.
 
     If the calling greenlet is killed meanwhile, it ends when the work is done, so that another writer of the same file
     can follow.
     """
 
-    def outcome() -> T | OSError:
+    def outcome() -> T | Exception:
         # An exception that leaves a thread is printed by gevent with a traceback, although it is handled.
         try:
             return work(*args, **kwargs)
-        except OSError as error:
+        except Exception as error:
             return error
 
     running: Any = gevent.get_hub().threadpool.spawn(outcome)
     try:
-        result: T | OSError = running.get()
+        result: T | Exception = running.get()
     except gevent.GreenletExit:
         running.wait()
         raise
-    if isinstance(result, OSError):
-        raise result
+    if isinstance(result, Exception):
+        try:
+            raise result
+        finally:
+            del result, running  # they would be in a cycle with the traceback
     return result
 
 

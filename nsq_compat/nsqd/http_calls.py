@@ -35,6 +35,7 @@ from nsq_compat.bounded_http import (
     exchange,
     root_error,
 )
+from nsq_compat.nsqd.durability import in_thread
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.go_json import INT64, JsonError, dumps, loads_object
 from nsq_compat.session.authorization import MAX_ANSWER_BYTES as MAX_GRANTS_BYTES
@@ -212,7 +213,8 @@ class AuthServers:
         failures = []
         for address in (*self._addresses[first:], *self._addresses[:first]):
             try:
-                return _read_in_thread(self._ask(address, credentials))
+                # In a thread, because it may compile thousands of patterns.
+                return in_thread(read_answer, self._ask(address, credentials), time.monotonic())
             except (AuthFailed, CallFailed) as error:
                 failures.append(f"failed to auth against {without_secrets(address)} - {error}")
         raise AuthFailed("; ".join(failures))
@@ -231,20 +233,3 @@ class AuthServers:
             document = dumps({name: [value] for name, value in parameters.items()})
             return self._calls.post(url, document.encode("utf-8"), MAX_GRANTS_BYTES)
         return self._calls.get(f"{url}?{urlencode(parameters, errors='surrogateescape')}", MAX_GRANTS_BYTES)
-
-
-def _read_in_thread(body: bytes) -> Grants:
-    """Run ``read_answer`` in a thread, because it may compile thousands of patterns."""
-    now = time.monotonic()
-
-    def outcome() -> Grants | AuthFailed:
-        # An exception that leaves a thread is printed by gevent with a traceback, although it is handled.
-        try:
-            return read_answer(body, now)
-        except AuthFailed as error:
-            return AuthFailed(str(error))
-
-    result = gevent.get_hub().threadpool.apply(outcome)
-    if isinstance(result, AuthFailed):
-        raise AuthFailed(str(result))
-    return result

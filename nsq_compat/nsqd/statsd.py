@@ -127,8 +127,8 @@ class StatsdLines:
     def __init__(self, prefix: str, *, exclude_ephemeral: bool) -> None:
         self._prefix = prefix
         self._exclude_ephemeral = exclude_ephemeral
-        self._last_topics: dict[str, TopicStats] = {}
-        self._last_channels: dict[str, dict[str, ChannelStats]] = {}
+        self._last: dict[tuple[str, str], TopicStats | ChannelStats] = {}
+        """By names of topic and channel, "" for the topic itself."""
         self._last_memory: Mapping[str, int] = {}
 
     def of_topic(self, topic: TopicStats) -> list[bytes]:
@@ -137,14 +137,11 @@ class StatsdLines:
         if self._is_excluded(name):
             return []
         key = f"{self._prefix}topic.{name}."
-        lines = list(_lines_of(key, _TOPIC_METRICS, topic, self._last_topics.get(name)))
-        last = self._last_channels.get(name, {})
+        lines = self._lines_of(key, _TOPIC_METRICS, topic, (name, ""))
         for channel in topic.channels:
             if not self._is_excluded(channel.channel_name):
                 key_of_channel = f"{key}channel.{channel.channel_name}."
-                lines += _lines_of(key_of_channel, _CHANNEL_METRICS, channel, last.get(channel.channel_name))
-        self._last_topics[name] = topic
-        self._last_channels[name] = {channel.channel_name: channel for channel in topic.channels}
+                lines += self._lines_of(key_of_channel, _CHANNEL_METRICS, channel, (name, channel.channel_name))
         return lines
 
     def of_memory(self, stats: Mapping[str, int]) -> list[bytes]:
@@ -160,15 +157,31 @@ class StatsdLines:
         return lines
 
     def topic_deleted(self, topic: Topic) -> None:
-        self._last_topics.pop(topic.name, None)
-        self._last_channels.pop(topic.name, None)
+        for channel in ("", *topic.channels):
+            self._last.pop((topic.name, channel), None)
 
     def channel_deleted(self, topic: Topic, channel: Channel) -> None:
-        self._last_channels.get(topic.name, {}).pop(channel.name, None)
+        self._last.pop((topic.name, channel.name), None)
 
     def topic_created(self, *_: object) -> None: ...
 
     channel_created = topic_created
+
+    def _lines_of(
+        self, key: str, names: Iterable[str], stats: TopicStats | ChannelStats, place: tuple[str, str]
+    ) -> list[bytes]:
+        last, self._last[place] = self._last.get(place), stats
+        lines = []
+        for name in names:
+            value = getattr(stats, "client_count" if name == "clients" else name)
+            if name in _COUNTERS:
+                lines.append(_line(key, name, value - (getattr(last, name) if last else 0), _COUNTER))
+            else:
+                lines.append(_line(key, name, value, _GAUGE))
+        for quantile, nanoseconds in stats.e2e_processing_latency.percentiles or ():
+            # nsqd: in whole percent, so 0.999 and 1.0 share a name.
+            lines.append(_line(key, f"e2e_processing_latency_{quantile * 100:.0f}", int(nanoseconds), _GAUGE))
+        return lines
 
     def _is_excluded(self, name: str) -> bool:
         return self._exclude_ephemeral and is_ephemeral(name)
@@ -192,23 +205,6 @@ def packets(lines: Iterable[bytes], size: int) -> Iterator[bytes]:
         room -= len(line)
     if packet:
         yield b"".join(packet)
-
-
-def _lines_of(
-    key: str,
-    names: Iterable[str],
-    stats: TopicStats | ChannelStats,
-    last: TopicStats | ChannelStats | None,
-) -> Iterator[bytes]:
-    for name in names:
-        value = getattr(stats, "client_count" if name == "clients" else name)
-        if name in _COUNTERS:
-            yield _line(key, name, value - (getattr(last, name) if last else 0), _COUNTER)
-        else:
-            yield _line(key, name, value, _GAUGE)
-    for quantile, nanoseconds in stats.e2e_processing_latency.percentiles or ():
-        # nsqd: in whole percent, so 0.999 and 1.0 share a name.
-        yield _line(key, f"e2e_processing_latency_{quantile * 100:.0f}", int(nanoseconds), _GAUGE)
 
 
 def _line(key: str, name: str, value: int, kind: str) -> bytes:

@@ -1,21 +1,27 @@
-"""``nsqlookupd``: command line in, exit code out; its database, its listeners, and the order of start and stop."""
+"""``nsqlookupd``: options, database and listeners, the order of start and stop; command line in, exit code out.
+
+Names, types and defaults of the options are NSQ's, so that command lines and config files keep working. Their dataclass
+is a table (see `nsq_compat.cli.options`): attributes have the names of config keys, durations are in integer
+nanoseconds.
+"""
 
 import logging
 import os
 import sys
+from dataclasses import dataclass
+from typing import Final
 
 from nsq_compat import NSQ_VERSION, version_line
 from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options
-from nsq_compat.cli.kinds import OptionError
+from nsq_compat.cli.kinds import DURATION, STRING, OptionError
 from nsq_compat.cli.logs import configure
-from nsq_compat.cli.options import hostname
+from nsq_compat.cli.options import DaemonOptions, hostname, option
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.listeners import ListenError, check_address, listen, port_of
+from nsq_compat.net.listeners import ListenError, check_address, listen, port_of, split_host_port
 from nsq_compat.net.loop_tick import LoopLag
 from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
 from nsq_compat.net.server import HttpServer, TcpServer
-from nsq_compat.nsqlookupd.options import PROGRAM, NsqlookupdOptions, validate
-from nsq_compat.protocol.durations import SECOND
+from nsq_compat.protocol.durations import MINUTE, SECOND
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.session.lookupd_session import LookupdSession
@@ -24,6 +30,7 @@ from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 
 log = logging.getLogger(__name__)
 
+PROGRAM: Final = "nsqlookupd"
 STOP_SECONDS = 5.0
 """How long `Daemon.stop` waits for connections to end."""
 
@@ -31,6 +38,33 @@ RECEIVE_SIZE = 256
 """A few commands. When a thousand nsqd register all their topics at once, lookups must not wait for all of that."""
 
 _ANY_PORT = ":0"
+
+
+@dataclass(slots=True, kw_only=True)
+class NsqlookupdOptions(DaemonOptions):
+    """The options of one nsqlookupd; `NsqlookupdOptions()` are the defaults."""
+
+    log_prefix: str = option(STRING, "[nsqlookupd] ", "text at the start of every log line")
+    tcp_address: str = option(STRING, "0.0.0.0:4160", "where nsqd daemons connect: host:port")
+    http_address: str = option(STRING, "0.0.0.0:4161", "where HTTP clients connect: host:port")
+    broadcast_address: str = option(
+        STRING, hostname, "host under which nsqd reaches this nsqlookupd; by default the host name"
+    )
+
+    inactive_producer_timeout: int = option(
+        DURATION, 5 * MINUTE, "how long an nsqd may be silent before consumers are no longer sent to it"
+    )
+    tombstone_lifetime: int = option(
+        DURATION, 45 * SECOND, "how long a tombstone keeps consumers from a topic's producer"
+    )
+
+
+def validate(options: NsqlookupdOptions) -> None:
+    """Raise OptionError for values with which NSQ refuses to start."""
+    for address in (options.tcp_address, options.http_address):
+        # nsqlookupd: no unix sockets; an empty address is any port.
+        if address and split_host_port(address) is None:
+            raise OptionError(f"listen ({address}) failed - missing port in address")
 
 
 class Daemon:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 import gevent
 import pytest
 
-from nsq_compat.nsqlookupd.main import Daemon
-from nsq_compat.nsqlookupd.options import NsqlookupdOptions
+from nsq_compat.nsqlookupd.main import Daemon, NsqlookupdOptions
 from nsq_compat.protocol.frames import FrameReader
 from nsq_conformance.nsqd_process import NsqdProcess
 from tests.faults.client import Client

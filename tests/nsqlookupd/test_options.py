@@ -7,7 +7,7 @@ import pytest
 from nsq_compat.cli.flags import parse, usage
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.options import table_of
-from nsq_compat.nsqlookupd.options import NsqlookupdOptions, validate
+from nsq_compat.nsqlookupd.main import NsqlookupdOptions, validate
 from nsq_compat.protocol.durations import SECOND
 
 NSQ_FLAGS = {
