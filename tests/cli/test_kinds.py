@@ -35,9 +35,6 @@ def test_a_flag_s_text_becomes_a_value(kind, text, so_far, value):
 @pytest.mark.parametrize(
     ("kind", "text", "reason"),
     [
-        (kinds.INTEGER, "abc", "parse error"),
-        (kinds.FLOAT, " 1", "parse error"),
-        (kinds.BOOLEAN, "maybe", "parse error"),
         (kinds.DURATION, "1d", "parse error"),
         (kinds.LOG_LEVEL, "warning", "invalid log level 'warning' (debug, info, warn, error, fatal)"),
         (kinds.TLS_REQUIREMENT, "Perhaps", 'strconv.ParseBool: parsing "perhaps": invalid syntax'),

@@ -17,11 +17,10 @@ from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.faults.client import Client
 from tests.nsqd.conftest import connect, tcp_address
 
-NSQD = [sys.executable, "-m", "nsq_compat.nsqd.main"]
 
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*NSQD, *arguments], capture_output=True, text=True, timeout=50)
+def run(*arguments: str, program: str = "nsqd") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"nsq_compat.{program}.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50)
 
 
 @pytest.fixture
@@ -30,26 +29,25 @@ def nsqd(tmp_path: Path) -> Iterator[NsqdProcess]:
         yield process
 
 
-def test_the_version_is_printed_in_nsqs_form():
-    result = run("--version")
-    assert result.returncode == 0
-    assert result.stdout.startswith("nsqd v1.3.0 (built w/python3.")
-    assert result.stderr == ""
+@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd"])
+def test_the_version_is_printed_in_nsqs_form(program):
+    result = run("--version", program=program)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"{program} v1.3.0 (built w/python3.")
 
 
-def test_an_unknown_flag_exits_as_gos_do():
-    result = run("-bogus")
+@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd"])
+def test_an_unknown_flag_exits_as_gos_do(program):
+    result = run("-bogus", program=program)
     assert result.returncode == 2
-    assert result.stderr.startswith("flag provided but not defined: -bogus\nUsage of nsqd:\n")
+    assert result.stderr.startswith(f"flag provided but not defined: -bogus\nUsage of {program}:\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (["--max-deflate-level=10"], "--max-deflate-level must be [1,9]"),
-        (["--node-id=1024"], "--node-id must be [0,1024)"),
         (["--tcp-address=127.0.0.1:99999"], "listen (127.0.0.1:99999) failed - invalid port"),
-        (["--tls-required"], "cannot require TLS client connections without TLS key and cert"),
     ],
 )
 def test_a_failed_start_is_one_fatal_line_and_exit_code_1(arguments, reason, tmp_path):
@@ -62,18 +60,12 @@ def test_a_failed_start_is_one_fatal_line_and_exit_code_1(arguments, reason, tmp
 
 @pytest.mark.parametrize("program", ["nsqd", "nsqlookupd", "nsqadmin"])
 def test_with_json_every_log_line_is_json(program, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        f"nsq_compat.{program}.main",
-        "--log-format=json",
-        "--http-address=127.0.0.1:99999",
-    ]
-    command += {
+    addresses = {
         "nsqd": [f"--data-path={tmp_path}", "--tcp-address=127.0.0.1:0"],
         "nsqlookupd": ["--tcp-address=127.0.0.1:0"],
-    }.get(program, ["--nsqd-http-address=127.0.0.1:1"])
-    result = subprocess.run(command, capture_output=True, text=True, timeout=50)
+        "nsqadmin": ["--nsqd-http-address=127.0.0.1:1"],
+    }
+    result = run("--log-format=json", "--http-address=127.0.0.1:99999", *addresses[program], program=program)
     lines = [json.loads(line) for line in result.stderr.splitlines()]
     assert len(lines) >= 2
     assert (lines[0]["level"], lines[0]["prefix"]) == ("INFO", f"[{program}]")
@@ -185,11 +177,9 @@ def test_an_ipv4_wildcard_serves_both_families(tmp_path):
 
 def test_unix_sockets_serve_both_protocols_and_are_gone_after_a_clean_stop(tmp_path):
     tcp, http = tmp_path / "tcp.sock", tmp_path / "http.sock"
-    process = subprocess.Popen(
-        [*NSQD, f"--tcp-address={tcp}", f"--http-address={http}", f"--data-path={tmp_path}"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    options = [f"--tcp-address={tcp}", f"--http-address={http}", f"--data-path={tmp_path}"]
+    command = [sys.executable, "-m", "nsq_compat.nsqd.main", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
         if "HTTP: listening on" in line:

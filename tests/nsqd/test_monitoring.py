@@ -62,11 +62,6 @@ def test_a_scrape_shows_topics_channels_consumers_the_log_and_the_disk(nsqd):
     assert found["nsqd_connections",] == 1
 
 
-def test_probes_answer(nsqd):
-    for path in ("livez", "readyz"):
-        assert nsqd.asks("GET", f"/{path}").body == b"OK"
-
-
 def test_many_scrapes_leak_nothing_and_the_daemon_still_stops(nsqd):
     before = scrape(nsqd.http_address)["process_open_fds",]
     for _ in range(50):

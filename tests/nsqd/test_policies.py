@@ -215,7 +215,3 @@ def test_policies_are_tables_beside_the_options(write):
 )
 def test_an_error_names_the_line_if_it_is_found(write, text, expected):
     assert complaint(write(text)) == expected
-
-
-def test_a_file_that_is_not_toml_is_refused(write):
-    assert "line 1" in complaint(write("[[policies\n"))

@@ -1,7 +1,6 @@
 """nsqlookupd's HTTP API, called as the server calls it."""
 
 import json
-import logging
 from typing import Any
 
 import pytest
@@ -208,12 +207,6 @@ def test_errors_have_nsqs_codes(nsqlookupd, method, target, status, code):
 def test_routes_without_parameters_accept_a_malformed_query(nsqlookupd):
     for path in ("/ping", "/info", "/topics", "/nodes", "/debug"):
         assert nsqlookupd.call("GET", f"{path}?%zz").status == 200
-
-
-def test_requests_to_nsqlookupd_are_logged(nsqlookupd, caplog):
-    with caplog.at_level(logging.INFO):
-        nsqlookupd.call("GET", "/lookup?topic=t")
-    assert caplog.records[0].message.startswith("404 GET /lookup?topic=t (127.0.0.1:50000) ")
 
 
 # --- Metrics ----------------------------------------------------------------------------------------------------------

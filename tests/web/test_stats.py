@@ -13,44 +13,30 @@ from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, Topi
 from nsq_compat.web.stats import MemoryStats, StatsReport, _report_json, _report_lines, _time_text
 
 MS = 1_000_000
-NO_CHANNEL = ChannelStats(
-    channel_name="",
-    depth=0,
-    backend_depth=0,
-    in_flight_count=0,
-    deferred_count=0,
-    message_count=0,
-    requeue_count=0,
-    timeout_count=0,
-    client_count=0,
-    clients=(),
-    paused=False,
+CHANNEL_COUNTS = (
+    *("depth", "backend_depth", "in_flight_count", "deferred_count", "message_count"),
+    *("requeue_count", "timeout_count", "client_count"),
 )
-NO_TOPIC = TopicStats(
-    topic_name="", channels=(), depth=0, backend_depth=0, message_count=0, message_bytes=0, paused=False
-)
+CLIENT_COUNTS = ("state", "ready_count", "in_flight_count", "message_count", "finish_count", "requeue_count")
 NO_CLIENT = ClientStats(
     client_id="vm",
     hostname="vm",
     version="V2",
     remote_address="127.0.0.1:34786",
-    state=0,
-    ready_count=0,
-    in_flight_count=0,
-    message_count=0,
-    finish_count=0,
-    requeue_count=0,
     connect_ts=1125,
     user_agent="nsq_tail/1.3.0 go-nsq/1.1.0",
+    **dict.fromkeys(CLIENT_COUNTS, 0),  # type: ignore[arg-type]
 )
 
 
 def channel(name, **values):
-    return replace(NO_CHANNEL, channel_name=name, **values)
+    counts = dict.fromkeys(CHANNEL_COUNTS, 0)
+    return ChannelStats(**{"channel_name": name, "clients": (), "paused": False, **counts, **values})
 
 
 def topic(name, *channels, **values):
-    return replace(NO_TOPIC, topic_name=name, channels=channels, **values)
+    counts = dict.fromkeys(("depth", "backend_depth", "message_count", "message_bytes"), 0)
+    return TopicStats(**{"topic_name": name, "channels": channels, "paused": False, **counts, **values})
 
 
 def client(**values):
