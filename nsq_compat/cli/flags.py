@@ -66,8 +66,12 @@ def parse(table: Table, words: Iterable[str]) -> Arguments:
         row = rows.get(name)
         if row is None:
             raise HelpRequested if name in _HELP else FlagError(f"flag provided but not defined: -{name}")
-        if not joined:
-            value = _next_value(row, left)
+        if not joined and not row.kind.type_name:
+            value = "true"
+        elif not joined:
+            if not left:
+                raise FlagError(f"flag needs an argument: -{row.flag}")
+            value = left.popleft()
         given[row.key] = _parsed(row, value, given.get(row.key, row.default))
     return Arguments(given, tuple(left))
 
@@ -77,14 +81,6 @@ def _name_and_value(word: str) -> tuple[str, str, str]:
     if not name or name.startswith("-"):
         raise FlagError(f"bad flag syntax: {word}")
     return name, joined, value
-
-
-def _next_value(row: Option[Any], left: deque[str]) -> str:
-    if not row.kind.type_name:
-        return "true"
-    if not left:
-        raise FlagError(f"flag needs an argument: -{row.flag}")
-    return left.popleft()
 
 
 def _parsed(row: Option[Any], text: str, so_far: Any) -> Any:

@@ -285,10 +285,6 @@ def _tls_min_version(text: str, so_far: int) -> int:
     return TLS_VERSIONS.get(name, so_far)
 
 
-def _show_tls_version(number: int) -> str:
-    return next((name for name, version in TLS_VERSIONS.items() if version == number), str(number))
-
-
 LOG_LEVEL: Final[Kind[int]] = Kind(
     "value",
     _last(parse_log_level),
@@ -315,7 +311,7 @@ TLS_MIN_VERSION: Final[Kind[int]] = Kind(
     "a TLS version",
     # nsqd: an empty name means the default, which is the lowest version.
     {str: lambda text: _tls_min_version(text, TLS_VERSIONS["tls1.0"])},
-    show=_show_tls_version,
+    show=lambda number: next((name for name, version in TLS_VERSIONS.items() if version == number), str(number)),
     unset="0",
     named=True,
 )

@@ -209,10 +209,10 @@ class Configuration:
         return {"/config/:opt": {"GET": Route(self._show), "PUT": Route(self._change, admission)}}
 
     def _show(self, request: Request) -> Response:
-        return self._value(_name_of(request))
+        return self._value(request.path.rpartition("/")[2])
 
     def _change(self, request: Request) -> Response:
-        name = _name_of(request)
+        name = request.path.rpartition("/")[2]
         if not request.body:
             raise ApiError(413, "INVALID_VALUE")
         if name not in self._writable:
@@ -246,7 +246,3 @@ class Configuration:
         if body.strip() != b"true":
             raise ValueError("a drain cannot be undone")
         self._service.drain()
-
-
-def _name_of(request: Request) -> str:
-    return request.path.rpartition("/")[2]

@@ -55,7 +55,7 @@ _CHANNEL: Final[Sequence[Column[ChannelStats]]] = (
     Column("nsqd_channel_in_flight", "Messages delivered and not yet answered.", lambda it: it.in_flight_count),
     Column("nsqd_channel_deferred", "Messages deferred.", lambda channel: channel.deferred_count),
     Column("nsqd_channel_consumers", "Consumers.", lambda channel: channel.client_count),
-    Column("nsqd_channel_ready", "Sum of the consumers' RDY.", lambda channel: _ready(channel)),
+    Column("nsqd_channel_ready", "Sum of the consumers' RDY.", lambda it: sum(c.ready_count for c in it.clients or ())),
     Column("nsqd_channel_paused", "1 while the channel is paused.", lambda channel: channel.paused),
     Column("nsqd_channel_messages", "Messages received.", lambda channel: channel.message_count, is_counter=True),
     Column("nsqd_channel_requeues", "Messages requeued.", lambda channel: channel.requeue_count, is_counter=True),
@@ -149,7 +149,3 @@ class _CooperativeSamples(list[Sample]):
 
     def __iter__(self) -> Iterator[Sample]:
         return cooperatively(super().__iter__(), _MAX_SAMPLES_AT_ONCE)
-
-
-def _ready(channel: ChannelStats) -> int:
-    return sum(client.ready_count for client in channel.clients or ())

@@ -239,7 +239,8 @@ def _channel_lines(channel: ChannelStats, now: int) -> Iterator[str]:
 
 def _client_text(client: ClientStats, now: int) -> str:
     # nsqd: a client that has published is shown as a producer, even in a list of consumers.
-    name = f"{client.hostname}:{_port_of(client.remote_address)} {client.user_agent}"
+    _, colon, port = client.remote_address.rpartition(":")
+    name = f"{client.hostname}:{port if colon else ''} {client.user_agent}"
     connected = format_duration((now - client.connect_ts) * SECOND)
     if client.pub_counts:
         total = sum(count for _, count in client.pub_counts)
@@ -250,10 +251,6 @@ def _client_text(client: ClientStats, now: int) -> str:
         f"rdy: {client.ready_count:<4} fin: {client.finish_count:<8} re-q: {client.requeue_count:<8} "
         f"msgs: {client.message_count:<8} connected: {connected}"
     )
-
-
-def _port_of(address: str) -> str:
-    return address.rpartition(":")[2] if ":" in address else ""
 
 
 def _latency_text(latency: LatencyStats) -> str:
