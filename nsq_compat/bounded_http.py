@@ -63,7 +63,7 @@ class Deadline:
         self._outer: Deadline | None = None
 
     def __enter__(self) -> Self:
-        self._outer = _current_deadline()
+        self._outer = getattr(_local, "deadline", None)
         _local.deadline = self
         self._is_done = False
         _watchdog.add(self)
@@ -144,12 +144,8 @@ _local = threading.local()
 _watchdog = _Watchdog()
 
 
-def _current_deadline() -> Deadline | None:
-    return getattr(_local, "deadline", None)
-
-
 def _deadline() -> Deadline:
-    deadline = _current_deadline()
+    deadline: Deadline | None = getattr(_local, "deadline", None)
     if deadline is None:
         raise urllib3.exceptions.HTTPError("a request outside a Deadline")
     return deadline

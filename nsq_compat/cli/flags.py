@@ -1,24 +1,32 @@
-"""The command line, in the syntax of Go's flag package, read with a program's table of options.
+"""The command line and the config file, read with a program's table of options.
 
-`-name` and `--name` are the same flag; a value follows after `=` or as the next word, except for booleans, which take
-one only after `=`. The first word that is no flag, or `--`, ends the flags, and the words behind it are not examined:
-operators' scripts rely on both. Error texts, the usage text's layout and the exit codes are Go's too.
+The command line has the syntax of Go's flag package. `-name` and `--name` are the same flag; a value follows after `=`
+or as the next word, except for booleans, which take one only after `=`. The first word that is no flag, or `--`, ends
+the flags, and the words behind it are not examined: operators' scripts rely on both. Error texts, the usage text's
+layout and the exit codes are Go's too.
 
-`parse` is pure. `parse_arguments` is for programs: it prints and exits. `flags_page` makes docs/flags.md.
+The config file is TOML with flat keys at the top level. A flag takes precedence over the file, the file over the
+default. Unknown keys and whole sections are ignored, because config files outlive versions. `docs/differences.md`,
+"Config file", lists where this is deliberately stricter than NSQ.
+
+`read_options` is for the daemons, `parse_arguments` for other programs: both print and exit. `parse` is pure.
 """
 
+import errno
 import os
 import re
 import time
+import tomllib
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from nsq_compat.cli.kinds import OptionError, quoted
-from nsq_compat.cli.logs import STDERR
-from nsq_compat.cli.options import Option, Table
+from nsq_compat.cli.kinds import OptionError, quoted, toml_text
+from nsq_compat.cli.logs import STDERR, log_fatal
+from nsq_compat.cli.options import Option, Table, table_of
+
+T = TypeVar("T")
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -26,26 +34,6 @@ EXIT_USAGE = 2
 _HELP = ("h", "help")
 _QUOTED_NAME = re.compile("`([^`]*)`")
 _MARGIN = "\n    \t"
-
-_HEAD = """\
-# Flags
-
-Written by `scripts/flags-doc` from the tables in the programs. Do not edit.
-
-This page lists every option of nsqd, nsqlookupd and nsqadmin. Set an option on the command line, or by its name *in the
-file* in the TOML file that `--config` names. The command line takes precedence over the file.
-
-- `-name` and `--name` are the same. Write the value after `=`, or as the next word; the value of a boolean only after
-  `=`.
-- Write durations as `1m30s`. In the file, an integer is a number of milliseconds.
-- `--check-config` checks whether a daemon would start, and changes nothing.
-
-[Differences](differences.md) lists the options that differ from NSQ's.
-"""
-_COLUMNS = """\
-| Flag | In the file | Type | Default | Meaning |
-|---|---|---|---|---|
-"""
 
 
 class FlagError(Exception):
@@ -56,8 +44,7 @@ class HelpRequested(Exception):
     """-h or -help was given."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
+class Arguments(NamedTuple):
     """A command line that was read."""
 
     given: Mapping[str, Any]
@@ -79,8 +66,12 @@ def parse(table: Table, words: Iterable[str]) -> Arguments:
         row = rows.get(name)
         if row is None:
             raise HelpRequested if name in _HELP else FlagError(f"flag provided but not defined: -{name}")
-        if not joined:
-            value = _next_value(row, left)
+        if not joined and not row.kind.type_name:
+            value = "true"
+        elif not joined:
+            if not left:
+                raise FlagError(f"flag needs an argument: -{row.flag}")
+            value = left.popleft()
         given[row.key] = _parsed(row, value, given.get(row.key, row.default))
     return Arguments(given, tuple(left))
 
@@ -92,19 +83,11 @@ def _name_and_value(word: str) -> tuple[str, str, str]:
     return name, joined, value
 
 
-def _next_value(row: Option[Any], left: deque[str]) -> str:
-    if not row.kind.takes_value:
-        return "true"
-    if not left:
-        raise FlagError(f"flag needs an argument: -{row.flag}")
-    return left.popleft()
-
-
 def _parsed(row: Option[Any], text: str, so_far: Any) -> Any:
     try:
         return row.kind.parse(text, so_far)
     except ValueError as error:
-        if row.kind.takes_value:
+        if row.kind.type_name:
             raise FlagError(f"invalid value {quoted(text)} for flag -{row.flag}: {error}") from None
         raise FlagError(f"invalid boolean value {quoted(text)} for -{row.flag}: {error}") from None
 
@@ -145,28 +128,69 @@ def _complain(text: str) -> None:
         os.write(STDERR, text.encode("utf-8", "surrogateescape"))
 
 
-def flags_page(programs: Mapping[str, Table]) -> str:
-    """Markdown: a table for each program, by flag."""
-    sections = [
-        f"\n## {program}\n\n{_COLUMNS}" + "".join(map(_page_row, sorted(table, key=lambda row: row.flag)))
-        for program, table in programs.items()
-    ]
-    return _HEAD + "".join(sections)
+# --- Daemons ----------------------------------------------------------------------------------------------------------
 
 
-def _page_row(row: Option[Any]) -> str:
-    cells = (
-        f"`--{row.flag}`",
-        f"`{row.key}`" if row.in_file else "",
-        row.kind.type_name or "bool",
-        _default(row),
-        row.help.replace("`", "").replace("|", r"\|"),
-    )
-    return f"| {' | '.join(cells)} |\n"
+def read_options(program: str, options_type: type[T], words: Iterable[str], version: str) -> T:
+    """The options of a daemon from its command line and the config file named there.
+
+    Exits instead of returning for -h and -version (0), a wrong flag (2), a wrong config file (1). `options_type` is a
+    dataclass of `cli.options.option` fields, `version` and `config` among them. Only syntax is checked.
+    """
+    table = table_of(options_type)
+    given = dict(parse_arguments(program, table, words).given)
+    if given.get("version"):
+        print(version)
+        raise SystemExit(0)
+    path = given.get("config", "")
+    try:
+        return options_type(**merge_config(table, given, path, load_config(path) if path else {}))
+    except OptionError as error:
+        exit_fatal(program, str(error))
 
 
-def _default(row: Option[Any]) -> str:
-    if row.follows_machine:
-        return "the machine's"
-    shown = row.kind.show(row.default)
-    return "" if shown == row.kind.unset else f"`{shown}`"
+def exit_checked(program: str) -> NoReturn:
+    """Report that --check-config found no error, and exit."""
+    print(f"{program}: configuration OK")
+    raise SystemExit(0)
+
+
+def exit_fatal(program: str, text: str) -> NoReturn:
+    """Print a FATAL line and exit with code 1. nsqd: the prefix is the default one, whatever --log-prefix says."""
+    log_fatal(f"[{program}] ", text)
+    raise SystemExit(EXIT_FAILURE)
+
+
+def load_config(path: str) -> dict[str, Any]:
+    """The values in a config file, as tomllib gives them. Raises OptionError."""
+    try:
+        with open(path, "rb") as file:
+            return tomllib.loads(file.read().decode("utf-8-sig"))
+    except OSError as error:
+        # nsqd: the call that failed, the path, and the reason in lower case.
+        call = "read" if error.errno == errno.EISDIR else "open"
+        reason = f"{call} {path}: {os.strerror(error.errno or 0).lower()}"
+    except RecursionError:
+        reason = "nested too deeply"
+    except ValueError as error:  # not TOML, or not UTF-8
+        reason = str(error)
+    raise OptionError(f"failed to load config file {path} - {reason}")
+
+
+def merge_config(table: Table, given: Mapping[str, Any], path: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by config key: those `given` on the command line, then the `content` of the file. Raises OptionError."""
+    merged = dict(given)
+    rows = [row for row in table if row.in_file and row.key in content]
+    # nsqd: names are checked first, and even when a flag overrides them; other values only when no flag does.
+    for row in sorted(rows, key=lambda row: not row.kind.named):
+        value = content[row.key]
+        if not row.kind.named and row.key in given:
+            continue
+        try:
+            merged.setdefault(row.key, row.kind.convert(value))
+        except ValueError as error:
+            if row.kind.named:
+                shown = value if isinstance(value, str) else toml_text(value)
+                raise OptionError(f"failed parsing {row.key} {shown}") from None
+            raise OptionError(f"failed to load config file {path} - {row.key}: {error}") from None
+    return merged

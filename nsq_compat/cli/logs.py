@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 DEBUG: Final = 1
 INFO: Final = 2
@@ -30,6 +30,7 @@ FATAL: Final = 5
 
 LEVEL_NAMES: Final = {DEBUG: "DEBUG", INFO: "INFO", WARN: "WARNING", ERROR: "ERROR", FATAL: "FATAL"}
 """NSQ's levels as options store them, and their names in log lines. The standard library's are ten times these."""
+_LEVELS: Final = ("debug", "info", "warn", "error", "fatal")
 
 STDERR: Final = 2
 MAX_BACKLOG_BYTES: Final = 1024 * 1024
@@ -41,15 +42,12 @@ FORMATS: Final = (TEXT, JSON)
 MAX_FLUSH_SECONDS: Final = 1.0
 """How long a program that ends waits for such a reader."""
 
-_LEVELS = {"debug": DEBUG, "info": INFO, "warn": WARN, "error": ERROR, "fatal": FATAL}
-
 
 def parse_log_level(text: str) -> int:
     """The level of a name, in any case. Raises ValueError with NSQ's text."""
-    try:
-        return _LEVELS[text.lower()]
-    except KeyError:
-        raise ValueError(f"invalid log level '{text}' (debug, info, warn, error, fatal)") from None
+    if text.lower() not in _LEVELS:
+        raise ValueError(f"invalid log level '{text}' ({', '.join(_LEVELS)})")
+    return DEBUG + _LEVELS.index(text.lower())
 
 
 def configure(prefix: str, level: int, fd: int = STDERR, form: str = TEXT) -> None:
@@ -116,22 +114,25 @@ class LineHandler(logging.Handler):
         self.write(text)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's line, and the lines of its traceback or stack if it has one, each ending in a newline."""
-        line = self.line(record.created, _level_of(record), record.getMessage())
-        if record.exc_info:
-            line += _indented("".join(traceback.format_exception(*record.exc_info)))
-        if record.stack_info:
-            line += _indented(record.stack_info)
-        return line
+        """The record's line or lines, each ending in a newline."""
+        return self.line(
+            record.created,
+            min(max(record.levelno // 10, DEBUG), FATAL),
+            record.getMessage(),
+            logger=record.name,
+            traceback="".join(traceback.format_exception(*record.exc_info)) if record.exc_info else "",
+            stack=record.stack_info or "",
+        )
 
-    def line(self, created: float, level: int, text: str) -> str:
-        """One line in NSQ's form, local time."""
+    def line(self, created: float, level: int, text: str, **more: str) -> str:
+        """One line in NSQ's form, local time, and the lines of a `traceback` and a `stack`."""
         second = int(created)
         if second != self._second:
             self._second = second
             self._stamp = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(second))
         micros = int((created - second) * 1e6)
-        return f"{self._prefix}{self._stamp}.{micros:06d} {LEVEL_NAMES[level]}: {one_line(text)}\n"
+        line = f"{self._prefix}{self._stamp}.{micros:06d} {LEVEL_NAMES[level]}: {one_line(text)}\n"
+        return line + _indented(more.get("traceback", "")) + _indented(more.get("stack", ""))
 
     def write(self, text: str) -> None:
         """Write lines, keep them until the next call, or count them as lost. Neither raises nor waits."""
@@ -171,32 +172,19 @@ class LineHandler(logging.Handler):
 
 
 class JsonHandler(LineHandler):
-    """Writes records as JSON objects, each on a line: `time` (UTC), `level`, `prefix`, `logger`, `message`."""
+    """Writes records as JSON objects, each on a line: `time` (UTC), `level`, `prefix`, `message`, `logger` and more."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        members = {**self._members(record.created, _level_of(record), record.getMessage()), "logger": record.name}
-        if record.exc_info:
-            members["traceback"] = "".join(traceback.format_exception(*record.exc_info))
-        if record.stack_info:
-            members["stack"] = record.stack_info
-        return json.dumps(members) + "\n"
-
-    def line(self, created: float, level: int, text: str) -> str:
-        return json.dumps(self._members(created, level, text)) + "\n"
-
-    def _members(self, created: float, level: int, text: str) -> dict[str, Any]:
+    def line(self, created: float, level: int, text: str, **more: str) -> str:
         seconds = int(created)
         time_of_day = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-        return {
+        members = {
             "time": f"{time_of_day}.{int((created - seconds) * 1e6):06d}Z",
             "level": LEVEL_NAMES[level],
             "prefix": self._prefix.strip(),
             "message": text,
+            **{name: value for name, value in more.items() if value},
         }
-
-
-def _level_of(record: logging.LogRecord) -> int:
-    return min(max(record.levelno // 10, DEBUG), FATAL)
+        return json.dumps(members) + "\n"
 
 
 def _indented(text: str) -> str:

@@ -1,19 +1,21 @@
 """Options, declared once: a program's dataclass of options is its table of flags.
 
-A field made with `option()` carries the flag, the kind of value and the help text beside its type and default, and
-the field's name is the key in the config file. `table_of()` returns the rows; the command line, the usage text, the
-config file and the values shown at run time are all made from them, so they cannot differ.
+A field made with `option()` carries the kind of value and the help text beside its type and default. The field's name
+is the key in the config file, and with dashes the flag. `table_of()` returns the rows; the command line, the usage
+text, the config file and the values shown at run time are all made from them, so they cannot differ.
 
     @dataclass(slots=True, kw_only=True)
     class Options:
-        msg_timeout: int = option("msg-timeout", DURATION, MINUTE, "how long a consumer may keep a message")
+        msg_timeout: int = option(DURATION, MINUTE, "how long a consumer may keep a message")
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
-from nsq_compat.cli.kinds import Kind
+from nsq_compat.cli.kinds import BOOLEAN, LOG_LEVEL, STRING, Kind, choice
+from nsq_compat.cli.logs import FORMATS, INFO, TEXT
 from nsq_compat.protocol.errors import without_secrets
 
 T = TypeVar("T")
@@ -39,12 +41,20 @@ class Option(Generic[T]):
 Table = tuple[Option[Any], ...]
 
 
-def option(flag: str, kind: Kind[T], default: T | Callable[[], T], help: str, *, in_file: bool = True) -> T:
-    """The dataclass field of one option, typed as its value. A callable default is called for each options object."""
-    row = {"flag": flag, "kind": kind, "help": help, "in_file": in_file}
+@overload
+def option(kind: Kind[T], default: T | Callable[[], T], help: str, /, *, in_file: bool = True) -> T: ...
+@overload
+def option(flag: str, kind: Kind[T], default: T | Callable[[], T], help: str, /, *, in_file: bool = True) -> T: ...
+def option(*row: Any, in_file: bool = True) -> Any:
+    """The dataclass field of one option, typed as its value. A callable default is called for each options object.
+
+    Without a `flag` it is the field's name with dashes.
+    """
+    *flag, kind, default, help = row
+    metadata = {"flag": "".join(flag), "kind": kind, "help": help, "in_file": in_file}
     if callable(default):
-        return field(default_factory=default, metadata=row)
-    return field(default=default, metadata=row)
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def table_of(options_type: type[Any]) -> Table:
@@ -54,7 +64,7 @@ def table_of(options_type: type[Any]) -> Table:
             key=column.name,
             default=column.default if column.default_factory is MISSING else column.default_factory(),
             follows_machine=column.default_factory is not MISSING,
-            **column.metadata,
+            **{**column.metadata, "flag": column.metadata["flag"] or column.name.replace("_", "-")},
         )
         for column in fields(options_type)
         if column.metadata
@@ -72,3 +82,22 @@ def option_value(options: Any, key: str) -> Any:
     if isinstance(value, tuple):
         return [without_secrets(each) if isinstance(each, str) else each for each in value]
     return without_secrets(value) if isinstance(value, str) else value
+
+
+@dataclass(slots=True, kw_only=True)
+class DaemonOptions:
+    """The options that all daemons have."""
+
+    version: bool = option(BOOLEAN, False, "print the version and exit", in_file=False)
+    config: str = option(STRING, "", "TOML file with more options; flags override it", in_file=False)
+    check_config: bool = option(
+        BOOLEAN, False, "check options, config file and the files they name, and exit", in_file=False
+    )
+    log_level: int = option(LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal")
+    log_format: str = option(choice(*FORMATS), TEXT, "format of log lines: text, like NSQ's, or json")
+    verbose: bool = option(BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)
+
+
+def hostname() -> str:
+    """The name of this machine, the default of --broadcast-address."""
+    return os.uname().nodename

@@ -11,8 +11,8 @@ import sys
 from importlib.util import find_spec
 
 from nsq_compat import missing_package, version_line
+from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.kinds import OptionError
-from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.net.listeners import ListenError, check_address
 from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc

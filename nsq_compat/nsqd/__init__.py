@@ -2,19 +2,12 @@
 
     main            command line in, exit code out
     options         the table of its options
-    startup         makes parts from the options; --check-config; restores the data path
-    daemon          queue, listeners, start and stop
-    service         the daemon as its HTTP API sees it
-    durability      group commit and checkpoints
-    metadata        nsqd.dat, kept up to date
-    policies        policies in the config file; sending dead letters
-    drain           empty this node and stop
-    lookup_peers    registration at every nsqlookupd
-    topic_channels  channels of a new topic, from nsqlookupd
-    auth            asks auth servers for permissions
-    http_calls      HTTP requests to other servers, in threads
+    startup         makes parts from the options; policies in the config file; --check-config; restores the data path
+    daemon          queue, listeners, start and stop; drains; the daemon as its HTTP API sees it
+    durability      what is written in the background: group commit, checkpoints, nsqd.dat, dead letters
+    lookup_peers    registration at every nsqlookupd; channels of a new topic, from them
+    http_calls      HTTP requests to other servers, in threads; auth servers
     statsd          statistics pushed to statsd
-    memory          memory statistics, and the garbage collector
 
 May import everything below. The parts that are tested by themselves are in lower layers; this folder is tested
 as a process.

@@ -1,156 +1,165 @@
-"""One nsqd: its queue, its listeners, and the order in which they start and stop."""
+"""One nsqd: its queue, its listeners, the order in which they start and stop, and drains."""
 
 import logging
 import time
+from collections.abc import Iterator, Sequence
 
 import gevent
+from gevent.event import Event
 
 from nsq_compat import NSQ_VERSION, version_line
 from nsq_compat.cli.kinds import TLS_REQUIRED, OptionError
-from nsq_compat.godata import export as go_export
-from nsq_compat.log.data_path import DataPathError, DataPathLock, make_our_folder, resolved
+from nsq_compat.cli.logs import parse_log_level, set_level
+from nsq_compat.cli.options import option_value
+from nsq_compat.log.data_path import resolved
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.net.busy_poll import BusyPoll, has_spare_cpu
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.listeners import listen, port_of
 from nsq_compat.net.loop_tick import AlarmClock, LoopLag, LoopTick
-from nsq_compat.net.process import descriptors_left_by_clients
+from nsq_compat.net.process import descriptors_left_by_clients, exempt_from_collection
 from nsq_compat.net.server import HttpServer, TcpServer
-from nsq_compat.nsqd.auth import AuthServers
-from nsq_compat.nsqd.drain import Drain
-from nsq_compat.nsqd.durability import Checkpoints, Committer, sync_seconds
-from nsq_compat.nsqd.lookup_peers import LookupPeers
-from nsq_compat.nsqd.memory import TopicExemption
-from nsq_compat.nsqd.metadata import MetadataFile
+from nsq_compat.nsqd import startup
+from nsq_compat.nsqd.durability import SYNC_BUCKETS, Checkpoints, Committer, DeadLetterSender, MetadataFile
+from nsq_compat.nsqd.http_calls import AuthServers
+from nsq_compat.nsqd.lookup_peers import LookupPeers, TopicChannels
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, settle
-from nsq_compat.nsqd.policies import DeadLetterSender, load_policies
-from nsq_compat.nsqd.service import Service
-from nsq_compat.nsqd.startup import load_certificates, make_http_calls, peer_info, queue_limits, restore, session_limits
 from nsq_compat.nsqd.statsd import StatsdPush
-from nsq_compat.nsqd.topic_channels import TopicChannels
 from nsq_compat.policy.enforcer import PolicyEnforcer
+from nsq_compat.policy.policies import Policies
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.publish_batch import PublishBatch
+from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.topic import Topic
 from nsq_compat.session.nsqd_session import NsqdSession
+from nsq_compat.web.application import TlsRequired
 from nsq_compat.web.metrics import Metrics
-from nsq_compat.web.nsqd_api import NsqdApi, TlsRequired
+from nsq_compat.web.nsqd_api import NsqdApi
+from nsq_compat.web.stats import MemoryStats
 
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
 """How long a stop waits for connections to end."""
+_DRAIN_POLL_SECONDS = 0.1
+_TOPICS_PER_EXEMPTION = 500
+"""Collecting the objects of a thousand topics takes 10 ms."""
 
 
 class Daemon:
     """Owns its data path and listens from its construction on; serves between `start` and `stop`.
 
-    The constructor raises ``OptionError``, ``DataPathError`` and ``ListenError``, `start` ``MetadataError`` and
+    It is the ``web.nsqd_service.NsqdService`` of its HTTP API. `drained` is set when a drain is done and the daemon may
+    stop. The constructor raises ``OptionError``, ``DataPathError`` and ``ListenError``, `start` ``MetadataError`` and
     ``OSError``.
     """
 
+    now = staticmethod(time.monotonic)
+    now_ns = staticmethod(time.time_ns)
+
     def __init__(self, options: NsqdOptions) -> None:
+        self.options = options
+        self.started_at = time.time()
         data_path = resolved(options.data_path)
-        self._lock = DataPathLock(data_path)
         files = OsFiles()
-        try:
-            go_export.recover(files, data_path)
-        except OSError as error:
-            raise DataPathError(
-                f"failed to look for an interrupted export - {error}; see Read errors in docs/runbook.md"
-            ) from error
-        make_our_folder(files, data_path)
+        self._lock = startup.lock_data_path(files, data_path)
         log.info("%s", version_line(PROGRAM))
         log.info("ID: %d", options.id)
         if options.snappy and not SNAPPY_INSTALLED:
             log.warning("snappy is not offered to clients: %s", SNAPPY_MISSING)
-        self._certificates = load_certificates(options)
-        self._limits = session_limits(options)
-        self._calls = make_http_calls(options)
+        self._certificates = startup.load_certificates(options)
+        self._limits = startup.session_limits(options)
+        self._calls = startup.make_http_calls(options)
         self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
-        metrics = Metrics(PROGRAM, NSQ_VERSION)
-        self._loop_lag = LoopLag(metrics.observe_lag, metrics.observe_held)
+        self.metrics = Metrics(PROGRAM, NSQ_VERSION)
+        self.memory = MemoryStats().stats
+        self._loop_lag = LoopLag(self.metrics.observe_lag, self.metrics.observe_held)
+        observe_sync = self.metrics.histogram("nsqd_fsync_seconds", "Time a sync of a log took.", SYNC_BUCKETS)
+        loop = gevent.get_hub().loop
         self._storage = Storage(
             files,
             data_path,
             durability=Durability(options.durability),
             segment_size=options.max_bytes_per_file,
-            commit=Committer(sync_seconds(metrics)).commit,
+            commit=Committer(observe_sync).commit,
             open_files=descriptors_left_by_clients() // 2,
-            later=gevent.get_hub().loop.run_callback,
-            at_end_of_iteration=gevent.get_hub().loop.run_callback,
+            later=loop.run_callback,
+            at_end_of_iteration=loop.run_callback,
             clock_offset=lambda: time.time() - time.monotonic(),
         )
-        self._broker = Broker(queue_limits(options), self._storage)
-        TopicExemption(self._broker)
-        self._config = options.config
-        self._policies = load_policies(options.config)
-        self._enforcer = PolicyEnforcer(self._broker, time.monotonic, time.time_ns)
+        self.broker = Broker(startup.queue_limits(options), self._storage)
+        self.broker.observers.append(CollectionExemption(self.broker))
+        self._policies = startup.load_policies(options.config)
+        self._enforcer = PolicyEnforcer(self.broker, time.monotonic, time.time_ns)
         self._dead_letters = DeadLetterSender(self._enforcer.dead_letters)
-        self._metadata = MetadataFile(files, data_path, self._broker)
-        self._checkpoints = Checkpoints(self._broker, self._storage, options.sync_timeout / SECOND)
-        self._alarms = AlarmClock(self._broker.schedule)
+        self._metadata = MetadataFile(files, data_path, self.broker)
+        self._checkpoints = Checkpoints(self.broker, self._storage, options.sync_timeout / SECOND)
+        self._alarms = AlarmClock(self.broker.schedule)
+        self.drained = Event()
+        self.draining = False
+        self._drain = gevent.Greenlet(self._wait_until_drained)
+        self._listen(LoopTick(loop))
+        self._lookup_peers = LookupPeers(self.broker, startup.peer_info(options), options.max_body_size)
+        self._topic_channels = TopicChannels(
+            self.broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
+        )
+        self._statsd = StatsdPush(options, self.broker, self.memory) if options.statsd_address else None
+
+    def _listen(self, tick: LoopTick) -> None:
+        """Make the servers, which share `tick`, and complete the options that depend on their ports."""
+        options = self.options
+        make_tls = self._certificates.make_tls if self._certificates else None
         tcp_listener = listen(options.tcp_address)
         http_listener = listen(options.http_address) if options.http_address else None
-        make_tls = self._certificates.make_tls if self._certificates else None
         https_listener = listen(options.https_address) if options.https_address and make_tls else None
-        tcp_port = port_of(tcp_listener)
-        http_port = port_of(http_listener) if http_listener else 0
-        settle(options, max(tcp_port, 0), max(http_port, 0))
-        self._lookupd_addresses = options.nsqlookupd_tcp_addresses
-        self._lookup_peers = LookupPeers(self._broker, peer_info(options), options.max_body_size)
-        self._topic_channels = TopicChannels(
-            self._broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
-        )
-        self.drain = Drain(self._broker, self._lookup_peers, options.drain_timeout / SECOND)
+        self.tcp_port = port_of(tcp_listener)
+        self.http_port = port_of(http_listener) if http_listener else 0
+        settle(options, max(self.tcp_port, 0), max(self.http_port, 0))
+
+        syncs_first = self._storage.durability is Durability.FSYNC
         # Sessions wait only for auth servers, and for the disk where it is synced before OK.
-        waits = self._limits.auth_required or self._storage.durability is Durability.FSYNC
-        tick = LoopTick(gevent.get_hub().loop)
+        waits = self._limits.auth_required or syncs_first
         self._publish_batch = None if waits else PublishBatch(tick.call)
         # Where sessions wait for others anyway, polling gains nothing.
         polls = options.busy_poll_time > 0 or (not waits and has_spare_cpu())
         self._busy_poll = BusyPoll(options.busy_poll_time / SECOND) if polls else None
         self._tcp = TcpServer(
-            tcp_listener,
-            self._make_session,
-            make_tls,
-            session_waits=waits,
-            busy_poll=self._busy_poll,
-            tick=tick,
+            tcp_listener, self._make_session, make_tls, session_waits=waits, busy_poll=self._busy_poll, tick=tick
         )
-        service = Service(
-            options=options,
-            broker=self._broker,
-            storage=self._storage,
-            metadata=self._metadata,
-            lookup_peers=self._lookup_peers,
-            tcp=self._tcp,
-            metrics=metrics,
-            drainer=self.drain,
-            enforcer=self._enforcer,
-            tcp_port=tcp_port,
-            http_port=http_port,
-        )
-        api = NsqdApi(service, self._publish_batch)
-        is_immediate = options.publishing_over_http and self._storage.durability is not Durability.FSYNC
-        immediate = api.publishing if is_immediate else None
+
+        api = NsqdApi(self, self._publish_batch)
+        publishing = api.publishing if options.publishing_over_http and not syncs_first else None
         self._http: list[HttpServer] = []
-        if http_listener:
-            gate = TlsRequired(port_of(https_listener) if https_listener else 0)
-            handler = gate if options.tls_required == TLS_REQUIRED else api
-            in_loop = immediate if handler is api else None
-            self._http.append(HttpServer(http_listener, handler, immediate=in_loop, tick=tick))
+        if http_listener and options.tls_required == TLS_REQUIRED:
+            refusing = TlsRequired(port_of(https_listener) if https_listener else 0)
+            self._http.append(HttpServer(http_listener, refusing, tick=tick))
+        elif http_listener:
+            self._http.append(HttpServer(http_listener, api, immediate=publishing, tick=tick))
         if https_listener:
             self._http.append(
-                HttpServer(https_listener, api, name="HTTPS", tls=make_tls, immediate=immediate, tick=tick)
+                HttpServer(https_listener, api, name="HTTPS", tls=make_tls, immediate=publishing, tick=tick)
             )
-        self._statsd = StatsdPush(options, self._broker, service.memory) if options.statsd_address else None
+
+    def _make_session(self, connection: Connection[NsqdSession], host: str, now: float, now_ns: int) -> NsqdSession:
+        return NsqdSession(
+            self.broker,
+            self._limits,
+            peer=connection.peer,
+            host=host,
+            wake=connection.wake,
+            abort=connection.abort,
+            authorize=self._auth.authorize,
+            publish_batch=self._publish_batch,
+            now=now,
+            now_ns=now_ns,
+        )
 
     def start(self) -> None:
         """Restore the data path, then serve; clients that connected meanwhile have waited in the kernel."""
-        restore(self._broker, self._storage)
+        startup.restore(self.broker, self._storage)
         self._enforcer.apply(self._policies)
         self._dead_letters.start()
         self._metadata.start()
@@ -158,7 +167,7 @@ class Daemon:
         self._checkpoints.start()
         self._alarms.start()
         self._loop_lag.start()
-        self._lookup_peers.start(self._lookupd_addresses)
+        self._lookup_peers.set_addresses(self.options.nsqlookupd_tcp_addresses)
         self._topic_channels.start()
         self._tcp.start()
         for server in self._http:
@@ -168,7 +177,7 @@ class Daemon:
 
     def stop(self) -> None:
         """End every connection and then the queue, so that no message is accepted that could not be stored."""
-        self.drain.stop()
+        self._drain.kill()
         self._lookup_peers.stop()  # before connections end, so that no client is directed here
         self._calls.stop()
         self._tcp.stop(STOP_SECONDS)
@@ -183,7 +192,7 @@ class Daemon:
             self._busy_poll.stop()
         self._loop_lag.stop()
         self._checkpoints.stop()
-        self._broker.close()
+        self.broker.close()
         self._checkpoints.write_last()
         log.info("NSQ: stopping subsystems")
         if self._statsd is not None:
@@ -197,24 +206,107 @@ class Daemon:
             log.info("TLS: no certificate to reload")
         else:
             self._certificates.reload()
-        if self._config:
+        if self.options.config:
             try:
-                self._enforcer.apply(load_policies(self._config))
+                self._apply(startup.load_policies(self.options.config))
             except OptionError as error:
                 log.error("policies stay as they are - %s", error)
-            else:
-                log.info("NSQ: %d policies in force", len(self._enforcer.policies))
 
-    def _make_session(self, connection: Connection[NsqdSession], host: str, now: float, now_ns: int) -> NsqdSession:
-        return NsqdSession(
-            self._broker,
-            self._limits,
-            peer=connection.peer,
-            host=host,
-            wake=connection.wake,
-            abort=connection.abort,
-            authorize=self._auth.authorize,
-            publish_batch=self._publish_batch,
-            now=now,
-            now_ns=now_ns,
-        )
+    def _apply(self, policies: Policies) -> None:
+        self._enforcer.apply(policies)
+        log.info("NSQ: %d policies in force", len(policies))
+
+    # --- Draining -----------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Refuse new messages, deliver those that are left, and then set `drained`. Returns at once; cannot be undone.
+
+        nsqlookupd forgets this node. Consumers go on, and others may still connect. The drain is done when every
+        channel is empty, with no message in flight or deferred, or after `--drain-timeout`. Remaining messages stay in
+        the data path, as after any stop.
+        """
+        if not self.draining:
+            self.draining = True
+            log.info("NSQ: draining")
+            self.broker.refuse_publishing()
+            self._drain.start()
+
+    def _wait_until_drained(self) -> None:
+        timeout = self.options.drain_timeout / SECOND
+        deadline = time.monotonic() + timeout
+        try:
+            self._lookup_peers.stop()
+            while any(self._undelivered()):  # the first topic with messages ends the search
+                if timeout and time.monotonic() >= deadline:
+                    log.warning("NSQ: drained not quite in time, %d messages stay", sum(self._undelivered()))
+                    return
+                gevent.sleep(_DRAIN_POLL_SECONDS)
+            log.info("NSQ: drained")
+        finally:
+            self.drained.set()
+
+    def _undelivered(self) -> Iterator[int]:
+        """Numbers of messages. A topic without channels keeps its messages and is not counted."""
+        for topic in self.broker.topics.values():
+            if topic.channels or topic.awaits_channels:
+                yield topic.depth
+            for channel in topic.channels.values():
+                yield channel.depth + channel.in_flight_count + channel.deferred_count
+
+    # --- For the HTTP API ---------------------------------------------------------------------------------------------
+
+    def health(self) -> str:
+        problem = self._storage.problem
+        return "OK" if problem is None else f"NOK - {problem}"
+
+    def read_errors(self) -> int:
+        return self._storage.read_errors
+
+    def producers(self) -> Sequence[ClientStats]:
+        return [session.stats() for session in self._tcp.sessions if session.has_published]
+
+    def connection_count(self) -> int:
+        return len(self._tcp.sessions)
+
+    def config_value(self, name: str) -> object:
+        if name == "drain":
+            return self.draining
+        if name == "policies":
+            return self._enforcer.policies.written
+        return option_value(self.options, name)
+
+    def set_log_level(self, text: str) -> None:
+        self.options.log_level = parse_log_level(text)
+        set_level(self.options.log_level)
+
+    def set_lookupd_addresses(self, addresses: Sequence[str] | None) -> None:
+        self.options.nsqlookupd_tcp_addresses = tuple(addresses or ())
+        if not self.draining:
+            self._lookup_peers.set_addresses(self.options.nsqlookupd_tcp_addresses)
+
+    def set_policies(self, written: object) -> None:
+        self._apply(Policies(written))
+
+    def save_metadata(self) -> None:
+        self._metadata.save()
+
+
+class CollectionExemption:
+    """Exempts topics from garbage collection as their number grows: collecting 20,000 of them takes 0.4 s.
+
+    An observer of the broker. Only a new maximum of the number of topics counts. So where topics come and go, the
+    exempted objects stay bounded, and deleted topics are collected.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._topics = broker.topics
+        self._next_count = _TOPICS_PER_EXEMPTION
+
+    def topic_created(self, topic: Topic) -> None:
+        if len(self._topics) >= self._next_count:
+            self._next_count = len(self._topics) + _TOPICS_PER_EXEMPTION
+            exempt_from_collection()
+
+    def topic_deleted(self, *_: object) -> None: ...
+
+    channel_created = channel_deleted = topic_deleted

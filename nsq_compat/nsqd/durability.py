@@ -1,65 +1,76 @@
-"""What makes published and finished messages durable: group commit, and checkpoints of the channels' positions."""
+"""What is written in the background: group commit, checkpoints of the channels' positions, nsqd.dat, dead letters.
+
+nsqd.dat is for Go's nsqd, for tools, and for what the logs do not contain: which channels are paused. That a topic or
+channel exists is in the topic's own log before a client is told so.
+"""
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, ParamSpec, TypeVar
 
 import gevent
-from gevent.event import AsyncResult
+from gevent.event import AsyncResult, Event
+from gevent.lock import Semaphore
 from gevent.pool import Pool
 
 from nsq_compat.log.checkpoint import Encoding
 from nsq_compat.log.data_path import reason
+from nsq_compat.log.files import Files
+from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
 from nsq_compat.log.storage import Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.net.long_work import let_others_run
+from nsq_compat.policy.dead_letters import DeadLetterQueues
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.topic import Topic
-from nsq_compat.web.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SYNC_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+SYNC_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _MIN_INTERVAL_PER_ROUND: Final = 20
-"""The interval between checkpoints is at least so many times what the last round took."""
+"""The interval between checkpoints is at least so many times what the last round took, and so for nsqd.dat."""
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LAST_THREADS: Final = 8
 _LAST_BATCH_TOPICS: Final = 32
 _LAST_BATCH_BYTES: Final = 1 << 20
+_RETRY_SECONDS: Final = 1.0
+"""Between attempts to save nsqd.dat, or to send dead letters while the disk or the dead-letter topic is full."""
+_TOPICS_AT_ONCE: Final = 500
+_PAUSE_SECONDS: Final = 0.001
+"""With a sleep of 0 the event loop would not poll its sockets."""
 
 
 def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `work`, which waits for the disk, in a thread while the event loop goes on. Raises its ``OSError``.
+    """Run `work`, which waits for the disk or takes long, in a thread while the event loop goes on. Raises its errors.
 
     If the calling greenlet is killed meanwhile, it ends when the work is done, so that another writer of the same file
     can follow.
     """
 
-    def outcome() -> T | OSError:
+    def outcome() -> T | Exception:
         # An exception that leaves a thread is printed by gevent with a traceback, although it is handled.
         try:
             return work(*args, **kwargs)
-        except OSError as error:
+        except Exception as error:
             return error
 
     running: Any = gevent.get_hub().threadpool.spawn(outcome)
     try:
-        result: T | OSError = running.get()
+        result: T | Exception = running.get()
     except gevent.GreenletExit:
         running.wait()
         raise
-    if isinstance(result, OSError):
-        raise result
+    if isinstance(result, Exception):
+        try:
+            raise result
+        finally:
+            del result, running  # they would be in a cycle with the traceback
     return result
-
-
-def sync_seconds(metrics: Metrics) -> Callable[[float], None]:
-    """The histogram of the seconds that disk syncs take."""
-    return metrics.histogram("nsqd_fsync_seconds", "Time a sync of a log took.", _SYNC_BUCKETS)
 
 
 class Committer:
@@ -120,15 +131,14 @@ class Checkpoints:
         self._broker = broker
         self._storage = storage
         self._interval = interval
-        self._writing: gevent.Greenlet[[], None] | None = None
+        self._writing = gevent.Greenlet(self._write_for_ever)
 
     def start(self) -> None:
-        self._writing = gevent.spawn(self._write_for_ever)
+        self._writing.start()
 
     def stop(self) -> None:
         """Stop writing. Returns when a checkpoint that a thread is writing is written; it may not be put in place."""
-        if self._writing is not None:
-            self._writing.kill()
+        self._writing.kill()
 
     def write_all(self) -> None:
         """Write the checkpoints of changed topics now. A topic whose checkpoint cannot be written stays changed."""
@@ -148,16 +158,20 @@ class Checkpoints:
         There may be tens of thousands of topics: threads write the checkpoints of some while the logs of others are
         closed.
         """
-        outdated: list[Topic] = []
+        outdated: list[tuple[Topic, TopicStore]] = []
         writers = Pool(_LAST_THREADS)
         for topic in self._broker.topics.values():
+            store = topic.store
+            if store is None:
+                continue
             if topic.is_checkpoint_current:
-                _close(topic)
-            elif topic.store is not None:
-                outdated.append(topic)
-                if len(outdated) == _LAST_BATCH_TOPICS:
-                    writers.spawn(_write_last, outdated)
-                    outdated = []
+                with _failed_close_logged(topic):
+                    store.log.close()
+                continue
+            outdated.append((topic, store))
+            if len(outdated) == _LAST_BATCH_TOPICS:
+                writers.spawn(_write_last, outdated)
+                outdated = []
         writers.spawn(_write_last, outdated)
         writers.join()
 
@@ -192,62 +206,152 @@ class Checkpoints:
             topic.release(checkpoint, let_others_run)
 
 
-def _write_last(topics: Sequence[Topic]) -> None:
-    batch: list[tuple[Topic, Sequence[bytes]]] = []
+_Batch = list[tuple[Topic, TopicStore, Sequence[bytes]]]
+
+
+def _write_last(topics: Sequence[tuple[Topic, TopicStore]]) -> None:
+    batch: _Batch = []
     size = 0
-    for topic in topics:
-        store = _store_of(topic)
-        try:
+    for topic, store in topics:
+        with _failed_close_logged(topic):
             topic.flush()
             store.commit()
-        except OSError as error:
-            _log_failed_close(topic, error)
-            continue
-        pieces = Encoding(topic.checkpoint(time.monotonic(), time.time_ns())).finish()
-        batch.append((topic, pieces))
-        size += sum(len(piece) for piece in pieces)
+            pieces = Encoding(topic.checkpoint(time.monotonic(), time.time_ns())).finish()
+            batch.append((topic, store, pieces))
+            size += sum(len(piece) for piece in pieces)
         if size > _LAST_BATCH_BYTES:
             _write_batch(batch)
             batch, size = [], 0
     _write_batch(batch)
 
 
-def _write_batch(batch: Sequence[tuple[Topic, Sequence[bytes]]]) -> None:
-    for topic in in_thread(_write_checkpoints, batch):
-        store = _store_of(topic)
-        try:
+def _write_batch(batch: _Batch) -> None:
+    for topic, store in in_thread(_write_checkpoints, batch):
+        with _failed_close_logged(topic):
             store.adopt_checkpoint()
             store.commit()
-        except OSError as error:
-            _log_failed_close(topic, error)
-        else:
-            _close(topic)
+            store.log.close()
 
 
-def _write_checkpoints(batch: Sequence[tuple[Topic, Sequence[bytes]]]) -> list[Topic]:
+def _write_checkpoints(batch: _Batch) -> list[tuple[Topic, TopicStore]]:
     """Write the checkpoints, in a thread; returns the topics for which that succeeded."""
     written = []
-    for topic, pieces in batch:
-        try:
-            _store_of(topic).write_checkpoint(*pieces)
-        except OSError as error:
-            _log_failed_close(topic, error)
-        else:
-            written.append(topic)
+    for topic, store, pieces in batch:
+        with _failed_close_logged(topic):
+            store.write_checkpoint(*pieces)
+            written.append((topic, store))
     return written
 
 
-def _close(topic: Topic) -> None:
+@contextmanager
+def _failed_close_logged(topic: Topic) -> Iterator[None]:
     try:
-        _store_of(topic).log.close()
+        yield
     except OSError as error:
-        _log_failed_close(topic, error)
+        log.error("TOPIC(%s): cannot be closed properly - %s", topic.name, reason(error))
 
 
-def _store_of(topic: Topic) -> TopicStore:
-    assert topic.store is not None, "a topic in memory alone has no checkpoint"
-    return topic.store
+# --- nsqd.dat ---------------------------------------------------------------------------------------------------------
 
 
-def _log_failed_close(topic: Topic, error: OSError) -> None:
-    log.error("TOPIC(%s): cannot be closed properly - %s", topic.name, reason(error))
+class MetadataFile:
+    """Keeps nsqd.dat up to date: it is saved soon after a topic or channel is created or deleted.
+
+    An observer of the broker. Saving is done in a thread, and one save may cover several changes.
+    """
+
+    def __init__(self, files: Files, data_path: str, broker: Broker) -> None:
+        self._files = files
+        self._data_path = data_path
+        self._broker = broker
+        self._wanted = Event()
+        self._turn = Semaphore()
+        self._saving = gevent.Greenlet(self._save_when_wanted)
+
+    def start(self) -> None:
+        self._broker.observers.append(self)
+        self._saving.start()
+
+    def stop(self) -> None:
+        """Save the final state, after a save under way."""
+        self._saving.kill()
+        self.save()
+
+    def save(self) -> bool:
+        """Save the current state; returns whether it succeeded. A failure is logged."""
+        with self._turn:  # one after the other, because they write the same file
+            log.info("NSQ: persisting topic/channel metadata to %s", self._data_path)
+            try:
+                in_thread(save_metadata, self._files, self._data_path, self._topics())
+            except OSError as error:
+                log.error("failed to persist metadata - %s", reason(error))
+                return False
+            return True
+
+    def _topics(self) -> list[TopicMetadata]:
+        """Each topic as it is when it is read, with others running in between; deleted ones are left out.
+
+        A change meanwhile causes another save.
+        """
+        taken = []
+        for number, (name, topic) in enumerate(list(self._broker.topics.items()), 1):
+            if self._broker.topics.get(name) is topic:
+                channels = tuple(ChannelMetadata(each.name, each.paused) for each in topic.channels.values())
+                taken.append(TopicMetadata(name, topic.paused, channels))
+            if not number % _TOPICS_AT_ONCE:
+                gevent.sleep(_PAUSE_SECONDS)
+        return taken
+
+    def topic_created(self, *_: object) -> None:
+        self._wanted.set()
+
+    topic_deleted = channel_created = channel_deleted = topic_created
+
+    def _save_when_wanted(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            began = time.monotonic()
+            if not self.save():
+                self._wanted.set()
+                gevent.sleep(_RETRY_SECONDS)
+            gevent.sleep(_MIN_INTERVAL_PER_ROUND * (time.monotonic() - began))
+
+
+# --- Dead letters -----------------------------------------------------------------------------------------------------
+
+
+class DeadLetterSender:
+    """Publishes dead letters in a greenlet, because publishing may wait for the disk."""
+
+    def __init__(self, dead_letters: DeadLetterQueues) -> None:
+        self._dead_letters = dead_letters
+        self._wanted = Event()
+        self._stop = Event()
+        self._sending = gevent.Greenlet(self._send_until_stopped)
+        dead_letters.wake = self._wanted.set
+
+    def start(self) -> None:
+        self._sending.start()
+
+    def stop(self) -> None:
+        """Send what can be sent; the rest returns to its channel at the next start."""
+        self._stop.set()
+        self._wanted.set()
+        self._sending.join()
+        while self._dead_letters.is_waiting and self._send():
+            pass
+
+    def _send_until_stopped(self) -> None:
+        while not self._stop.is_set():
+            self._wanted.wait()
+            self._wanted.clear()
+            while self._dead_letters.is_waiting and not self._stop.is_set():
+                self._stop.wait(0.0 if self._send() else _RETRY_SECONDS)  # other greenlets run, even if this is 0
+
+    def _send(self) -> bool:
+        try:
+            return self._dead_letters.send(time.monotonic(), time.time_ns())
+        except Exception:  # the top of a greenlet that must not end
+            log.exception("dead letters cannot be sent")
+            return False

@@ -13,9 +13,12 @@ and the libraries' own logging is off.
 """
 
 import logging
+import random
 import ssl
+import time
+from collections.abc import Sequence
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import gevent
 from gevent.event import Event
@@ -23,8 +26,20 @@ from gevent.threadpool import ThreadPool
 from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, TooManyRedirects
 
 from nsq_compat import __version__
-from nsq_compat.bounded_http import FAILURES, MAX_REDIRECTS, AnswerTooLarge, Deadline, bounded_session, exchange
-from nsq_compat.protocol.go_json import INT64, JsonError, loads_object
+from nsq_compat.bounded_http import (
+    FAILURES,
+    MAX_REDIRECTS,
+    AnswerTooLarge,
+    Deadline,
+    bounded_session,
+    exchange,
+    root_error,
+)
+from nsq_compat.nsqd.durability import in_thread
+from nsq_compat.protocol.errors import without_secrets
+from nsq_compat.protocol.go_json import INT64, JsonError, dumps, loads_object
+from nsq_compat.session.authorization import MAX_ANSWER_BYTES as MAX_GRANTS_BYTES
+from nsq_compat.session.authorization import AuthFailed, Credentials, Grants, read_answer
 
 MAX_ANSWER_BYTES: Final = 4 << 20
 """Of a body, unless the caller allows less."""
@@ -74,18 +89,18 @@ class HttpCalls:
 
     def get(self, url: str, max_answer: int = MAX_ANSWER_BYTES) -> bytes:
         """The body of the answer, of at most `max_answer` bytes. Raises ``CallFailed``, also for a status but 200."""
-        return self._call("GET", url, None, max_answer)
+        return self._call(url, None, max_answer)
 
     def post(self, url: str, body: bytes, max_answer: int = MAX_ANSWER_BYTES) -> bytes:
         """As `get`, for a body of JSON."""
-        return self._call("POST", url, body, max_answer)
+        return self._call(url, body, max_answer)
 
-    def _call(self, method: str, url: str, body: bytes | None, max_answer: int) -> bytes:
+    def _call(self, url: str, body: bytes | None, max_answer: int) -> bytes:
         deadline = Deadline(self._request_timeout)
         late = CallFailed(self._too_late)
         try:
             with gevent.Timeout(self._request_timeout, late):
-                result = self._threads_for(url).spawn(self._outcome, method, url, body, max_answer, deadline)
+                result = self._threads_for(url).spawn(self._outcome, url, body, max_answer, deadline)
                 gevent.wait([result, self._stopping], count=1)
         finally:
             deadline.expire()
@@ -100,12 +115,10 @@ class HttpCalls:
     def _too_late(self) -> str:
         return f"no answer within {self._request_timeout:g}s"
 
-    def _outcome(
-        self, method: str, url: str, body: bytes | None, max_answer: int, deadline: Deadline
-    ) -> bytes | CallFailed:
+    def _outcome(self, url: str, body: bytes | None, max_answer: int, deadline: Deadline) -> bytes | CallFailed:
         """Make the call, in a thread. An exception that leaves a thread is printed by gevent, so it is returned."""
         try:
-            return self._ask(method, url, body, max_answer, deadline)
+            return self._ask(url, body, max_answer, deadline)
         # A new one in each case: the traceback of the old one keeps all of the call for the garbage collector.
         except CallFailed as failure:
             return CallFailed(str(failure))
@@ -114,14 +127,14 @@ class HttpCalls:
         except FAILURES as error:
             return CallFailed(self._too_late if deadline.left <= 0 else _reason(error))
 
-    def _ask(self, method: str, url: str, body: bytes | None, max_answer: int, deadline: Deadline) -> bytes:
+    def _ask(self, url: str, body: bytes | None, max_answer: int, deadline: Deadline) -> bytes:
         with bounded_session(tls=self._tls) as session:
             session.headers.clear()
             session.headers.update(_HEADERS)
             while True:
                 answer = exchange(
                     session,
-                    method,
+                    "GET" if body is None else "POST",
                     url,
                     deadline,
                     connect_timeout=self._connect_timeout,
@@ -172,20 +185,51 @@ def _reason(error: BaseException) -> str:
         return "not a URL of HTTP"
     if isinstance(error, TooManyRedirects):
         return f"more than {MAX_REDIRECTS} redirects"
-    text = "no answer in HTTP"
-    cause: BaseException | None = error
-    while cause is not None:
-        text = _system_words(cause) or text
-        causes = (cause.__cause__, getattr(cause, "reason", None), *cause.args)
-        cause = next((each for each in causes if isinstance(each, BaseException)), None)
-    return text
-
-
-def _system_words(error: BaseException) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"TLS: {error.verify_message}"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {(error.reason or 'failed').lower().replace('_', ' ')}"
-    if isinstance(error, TimeoutError):
+    cause = root_error(error)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"TLS: {cause.verify_message}"
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS: {(cause.reason or 'failed').lower().replace('_', ' ')}"
+    if isinstance(cause, TimeoutError):
         return "connection timed out"
-    return (error.strerror or "").lower() if isinstance(error, OSError) else ""
+    return (cause.strerror if isinstance(cause, OSError) and cause.strerror else "").lower() or "no answer in HTTP"
+
+
+# --- Auth servers -----------------------------------------------------------------------------------------------------
+
+
+class AuthServers:
+    """Asks the servers of --auth-http-address for a client's permissions. `method` is ``get`` or ``post``."""
+
+    def __init__(self, addresses: Sequence[str], method: str, calls: HttpCalls) -> None:
+        self._addresses = addresses
+        self._method = method
+        self._calls = calls
+
+    def authorize(self, credentials: Credentials) -> Grants:
+        """The first usable answer. Waits, and lets others run. Raises ``AuthFailed``."""
+        # nsqd: the servers share the load, and replace each other.
+        first = random.randrange(len(self._addresses))
+        failures = []
+        for address in (*self._addresses[first:], *self._addresses[:first]):
+            try:
+                # In a thread, because it may compile thousands of patterns.
+                return in_thread(read_answer, self._ask(address, credentials), time.monotonic())
+            except (AuthFailed, CallFailed) as error:
+                failures.append(f"failed to auth against {without_secrets(address)} - {error}")
+        raise AuthFailed("; ".join(failures))
+
+    def _ask(self, address: str, credentials: Credentials) -> bytes:
+        url = address if "://" in address else f"http://{address}/auth"
+        # nsqd: these names, in this order.
+        parameters = {
+            "common_name": credentials.common_name,
+            "remote_ip": credentials.remote_ip,
+            "secret": credentials.secret.decode("utf-8", "surrogateescape"),
+            "tls": "true" if credentials.tls else "false",
+        }
+        if self._method == "post":
+            # nsqd: like a form, every name with a list of values.
+            document = dumps({name: [value] for name, value in parameters.items()})
+            return self._calls.post(url, document.encode("utf-8"), MAX_GRANTS_BYTES)
+        return self._calls.get(f"{url}?{urlencode(parameters, errors='surrogateescape')}", MAX_GRANTS_BYTES)

@@ -1,23 +1,34 @@
-"""Registration at every nsqlookupd: a greenlet for each, so that none waits for another.
+"""nsqlookupds: registration at each of them, and asking them for the channels of a new topic.
 
-A peer connects and has its conversation (`session.lookup_peer`). When that ends for any reason it connects again, at
-first soon and then every few seconds. Registrations are read from the broker when they are sent, so nothing accumulates
-while an nsqlookupd is unreachable, and one that returns is told everything.
+A peer connects and has its conversation (`session.lookup_peer`), in a greenlet of its own, so that none waits for
+another. When that ends for any reason it connects again, at first soon and then every few seconds. Registrations are
+read from the broker when they are sent, so nothing accumulates while an nsqlookupd is unreachable, and one that returns
+is told everything.
 """
 
 import logging
 import random
 import time
 from collections.abc import Iterable
+from functools import partial
+from typing import Final
+from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 import gevent
 from gevent.event import Event
+from gevent.lock import BoundedSemaphore
+from gevent.pool import Group
 
+from nsq_compat.log.data_path import reason
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.dialer import Dialer
+from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
+from nsq_compat.protocol.go_json import STRING, Fields, JsonError, list_of, loads_object
 from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo
+from nsq_compat.protocol.names import address_error, is_valid_name
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.limits import Exiting
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session.lookup_peer import LookupPeer
 
@@ -27,6 +38,14 @@ CONNECT_SECONDS = 3.0
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0
+MAX_TOPICS_AT_ONCE: Final = 32
+"""Bounds the threads that ten thousand new topics cause."""
+SLOW_SECONDS: Final = 1.0
+"""An nsqlookupd whose failure took so long is skipped for a while, because it would delay each new topic."""
+SKIP_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 1.0
+"""Between attempts to create channels that the disk did not take."""
+_ANSWER: Final[Fields] = {"channels": list_of(STRING)}
 
 
 class Peer:
@@ -36,31 +55,29 @@ class Peer:
     first time, or the first attempt has failed.
     """
 
-    def __init__(self, address: str, broker: Broker, info: PeerInfo, max_reply_size: int) -> None:
+    def __init__(self, address: str, broker: Broker, new_session: "partial[LookupPeer]") -> None:
         self.address = address
         self.lookupd: LookupdInfo | None = None
         self.was_tried = Event()
         self._broker = broker
-        self._info = info
-        self._max_reply_size = max_reply_size
+        self._new_session = new_session
         self._dialer = Dialer(address)
         self._connection: Connection[LookupPeer] | None = None
         self._pause = FIRST_PAUSE_SECONDS
         self._last_failure = ""
-        self._running: gevent.Greenlet[[], None] | None = None
-
-    @property
-    def session(self) -> LookupPeer | None:
-        """The conversation under way."""
-        return self._connection.session if self._connection is not None else None
+        self._running = gevent.Greenlet(self._run)
 
     def start(self) -> None:
-        self._running = gevent.spawn(self._run)
+        self._running.start()
 
     def stop(self) -> None:
         """nsqd: close the connection without a command; nsqlookupd then forgets the registrations."""
-        if self._running is not None:
-            self._running.kill(timeout=_CLOSE_SECONDS)
+        self._running.kill(timeout=_CLOSE_SECONDS)
+
+    def ping_now(self) -> None:
+        """For an nsqlookupd whose HTTP does not answer, to learn soon whether it is alive."""
+        if self._connection is not None:
+            self._connection.session.ping_now(time.monotonic())
 
     def _run(self) -> None:
         while True:
@@ -76,15 +93,18 @@ class Peer:
 
     def _converse(self) -> None:
         """Connect, and return when the conversation has ended. Raises ``OSError`` if it cannot connect."""
-        log.log(self._level(), "LOOKUP connecting to %s", self.address)
+        # An nsqlookupd that is down for a day must not cause a line every few seconds.
+        log.log(logging.DEBUG if self._last_failure else logging.INFO, "LOOKUP connecting to %s", self.address)
         client = self._dialer.connect(CONNECT_SECONDS)
         connection = self._connection = Connection(client, self.address, self._make_session)
         connection.actor = "LOOKUPD"
         connection.wake()
         began = time.monotonic()
+        self._broker.observers.append(connection.session)
         try:
             connection.run()
         finally:
+            self._broker.observers.remove(connection.session)
             self.lookupd = self._connection = None
         # An nsqlookupd that accepts everything and then closes, repeatedly, is not asked ten times a second.
         if connection.session.all_registered and time.monotonic() - began > MAX_PAUSE_SECONDS:
@@ -93,15 +113,7 @@ class Peer:
         self._note_failure(connection.session.failure)
 
     def _make_session(self, connection: Connection[LookupPeer], now: float, now_ns: int) -> LookupPeer:
-        return LookupPeer(
-            self._broker,
-            self._info,
-            address=self.address,
-            wake=connection.wake,
-            on_identified=self._greeted,
-            now=now,
-            max_reply_size=self._max_reply_size,
-        )
+        return self._new_session(address=self.address, wake=connection.wake, on_identified=self._greeted, now=now)
 
     def _greeted(self, lookupd: LookupdInfo) -> None:
         self.lookupd = lookupd
@@ -113,18 +125,13 @@ class Peer:
             log.log(level, "LOOKUPD(%s): %s", self.address, failure)
             self._last_failure = failure
 
-    def _level(self) -> int:
-        # An nsqlookupd that is down for a day must not cause a line every few seconds.
-        return logging.DEBUG if self._last_failure else logging.INFO
-
 
 class LookupPeers:
-    """All nsqlookupds; an observer of the broker. `info` describes this daemon to them."""
+    """All nsqlookupds. `info` describes this daemon to them."""
 
     def __init__(self, broker: Broker, info: PeerInfo, max_reply_size: int) -> None:
         self._broker = broker
-        self._info = info
-        self._max_reply_size = max_reply_size
+        self._new_session = partial(LookupPeer, broker, info, max_reply_size=max_reply_size)
         self._peers: dict[str, Peer] = {}
 
     @property
@@ -132,20 +139,15 @@ class LookupPeers:
         """The configured nsqlookupds, whether connected or not."""
         return list(self._peers.values())
 
-    def start(self, addresses: Iterable[str]) -> None:
-        """Connect to these; topics and channels that exist already are registered too."""
-        self._broker.observers.append(self)
-        self.set_addresses(addresses)
-
     def set_addresses(self, addresses: Iterable[str]) -> None:
-        """Register at these and no others; connections that stay are not affected."""
+        """Register at these and no others, also topics that exist already; connections that stay are not affected."""
         wanted = dict.fromkeys(addresses)
         before, self._peers = self._peers, {}
         for address in wanted:
             peer = before.pop(address, None)
             if peer is None:
                 log.info("LOOKUP(%s): adding peer", address)
-                peer = Peer(address, self._broker, self._info, self._max_reply_size)
+                peer = Peer(address, self._broker, self._new_session)
                 peer.start()
             self._peers[address] = peer
         for address, peer in before.items():
@@ -160,26 +162,110 @@ class LookupPeers:
         for peer in before.values():
             peer.stop()
 
-    def suspect(self, peer: Peer) -> None:
-        """Ping a peer now whose HTTP does not answer, to learn soon whether it is alive."""
-        if peer.session is not None:
-            peer.session.ping_now(time.monotonic())
+
+class TopicChannels:
+    """Asks every nsqlookupd for a new topic's channels on other nodes, so that its first messages reach them.
+
+    The command that creates the topic does not wait: the topic keeps its messages (`queue.topic.Topic.await_channels`)
+    until the answers have arrived or their time is over (docs/decisions/0005). An observer of the broker. `timeout` is
+    the time in seconds for the answers about one topic.
+    """
+
+    def __init__(self, broker: Broker, peers: LookupPeers, calls: HttpCalls, timeout: float) -> None:
+        self._broker = broker
+        self._peers = peers
+        self._calls = calls
+        self._timeout = timeout
+        self._turn = BoundedSemaphore(MAX_TOPICS_AT_ONCE)
+        self._learning = Group()
+        self._asking = Group()
+        self._skipped_until: WeakKeyDictionary[Peer, float] = WeakKeyDictionary()
+
+    def start(self) -> None:
+        """Ask again for topics that were waiting when the last process ended."""
+        self._broker.observers.append(self)
+        for topic in list(self._broker.topics.values()):
+            if topic.awaits_channels:
+                self._learning.spawn(self._learn, topic)
+
+    def stop(self) -> None:
+        """Topics that are waiting continue to wait after the next start."""
+        self._learning.kill()
+        self._asking.kill()
 
     def topic_created(self, topic: Topic) -> None:
-        for session in self._sessions():
-            session.topic_created(topic)
+        if self._peers.peers:
+            topic.await_channels()
+            self._learning.spawn(self._learn, topic)
 
-    def topic_deleted(self, topic: Topic) -> None:
-        for session in self._sessions():
-            session.topic_deleted(topic)
+    def topic_deleted(self, *_: object) -> None: ...
 
-    def channel_created(self, topic: Topic, channel: Channel) -> None:
-        for session in self._sessions():
-            session.channel_created(topic, channel)
+    channel_created = channel_deleted = topic_deleted
 
-    def channel_deleted(self, topic: Topic, channel: Channel) -> None:
-        for session in self._sessions():
-            session.channel_deleted(topic, channel)
+    def _learn(self, topic: Topic) -> None:
+        names: list[str] = []
+        with self._turn:
+            try:
+                names = self._ask(topic.name)
+            except Exception:  # the topic must not wait for ever
+                log.exception("TOPIC(%s): internal error", topic.name)
+        while True:
+            try:
+                topic.learn_channels(names)
+                return
+            except Exiting:
+                log.debug("TOPIC(%s): ended before its channels were known", topic.name)
+                return
+            except OSError as error:
+                log.error("TOPIC(%s): cannot create its channels - %s", topic.name, reason(error))
+            gevent.sleep(RETRY_SECONDS)
 
-    def _sessions(self) -> list[LookupPeer]:
-        return [peer.session for peer in self._peers.values() if peer.session is not None]
+    def _ask(self, topic: str) -> list[str]:
+        """The channels that any nsqlookupd has for the topic."""
+        asking = [self._asking.spawn(self._outcome, peer, topic) for peer in self._peers.peers]
+        outcomes = [each.get() for each in asking]
+        failures = [outcome for outcome in outcomes if isinstance(outcome, CallFailed)]
+        if failures:
+            log.warning(
+                "failed to query nsqlookupd for channels to pre-create for topic %s - %s",
+                topic, "; ".join(map(str, failures)),
+            )  # fmt: skip
+        answers = [outcome for outcome in outcomes if isinstance(outcome, list)]
+        if outcomes and not answers and not failures:
+            log.error("no available nsqlookupd to query for channels to pre-create for topic %s", topic)
+        return sorted({name for names in answers for name in names})
+
+    def _outcome(self, peer: Peer, topic: str) -> list[str] | CallFailed | None:
+        """The answer of one nsqlookupd; None if it is not connected or skipped."""
+        began = time.monotonic()
+        try:
+            with gevent.Timeout(self._timeout, CallFailed("no answer in time")):
+                peer.was_tried.wait()
+                lookupd = peer.lookupd
+                if lookupd is None or not lookupd.broadcast_address or began < self._skipped_until.get(peer, 0.0):
+                    return None
+                if problem := address_error(lookupd.broadcast_address, HTTP=lookupd.http_port):
+                    return CallFailed(f"{peer.address}: {problem}")
+                return _channels_in(self._calls.get(_url(lookupd, topic)))
+        except CallFailed as failure:
+            peer.ping_now()
+            if time.monotonic() - began >= SLOW_SECONDS:
+                self._skipped_until[peer] = time.monotonic() + SKIP_SECONDS
+            return CallFailed(f"{peer.address}: {failure}")
+
+
+def _url(lookupd: LookupdInfo, topic: str) -> str:
+    host = lookupd.broadcast_address
+    host = f"[{host}]" if ":" in host else host
+    return f"http://{host}:{lookupd.http_port}/channels?topic={quote(topic, safe='')}"
+
+
+def _channels_in(body: bytes) -> list[str]:
+    try:
+        names: tuple[str, ...] = loads_object(body, _ANSWER)["channels"]
+    except JsonError as error:
+        raise CallFailed(f"not a list of channels: {error}") from None
+    for name in names:
+        if not is_valid_name(name):
+            log.warning("skipping creation of invalid channel %s", name)
+    return [name for name in names if is_valid_name(name)]

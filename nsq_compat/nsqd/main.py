@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable
 
 from nsq_compat import version_line
+from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.kinds import OptionError
-from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.log.data_path import DataPathError
 from nsq_compat.log.metadata import MetadataError
@@ -45,7 +45,7 @@ def main() -> None:
     shorten_thread_switches()
     supervisor = Supervisor(os.environ)
     if options.sigterm == DRAIN:
-        before_stopping.append(daemon.drain.begin)
+        before_stopping.append(daemon.drain)
     on_hangup(daemon.reload)
     try:
         daemon.start()
@@ -55,7 +55,7 @@ def main() -> None:
         exit_fatal(PROGRAM, f"failed to read the data path - {error}; see Read errors in docs/runbook.md")
     exempt_from_collection()
     supervisor.ready()
-    first_of(stop, daemon.drain.done)
+    first_of(stop, daemon.drained)
     supervisor.stopping()
     daemon.stop()
     exempt_from_collection()

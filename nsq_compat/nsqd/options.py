@@ -16,7 +16,6 @@ from nsq_compat.cli.kinds import (
     DURATION,
     FLOATS,
     INTEGER,
-    LOG_LEVEL,
     STRING,
     STRINGS,
     TLS_MIN_VERSION,
@@ -27,8 +26,7 @@ from nsq_compat.cli.kinds import (
     OptionError,
     choice,
 )
-from nsq_compat.cli.logs import FORMATS, INFO, TEXT
-from nsq_compat.cli.options import option
+from nsq_compat.cli.options import DaemonOptions, hostname, option
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND
 
@@ -36,11 +34,13 @@ PROGRAM: Final = "nsqd"
 STOP: Final = "stop"
 DRAIN: Final = "drain"
 TOPOLOGY_AWARE_CONSUMPTION: Final = "topology-aware-consumption"
-
-
-def hostname() -> str:
-    """The name of this machine, the default of --broadcast-address."""
-    return os.uname().nodename
+_NOT_NEGATIVE: Final = [
+    "mem-queue-size",
+    "output-buffer-timeout",
+    "busy-poll-time",
+    "drain-timeout",
+    "metrics-max-names",
+]
 
 
 def node_id(host: str) -> int:
@@ -49,72 +49,42 @@ def node_id(host: str) -> int:
 
 
 @dataclass(slots=True, kw_only=True)
-class NsqdOptions:
+class NsqdOptions(DaemonOptions):
     """The options of one nsqd. `NsqdOptions()` has the defaults; keyword arguments are config keys."""
 
-    version: bool = option("version", BOOLEAN, False, "print the version and exit", in_file=False)
-    config: str = option("config", STRING, "", "TOML file with more options; flags override it", in_file=False)
-    check_config: bool = option(
-        "check-config", BOOLEAN, False, "check options, config file and the files they name, and exit", in_file=False
-    )
-
-    # Identity and logging.
     id: int = option(
         "node-id",
         INTEGER,
         lambda: node_id(hostname()),
         "number that makes message ids unique among nodes, in [0,1024); by default derived from the host name",
     )
-    log_level: int = option(
-        "log-level", LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal"
-    )
-    sigterm: str = option(
-        "sigterm", choice(STOP, DRAIN), STOP, "what SIGTERM does: stop, or drain (a second one stops)"
-    )
+    sigterm: str = option(choice(STOP, DRAIN), STOP, "what SIGTERM does: stop, or drain (a second one stops)")
     drain_timeout: int = option(
-        "drain-timeout", DURATION, 5 * MINUTE, "how long a drain waits for consumers before nsqd stops; 0s for no limit"
+        DURATION, 5 * MINUTE, "how long a drain waits for consumers before nsqd stops; 0s for no limit"
     )
-    log_format: str = option("log-format", choice(*FORMATS), TEXT, "format of log lines: text, like NSQ's, or json")
-    log_prefix: str = option("log-prefix", STRING, "[nsqd] ", "text at the start of every log line")
-    verbose: bool = option("verbose", BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)
-    worker_id: bool = option("worker-id", BOOLEAN, False, "deprecated and ignored: use --node-id", in_file=False)
+    log_prefix: str = option(STRING, "[nsqd] ", "text at the start of every log line")
+    worker_id: bool = option(BOOLEAN, False, "deprecated and ignored: use --node-id", in_file=False)
 
     # Addresses to listen on, and to announce.
     tcp_address: str = option(
-        "tcp-address", STRING, "0.0.0.0:4150", "where TCP clients connect: host:port, or the path of a unix socket"
+        STRING, "0.0.0.0:4150", "where TCP clients connect: host:port, or the path of a unix socket"
     )
     http_address: str = option(
-        "http-address",
-        STRING,
-        "0.0.0.0:4151",
-        "where HTTP clients connect: host:port, the path of a unix socket, or empty for no HTTP",
+        STRING, "0.0.0.0:4151", "where HTTP clients connect: host:port, the path of a unix socket, or empty for no HTTP"
     )
     https_address: str = option(
-        "https-address",
-        STRING,
-        "0.0.0.0:4152",
-        "where HTTPS clients connect: host:port; needs --tls-cert and --tls-key",
+        STRING, "0.0.0.0:4152", "where HTTPS clients connect: host:port; needs --tls-cert and --tls-key"
     )
     broadcast_address: str = option(
-        "broadcast-address",
-        STRING,
-        hostname,
-        "host that nsqlookupd and /info give to clients; by default the host name",
+        STRING, hostname, "host that nsqlookupd and /info give to clients; by default the host name"
     )
     broadcast_tcp_port: int = option(
-        "broadcast-tcp-port",
-        INTEGER,
-        0,
-        "TCP port that nsqlookupd and /info give to clients; by default the bound one",
+        INTEGER, 0, "TCP port that nsqlookupd and /info give to clients; by default the bound one"
     )
     broadcast_http_port: int = option(
-        "broadcast-http-port",
-        INTEGER,
-        0,
-        "HTTP port that nsqlookupd and /info give to clients; by default the bound one",
+        INTEGER, 0, "HTTP port that nsqlookupd and /info give to clients; by default the bound one"
     )
     busy_poll_time: int = option(
-        "busy-poll-time",
         DURATION,
         0,
         "how long to poll for the next command of a TCP client without sleeping, which takes a CPU;"
@@ -128,119 +98,70 @@ class NsqdOptions:
     auth_http_addresses: tuple[str, ...] = option(
         "auth-http-address", STRINGS, (), "host:port or URL of a server that authorizes clients (repeat for several)"
     )
-    auth_http_request_method: str = option(
-        "auth-http-request-method", STRING, "get", "how to ask the auth server: get or post"
-    )
+    auth_http_request_method: str = option(STRING, "get", "how to ask the auth server: get or post")
     http_publish_without_auth: bool = option(
-        "http-publish-without-auth",
-        BOOLEAN,
-        False,
-        "allow publishing over HTTP although there are auth servers, which only authorize TCP clients",
+        BOOLEAN, False, "allow publishing over HTTP although there are auth servers, which only authorize TCP clients"
     )
     http_client_connect_timeout: int = option(
-        "http-client-connect-timeout",
-        DURATION,
-        2 * SECOND,
-        "time for connecting to auth servers and to nsqlookupd's HTTP",
+        DURATION, 2 * SECOND, "time for connecting to auth servers and to nsqlookupd's HTTP"
     )
     http_client_request_timeout: int = option(
-        "http-client-request-timeout",
-        DURATION,
-        5 * SECOND,
-        "time for a whole request to auth servers and nsqlookupd's HTTP",
+        DURATION, 5 * SECOND, "time for a whole request to auth servers and nsqlookupd's HTTP"
     )
-    topology_region: str = option(
-        "topology-region", STRING, "", "region this node runs in; a region holds one or more zones"
-    )
-    topology_zone: str = option("topology-zone", STRING, "", "zone this node runs in; see --enable-experiment")
+    topology_region: str = option(STRING, "", "region this node runs in; a region holds one or more zones")
+    topology_zone: str = option(STRING, "", "zone this node runs in; see --enable-experiment")
 
     # Queues in memory and on disk.
-    data_path: str = option(
-        "data-path", STRING, "", "existing directory for messages and metadata; by default the current one"
-    )
+    data_path: str = option(STRING, "", "existing directory for messages and metadata; by default the current one")
     mem_queue_size: int = option(
-        "mem-queue-size",
-        INTEGER,
-        10000,
-        "messages that each topic and channel keeps in memory; a channel at most 50,000, or 16 MiB",
+        INTEGER, 10000, "messages that each topic and channel keeps in memory; a channel at most 50,000, or 16 MiB"
     )
-    max_bytes_per_file: int = option(
-        "max-bytes-per-file", INTEGER, 100 * 1024 * 1024, "size in bytes at which a new data file begins"
-    )
+    max_bytes_per_file: int = option(INTEGER, 100 * 1024 * 1024, "size in bytes at which a new data file begins")
     durability: str = option(
-        "durability",
         choice(*(level.value for level in Durability)),
         Durability.OS.value,
         "what an acknowledged message survives: a clean stop (memory), a crash of nsqd (os), a power cut (fsync)",
     )
-    sync_every: int = option(
-        "sync-every", INTEGER, 2500, "accepted, without effect (Go's: messages between two syncs to disk)"
-    )
-    sync_timeout: int = option(
-        "sync-timeout", DURATION, 2 * SECOND, "time between two checkpoints of the channels' positions"
-    )
+    sync_every: int = option(INTEGER, 2500, "accepted, without effect (Go's: messages between two syncs to disk)")
+    sync_timeout: int = option(DURATION, 2 * SECOND, "time between two checkpoints of the channels' positions")
     queue_scan_worker_pool_max: int = option(
-        "queue-scan-worker-pool-max", INTEGER, 4, "accepted, without effect (Go's: workers that scan for due messages)"
+        INTEGER, 4, "accepted, without effect (Go's: workers that scan for due messages)"
     )
     queue_scan_selection_count: int = option(
-        "queue-scan-selection-count",
-        INTEGER,
-        20,
-        "accepted, without effect (Go's: channels in one scan for due messages)",
+        INTEGER, 20, "accepted, without effect (Go's: channels in one scan for due messages)"
     )
 
     # Messages and commands.
-    msg_timeout: int = option(
-        "msg-timeout", DURATION, MINUTE, "how long a consumer may keep a message before it is requeued"
-    )
-    max_msg_timeout: int = option(
-        "max-msg-timeout", DURATION, 15 * MINUTE, "upper limit of a message's timeout, touches included"
-    )
-    max_msg_size: int = option("max-msg-size", INTEGER, 1024 * 1024, "largest message in bytes")
-    max_req_timeout: int = option("max-req-timeout", DURATION, HOUR, "longest delay of a requeued message")
-    max_defer_timeout: int = option(
-        "max-defer-timeout",
-        DURATION,
-        0,
-        "longest delay of a deferred publish; by default --max-req-timeout",
-    )
-    max_body_size: int = option("max-body-size", INTEGER, 5 * 1024 * 1024, "largest body of one command in bytes")
+    msg_timeout: int = option(DURATION, MINUTE, "how long a consumer may keep a message before it is requeued")
+    max_msg_timeout: int = option(DURATION, 15 * MINUTE, "upper limit of a message's timeout, touches included")
+    max_msg_size: int = option(INTEGER, 1024 * 1024, "largest message in bytes")
+    max_req_timeout: int = option(DURATION, HOUR, "longest delay of a requeued message")
+    max_defer_timeout: int = option(DURATION, 0, "longest delay of a deferred publish; by default --max-req-timeout")
+    max_body_size: int = option(INTEGER, 5 * 1024 * 1024, "largest body of one command in bytes")
     client_timeout: int = MINUTE
     """Not a flag: twice the heartbeat interval of a client that asks for none."""
 
     # Limits for what clients may ask for.
-    max_heartbeat_interval: int = option(
-        "max-heartbeat-interval", DURATION, MINUTE, "longest heartbeat interval a client may ask for"
-    )
-    max_rdy_count: int = option("max-rdy-count", INTEGER, 2500, "highest RDY count a client may ask for")
-    max_output_buffer_size: int = option(
-        "max-output-buffer-size", INTEGER, 64 * 1024, "largest output buffer in bytes a client may ask for"
-    )
-    max_output_buffer_timeout: int = option(
-        "max-output-buffer-timeout", DURATION, 30 * SECOND, "longest output buffering a client may ask for"
-    )
+    max_heartbeat_interval: int = option(DURATION, MINUTE, "longest heartbeat interval a client may ask for")
+    max_rdy_count: int = option(INTEGER, 2500, "highest RDY count a client may ask for")
+    max_output_buffer_size: int = option(INTEGER, 64 * 1024, "largest output buffer in bytes a client may ask for")
+    max_output_buffer_timeout: int = option(DURATION, 30 * SECOND, "longest output buffering a client may ask for")
     min_output_buffer_timeout: int = option(
-        "min-output-buffer-timeout", DURATION, 25 * MILLISECOND, "shortest output buffering a client may ask for"
+        DURATION, 25 * MILLISECOND, "shortest output buffering a client may ask for"
     )
     output_buffer_timeout: int = option(
-        "output-buffer-timeout", DURATION, 250 * MILLISECOND, "longest output buffering for clients that ask for none"
+        DURATION, 250 * MILLISECOND, "longest output buffering for clients that ask for none"
     )
-    max_channel_consumers: int = option(
-        "max-channel-consumers", INTEGER, 0, "most consumers of one channel; by default unlimited"
-    )
+    max_channel_consumers: int = option(INTEGER, 0, "most consumers of one channel; by default unlimited")
 
     # statsd.
-    statsd_address: str = option("statsd-address", STRING, "", "host:port (UDP) of a statsd to push statistics to")
-    statsd_prefix: str = option(
-        "statsd-prefix", STRING, "nsq.%s", "prefix of every statsd key; %s becomes host and port of this node"
-    )
-    statsd_interval: int = option("statsd-interval", DURATION, MINUTE, "time between two pushes to statsd")
-    statsd_mem_stats: bool = option("statsd-mem-stats", BOOLEAN, True, "also push memory statistics to statsd")
-    statsd_udp_packet_size: int = option(
-        "statsd-udp-packet-size", INTEGER, 508, "largest packet in bytes sent to statsd"
-    )
+    statsd_address: str = option(STRING, "", "host:port (UDP) of a statsd to push statistics to")
+    statsd_prefix: str = option(STRING, "nsq.%s", "prefix of every statsd key; %s becomes host and port of this node")
+    statsd_interval: int = option(DURATION, MINUTE, "time between two pushes to statsd")
+    statsd_mem_stats: bool = option(BOOLEAN, True, "also push memory statistics to statsd")
+    statsd_udp_packet_size: int = option(INTEGER, 508, "largest packet in bytes sent to statsd")
     statsd_exclude_ephemeral: bool = option(
-        "statsd-exclude-ephemeral", BOOLEAN, False, "push nothing about ephemeral topics and channels to statsd"
+        BOOLEAN, False, "push nothing about ephemeral topics and channels to statsd"
     )
 
     # End-to-end latency.
@@ -251,56 +172,34 @@ class NsqdOptions:
         "percentiles of processing time to track, each in (0,1], such as 0.99 (repeat, or separate by commas)",
     )
     e2e_processing_latency_window_time: int = option(
-        "e2e-processing-latency-window-time",
-        DURATION,
-        10 * MINUTE,
-        "period that the percentiles of processing time cover",
+        DURATION, 10 * MINUTE, "period that the percentiles of processing time cover"
     )
 
     metrics_max_names: int = option(
-        "metrics-max-names",
-        INTEGER,
-        1000,
-        "topics and channels with series of their own in /metrics; the others are added up",
+        INTEGER, 1000, "topics and channels with series of their own in /metrics; the others are added up"
     )
 
     # TLS.
-    tls_cert: str = option("tls-cert", STRING, "", "PEM file with the certificate")
-    tls_key: str = option("tls-key", STRING, "", "PEM file with the certificate's key")
+    tls_cert: str = option(STRING, "", "PEM file with the certificate")
+    tls_key: str = option(STRING, "", "PEM file with the certificate's key")
     tls_client_auth_policy: str = option(
-        "tls-client-auth-policy",
-        STRING,
-        "",
-        "ask clients for a certificate: 'require', or 'require-verify' to check it too",
+        STRING, "", "ask clients for a certificate: 'require', or 'require-verify' to check it too"
     )
-    tls_root_ca_file: str = option(
-        "tls-root-ca-file", STRING, "", "PEM file with the authorities that sign client certificates"
-    )
+    tls_root_ca_file: str = option(STRING, "", "PEM file with the authorities that sign client certificates")
     tls_required: int = option(
-        "tls-required",
-        TLS_REQUIREMENT,
-        TLS_NOT_REQUIRED,
-        "refuse clients without TLS: true, false, or tcp-https to allow plain HTTP",
+        TLS_REQUIREMENT, TLS_NOT_REQUIRED, "refuse clients without TLS: true, false, or tcp-https to allow plain HTTP"
     )
     tls_min_version: int = option(
-        "tls-min-version",
-        TLS_MIN_VERSION,
-        TLS_VERSIONS["tls1.0"],
-        "oldest TLS version to accept: " + ", ".join(TLS_VERSIONS),
+        TLS_MIN_VERSION, TLS_VERSIONS["tls1.0"], "oldest TLS version to accept: " + ", ".join(TLS_VERSIONS)
     )
 
     # Compression.
-    deflate: bool = option("deflate", BOOLEAN, True, "let clients ask for deflate compression")
-    max_deflate_level: int = option(
-        "max-deflate-level", INTEGER, 6, "highest deflate level a client may ask for, 1 to 9"
-    )
-    snappy: bool = option("snappy", BOOLEAN, True, "let clients ask for snappy compression")
+    deflate: bool = option(BOOLEAN, True, "let clients ask for deflate compression")
+    max_deflate_level: int = option(INTEGER, 6, "highest deflate level a client may ask for, 1 to 9")
+    snappy: bool = option(BOOLEAN, True, "let clients ask for snappy compression")
 
     enable_experiment: tuple[str, ...] = option(
-        "enable-experiment",
-        STRINGS,
-        (),
-        f"experiment to take part in: {TOPOLOGY_AWARE_CONSUMPTION} (repeat for several)",
+        STRINGS, (), f"experiment to take part in: {TOPOLOGY_AWARE_CONSUMPTION} (repeat for several)"
     )
 
     def __post_init__(self) -> None:
@@ -318,10 +217,6 @@ class NsqdOptions:
     def peeking_over_http(self) -> bool:
         """Whether messages can be inspected over HTTP: not with auth servers, which only authorize TCP clients."""
         return not self.auth_http_addresses
-
-    def has_experiment(self, name: str) -> bool:
-        """Whether --enable-experiment named it."""
-        return name in self.enable_experiment
 
 
 def validate(options: NsqdOptions) -> None:

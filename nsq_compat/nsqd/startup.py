@@ -1,20 +1,29 @@
-"""Parts made of options, --check-config, and the restoring of a data path: used by `daemon` before it serves."""
+"""Parts made of options, policies in the config file, --check-config, and the restoring of a data path.
+
+`daemon` uses it before it serves. Policies are the tables `[[policies]]`, which Go's nsqd ignores.
+"""
 
 import logging
+import re
 import ssl
 import time
+from typing import Final
 
 from nsq_compat import NSQ_VERSION
+from nsq_compat.cli.flags import load_config
 from nsq_compat.cli.kinds import TLS_NOT_REQUIRED, OptionError
+from nsq_compat.cli.options import hostname
+from nsq_compat.godata import export as go_export
 from nsq_compat.godata.takeover import take_over
-from nsq_compat.log.data_path import check_folder, reason, resolved
+from nsq_compat.log.data_path import DataPathError, DataPathLock, check_folder, make_our_folder, reason, resolved
+from nsq_compat.log.files import Files
 from nsq_compat.log.metadata import TopicMetadata, recover_metadata
 from nsq_compat.log.storage import Storage
 from nsq_compat.net.certificates import CertificateError, Certificates, TlsFiles
 from nsq_compat.net.listeners import check_address
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
-from nsq_compat.nsqd.options import TOPOLOGY_AWARE_CONSUMPTION, NsqdOptions, hostname
-from nsq_compat.nsqd.policies import load_policies
+from nsq_compat.nsqd.options import TOPOLOGY_AWARE_CONSUMPTION, NsqdOptions
+from nsq_compat.policy.policies import Policies, PolicyError
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
 from nsq_compat.protocol.lookup_commands import PeerInfo
@@ -25,6 +34,10 @@ from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.session.negotiation import NsqdLimits
 
 log = logging.getLogger(__name__)
+
+_POLICIES: Final = "policies"
+_POLICIES_TABLE: Final = re.compile(rf"""\s*\[\[\s*["']?{_POLICIES}["']?\s*\]\]""")
+_ANY_TABLE: Final = re.compile(r"\s*\[")
 
 
 def queue_limits(options: NsqdOptions) -> QueueLimits:
@@ -39,34 +52,27 @@ def queue_limits(options: NsqdOptions) -> QueueLimits:
         )
         if options.e2e_processing_latency_percentiles
         else None,
-        topology_aware=options.has_experiment(TOPOLOGY_AWARE_CONSUMPTION),
+        topology_aware=TOPOLOGY_AWARE_CONSUMPTION in options.enable_experiment,
     )
 
 
 def session_limits(options: NsqdOptions) -> NsqdLimits:
     """The limits of what clients may ask for."""
+    milliseconds = (
+        *("msg_timeout", "max_msg_timeout", "max_req_timeout", "max_defer_timeout", "client_timeout"),
+        *("max_heartbeat_interval", "min_output_buffer_timeout", "max_output_buffer_timeout", "output_buffer_timeout"),
+    )
+    same = (
+        *("max_rdy_count", "max_msg_size", "max_body_size", "max_output_buffer_size"),
+        *("deflate", "max_deflate_level", "topology_region", "topology_zone"),
+    )
     return NsqdLimits(
-        max_rdy_count=options.max_rdy_count,
-        max_msg_size=options.max_msg_size,
-        max_body_size=options.max_body_size,
-        msg_timeout_ms=options.msg_timeout // MILLISECOND,
-        max_msg_timeout_ms=options.max_msg_timeout // MILLISECOND,
-        max_req_timeout_ms=options.max_req_timeout // MILLISECOND,
-        max_defer_timeout_ms=options.max_defer_timeout // MILLISECOND,
-        client_timeout_ms=options.client_timeout // MILLISECOND,
-        max_heartbeat_interval_ms=options.max_heartbeat_interval // MILLISECOND,
-        max_output_buffer_size=options.max_output_buffer_size,
-        min_output_buffer_timeout_ms=options.min_output_buffer_timeout // MILLISECOND,
-        max_output_buffer_timeout_ms=options.max_output_buffer_timeout // MILLISECOND,
-        output_buffer_timeout_ms=options.output_buffer_timeout // MILLISECOND,
+        **{f"{key}_ms": getattr(options, key) // MILLISECOND for key in milliseconds},
+        **{key: getattr(options, key) for key in same},
         tls=bool(options.tls_cert or options.tls_key),
         tls_required=options.tls_required != TLS_NOT_REQUIRED,
-        deflate=options.deflate,
-        max_deflate_level=options.max_deflate_level,
         auth_required=bool(options.auth_http_addresses),
         snappy=options.snappy and SNAPPY_INSTALLED,
-        topology_region=options.topology_region,
-        topology_zone=options.topology_zone,
     )
 
 
@@ -96,6 +102,19 @@ def make_http_calls(options: NsqdOptions) -> HttpCalls:
     )
 
 
+def lock_data_path(files: Files, data_path: str) -> DataPathLock:
+    """Lock the data path, and finish an interrupted export. Raises ``DataPathError``."""
+    lock = DataPathLock(data_path)
+    try:
+        go_export.recover(files, data_path)
+    except OSError as error:
+        raise DataPathError(
+            f"failed to look for an interrupted export - {error}; see Read errors in docs/runbook.md"
+        ) from error
+    make_our_folder(files, data_path)
+    return lock
+
+
 def load_certificates(options: NsqdOptions) -> Certificates | None:
     """The server's certificates, or None. Raises ``OptionError`` in NSQ's words."""
     if not (options.tls_cert or options.tls_key):
@@ -111,6 +130,35 @@ def load_certificates(options: NsqdOptions) -> Certificates | None:
         return Certificates(files)
     except CertificateError as error:
         raise OptionError(f"failed to build TLS config - {error}") from None
+
+
+def load_policies(path: str) -> Policies:
+    """The policies in a config file; none if `path` is empty. Raises ``OptionError``, which names the line."""
+    if not path:
+        return Policies()
+    try:
+        return Policies(load_config(path).get(_POLICIES, ()))
+    except PolicyError as error:
+        line = _line_of(path, error)
+        where = f"line {line}: " if line else ""
+        raise OptionError(f"failed to load config file {path} - {where}{error}") from None
+
+
+def _line_of(path: str, error: PolicyError) -> int:
+    """The line of the setting, or else of the policy; 0 if neither is found."""
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        lines = file.read().splitlines()
+    begins = [number for number, line in enumerate(lines, 1) if _POLICIES_TABLE.match(line)]
+    if not 0 < error.number <= len(begins):
+        return 0
+    begin = begins[error.number - 1]
+    setting = re.compile(rf"""\s*["']?{re.escape(error.key)}["']?\s*=""")
+    for number, line in enumerate(lines[begin:], begin + 1):
+        if _ANY_TABLE.match(line):
+            break
+        if error.key and setting.match(line):
+            return number
+    return begin
 
 
 def check(options: NsqdOptions) -> None:

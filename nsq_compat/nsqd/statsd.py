@@ -21,7 +21,7 @@ from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.broker import Broker, snapshot
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.stats import ChannelStats, LatencyStats, TopicStats
+from nsq_compat.queue.stats import ChannelStats, TopicStats
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -36,30 +36,20 @@ _PAUSE_SECONDS = 0.001
 _COUNTER: Final = "c"
 _GAUGE: Final = "g"
 
-# statsd's name, the field of the statistics, the kind.
-_TOPIC_METRICS: Final = (
-    ("message_count", "message_count", _COUNTER),
-    ("message_bytes", "message_bytes", _COUNTER),
-    ("depth", "depth", _GAUGE),
-    ("backend_depth", "backend_depth", _GAUGE),
-)
+# statsd's names, which are those of the statistics but for the clients.
+_TOPIC_METRICS: Final = ("message_count", "message_bytes", "depth", "backend_depth")
 _CHANNEL_METRICS: Final = (
-    ("message_count", "message_count", _COUNTER),
-    ("depth", "depth", _GAUGE),
-    ("backend_depth", "backend_depth", _GAUGE),
-    ("in_flight_count", "in_flight_count", _GAUGE),
-    ("deferred_count", "deferred_count", _GAUGE),
-    ("requeue_count", "requeue_count", _COUNTER),
-    ("timeout_count", "timeout_count", _COUNTER),
-    ("clients", "client_count", _GAUGE),
+    *("message_count", "depth", "backend_depth", "in_flight_count", "deferred_count"),
+    *("requeue_count", "timeout_count", "clients"),
 )
+_COUNTERS: Final = frozenset({"message_count", "message_bytes", "requeue_count", "timeout_count"})
 _COUNTED_MEMORY: Final = {"gc_total_runs": "gc_runs"}
 
 _DEFAULT_PACKET_BYTES: Final = 4096
 
 
 class StatsdPush:
-    """`memory` returns the memory statistics of /stats. Observes the broker, to forget deleted topics and channels."""
+    """`memory` returns the memory statistics of /stats."""
 
     def __init__(self, options: NsqdOptions, broker: Broker, memory: Callable[[], Mapping[str, int]]) -> None:
         self._address = options.statsd_address
@@ -70,30 +60,19 @@ class StatsdPush:
         self._lines = StatsdLines(options.statsd_prefix, exclude_ephemeral=options.statsd_exclude_ephemeral)
         self._broker = broker
         self._stopping = Event()
-        self._pushing: gevent.Greenlet[[], None] | None = None
+        self._pushing = gevent.Greenlet(self._push_until_stopped)
 
     def start(self) -> None:
         """The first push is after one interval."""
-        self._broker.observers.append(self)
-        self._pushing = gevent.spawn(self._push_until_stopped)
+        self._broker.observers.append(self._lines)
+        self._pushing.start()
 
     def stop(self) -> None:
         """Send the rest of a push under way at once."""
         self._stopping.set()
-        if self._pushing is not None:
-            self._pushing.join(_STOP_SECONDS)
-            self._pushing.kill()
-            log.info("STATSD: closing")
-
-    def topic_created(self, topic: Topic) -> None: ...
-
-    def topic_deleted(self, topic: Topic) -> None:
-        self._lines.forget_topic(topic.name)
-
-    def channel_created(self, topic: Topic, channel: Channel) -> None: ...
-
-    def channel_deleted(self, topic: Topic, channel: Channel) -> None:
-        self._lines.forget_channel(topic.name, channel.name)
+        self._pushing.join(_STOP_SECONDS)
+        self._pushing.kill()
+        log.info("STATSD: closing")
 
     def _push_until_stopped(self) -> None:
         due = time.monotonic() + self._interval
@@ -141,15 +120,15 @@ class StatsdPush:
 class StatsdLines:
     """Formats lines, and remembers the last counters. `prefix` ends with a dot or is empty; lines end with a newline.
 
-    Deleted topics and channels must be forgotten, because new ones of the same name count from 0. Go's nsqd sends a
-    negative count then.
+    An observer of the broker: deleted topics and channels are forgotten, because new ones of the same name count from
+    0. Go's nsqd sends a negative count then.
     """
 
     def __init__(self, prefix: str, *, exclude_ephemeral: bool) -> None:
         self._prefix = prefix
         self._exclude_ephemeral = exclude_ephemeral
-        self._last_topics: dict[str, TopicStats] = {}
-        self._last_channels: dict[str, dict[str, ChannelStats]] = {}
+        self._last: dict[tuple[str, str], TopicStats | ChannelStats] = {}
+        """By names of topic and channel, "" for the topic itself."""
         self._last_memory: Mapping[str, int] = {}
 
     def of_topic(self, topic: TopicStats) -> list[bytes]:
@@ -158,14 +137,11 @@ class StatsdLines:
         if self._is_excluded(name):
             return []
         key = f"{self._prefix}topic.{name}."
-        lines = list(_lines_of(key, _TOPIC_METRICS, topic, self._last_topics.get(name)))
-        last = self._last_channels.get(name, {})
+        lines = self._lines_of(key, _TOPIC_METRICS, topic, (name, ""))
         for channel in topic.channels:
             if not self._is_excluded(channel.channel_name):
                 key_of_channel = f"{key}channel.{channel.channel_name}."
-                lines += _lines_of(key_of_channel, _CHANNEL_METRICS, channel, last.get(channel.channel_name))
-        self._last_topics[name] = topic
-        self._last_channels[name] = {channel.channel_name: channel for channel in topic.channels}
+                lines += self._lines_of(key_of_channel, _CHANNEL_METRICS, channel, (name, channel.channel_name))
         return lines
 
     def of_memory(self, stats: Mapping[str, int]) -> list[bytes]:
@@ -180,12 +156,32 @@ class StatsdLines:
         self._last_memory = stats
         return lines
 
-    def forget_topic(self, topic: str) -> None:
-        self._last_topics.pop(topic, None)
-        self._last_channels.pop(topic, None)
+    def topic_deleted(self, topic: Topic) -> None:
+        for channel in ("", *topic.channels):
+            self._last.pop((topic.name, channel), None)
 
-    def forget_channel(self, topic: str, channel: str) -> None:
-        self._last_channels.get(topic, {}).pop(channel, None)
+    def channel_deleted(self, topic: Topic, channel: Channel) -> None:
+        self._last.pop((topic.name, channel.name), None)
+
+    def topic_created(self, *_: object) -> None: ...
+
+    channel_created = topic_created
+
+    def _lines_of(
+        self, key: str, names: Iterable[str], stats: TopicStats | ChannelStats, place: tuple[str, str]
+    ) -> list[bytes]:
+        last, self._last[place] = self._last.get(place), stats
+        lines = []
+        for name in names:
+            value = getattr(stats, "client_count" if name == "clients" else name)
+            if name in _COUNTERS:
+                lines.append(_line(key, name, value - (getattr(last, name) if last else 0), _COUNTER))
+            else:
+                lines.append(_line(key, name, value, _GAUGE))
+        for quantile, nanoseconds in stats.e2e_processing_latency.percentiles or ():
+            # nsqd: in whole percent, so 0.999 and 1.0 share a name.
+            lines.append(_line(key, f"e2e_processing_latency_{quantile * 100:.0f}", int(nanoseconds), _GAUGE))
+        return lines
 
     def _is_excluded(self, name: str) -> bool:
         return self._exclude_ephemeral and is_ephemeral(name)
@@ -209,26 +205,6 @@ def packets(lines: Iterable[bytes], size: int) -> Iterator[bytes]:
         room -= len(line)
     if packet:
         yield b"".join(packet)
-
-
-def _lines_of(
-    key: str,
-    metrics: Iterable[tuple[str, str, str]],
-    stats: TopicStats | ChannelStats,
-    last: TopicStats | ChannelStats | None,
-) -> Iterator[bytes]:
-    for name, field, kind in metrics:
-        value = getattr(stats, field)
-        if kind == _COUNTER and last is not None:
-            value -= getattr(last, field)
-        yield _line(key, name, value, kind)
-    yield from _latencies(key, stats.e2e_processing_latency)
-
-
-def _latencies(key: str, latency: LatencyStats) -> Iterator[bytes]:
-    for quantile, nanoseconds in latency.percentiles or ():
-        # nsqd: in whole percent, so 0.999 and 1.0 share a name.
-        yield _line(key, f"e2e_processing_latency_{quantile * 100:.0f}", int(nanoseconds), _GAUGE)
 
 
 def _line(key: str, name: str, value: int, kind: str) -> bytes:

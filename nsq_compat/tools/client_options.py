@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from nsq_compat.cli.kinds import INTEGER, STRINGS
-from nsq_compat.cli.literals import parse_bool
+from nsq_compat.cli.kinds import INTEGER, STRINGS, parse_bool
 from nsq_compat.cli.options import option
 from nsq_compat.client import Consumer, Producer
 from nsq_compat.client.message import Handler

@@ -32,7 +32,7 @@ from nsq_compat.log.metadata import MetadataError, TopicMetadata, load_metadata
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.tools.program import Refused
-from nsq_compat.web.responses import picked
+from nsq_compat.web.application import picked
 
 PROGRAM = "nsq_data"
 SALVAGED_SUFFIX = ".salvaged"

@@ -16,8 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nsq_compat.cli.kinds import INTEGER, STRING, STRINGS, choice
-from nsq_compat.cli.literals import parse_float
+from nsq_compat.cli.kinds import INTEGER, STRING, STRINGS, choice, parse_float
 from nsq_compat.cli.options import option
 from nsq_compat.client import Message, Producer, Published
 from nsq_compat.client.batching import Closed

@@ -1,15 +1,12 @@
-"""HTTP APIs of the daemons: requests and responses as values, without sockets or greenlets.
+"""HTTP APIs of the daemons: requests and responses as values, without sockets.
 
-    application      routes, error handling and access log, common to all APIs; read this first
-    query            query strings, parsed as Go parses them
-    responses        the two kinds of response (V1 and plain), and errors as exceptions
+    application      queries, responses, routes, errors and access log, common to all APIs; read this first
 
     nsqd_api         nsqd's routes
     nsqd_service     the interface that the daemon provides to the API
     publishing       /pub, /mpub
-    administration   /topic/..., /channel/...
-    configuration    /config
-    stats            /ping, /info, /stats;  stats_text  /stats as text
+    administration   /topic/..., /channel/..., /config
+    stats            /ping, /info, /stats
     nsqd_metrics     nsqd's metrics for Prometheus
 
     nsqlookupd_api   nsqlookupd's routes, answers and metrics
@@ -19,5 +16,5 @@
     admin/           nsqadmin's pages and API
 
 May import ``session``, ``policy``, ``queue``, ``registry`` and ``protocol``; `admin` also ``cluster``. Never gevent:
-where a handler must wait or inspect greenlets, it calls the service.
+of ``net`` only `let_others_run`, between two steps of long work, and `Process`, whose greenlets /debug shows.
 """

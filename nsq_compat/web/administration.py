@@ -1,25 +1,39 @@
-"""/topic/... and /channel/...: create, delete, empty, pause and unpause (POST); peek and recent (GET).
+"""/topic/..., /channel/... and /config/:opt: create, delete, empty, pause, peek, and change options while nsqd runs.
 
 The order of the checks and both spellings of their codes (INVALID_TOPIC for topics, INVALID_ARG_TOPIC for channels) are
 nsqd's. peek and recent do not exist in NSQ (docs/differences.md: peek).
 """
 
 import base64
+import json
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeVar
 
+from nsq_compat.net.long_work import let_others_run
+from nsq_compat.policy.policies import PolicyError
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.limits import Exiting
 from nsq_compat.queue.recent_messages import MAX_MESSAGES
 from nsq_compat.queue.topic import Topic
-from nsq_compat.session.http_message import Request, Response
-from nsq_compat.web import responses
+from nsq_compat.session.http_message import Admission, Request, Response
+from nsq_compat.web.application import (
+    EMPTY,
+    ApiError,
+    Handler,
+    Route,
+    Routes,
+    error,
+    json_response,
+    parse_query,
+    required,
+    required_name,
+    text_response,
+)
 from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.publishing import topic_of
-from nsq_compat.web.query import parse_query, required, required_name
-from nsq_compat.web.responses import EMPTY, ApiError
 
 MAX_SHOWN_BODY_BYTES: Final = 16 * 1024
 _DEFAULT_LIMIT: Final = "10"
@@ -34,45 +48,58 @@ class Administration:
         self._service = service
         self._broker = service.broker
 
+    def routes(self) -> Routes:
+        changes: dict[str, Handler] = {
+            "/topic/create": self._create_topic,
+            "/topic/delete": self._delete_topic,
+            "/topic/empty": self._empty_topic,
+            "/topic/pause": partial(self._pause, self._topic_of, Topic.pause),
+            "/topic/unpause": partial(self._pause, self._topic_of, Topic.unpause),
+            "/channel/create": self._create_channel,
+            "/channel/delete": partial(self._change_channel, Topic.delete_channel),
+            "/channel/empty": partial(self._change_channel, Topic.empty_channel),
+            "/channel/pause": partial(self._pause, self._channel_of, Channel.pause),
+            "/channel/unpause": partial(self._pause, self._channel_of, Channel.unpause),
+        }
+        reads: dict[str, Handler] = {"/channel/peek": self._peek, "/topic/recent": self._recent}
+        if not self._service.options.peeking_over_http:
+            reads = {}
+        return {
+            **{path: {"POST": Route(handler)} for path, handler in changes.items()},
+            **{path: {"GET": Route(handler)} for path, handler in reads.items()},
+        }
+
     # --- Topics -------------------------------------------------------------------------------------------------------
 
-    def create_topic(self, request: Request) -> Response:
+    def _create_topic(self, request: Request) -> Response:
         topic_of(self._service, parse_query(request.query))
         return EMPTY
 
-    def delete_topic(self, request: Request) -> Response:
+    def _delete_topic(self, request: Request) -> Response:
         # nsqd: for delete, pause and unpause, an invalid name is just not found.
-        name = required(parse_query(request.query), "topic")
         try:
-            self._broker.delete_topic(name)
+            self._broker.delete_topic(required(request, "topic"))
         except KeyError:
             raise ApiError(404, "TOPIC_NOT_FOUND") from None
         return EMPTY
 
-    def empty_topic(self, request: Request) -> Response:
-        name = required(parse_query(request.query), "topic")
-        if not is_valid_name(name):
+    def _empty_topic(self, request: Request) -> Response:
+        if not is_valid_name(required(request, "topic")):
             raise ApiError(400, "INVALID_TOPIC")
-        self._topic(name).empty()
+        self._topic_of(request).empty()
         return EMPTY
 
-    def pause_topic(self, request: Request) -> Response:
-        return self._change(self._topic_of(request), Topic.pause)
-
-    def unpause_topic(self, request: Request) -> Response:
-        return self._change(self._topic_of(request), Topic.unpause)
-
-    def recent(self, request: Request) -> Response:
+    def _recent(self, request: Request) -> Response:
         """The messages published last, whether finished or not."""
         limit = _limit(request)
         topic = self._topic_of(request)
         published = self._read(lambda: topic.recent(limit, self._service.now(), self._service.now_ns()))
         messages = [_message_json(frame) | ({"due": due_ns} if due_ns else {}) for frame, due_ns in published]
-        return responses.json({"message_count": topic.message_count, "messages": messages})
+        return json_response({"message_count": topic.message_count, "messages": messages})
 
     # --- Channels -----------------------------------------------------------------------------------------------------
 
-    def create_channel(self, request: Request) -> Response:
+    def _create_channel(self, request: Request) -> Response:
         topic, name = self._topic_and_channel_name(request)
         try:
             topic.channel(name)
@@ -80,34 +107,20 @@ class Administration:
             raise ApiError(503, "EXITING") from None
         return EMPTY
 
-    def delete_channel(self, request: Request) -> Response:
+    def _change_channel(self, change: Callable[[Topic, str], None], request: Request) -> Response:
         topic, name = self._topic_and_channel_name(request)
         try:
-            topic.delete_channel(name)
+            change(topic, name)
         except KeyError:
             raise ApiError(404, "CHANNEL_NOT_FOUND") from None
         return EMPTY
 
-    def empty_channel(self, request: Request) -> Response:
-        topic, name = self._topic_and_channel_name(request)
-        try:
-            topic.empty_channel(name)
-        except KeyError:
-            raise ApiError(404, "CHANNEL_NOT_FOUND") from None
-        return EMPTY
-
-    def pause_channel(self, request: Request) -> Response:
-        return self._change(self._channel_of(request), Channel.pause)
-
-    def unpause_channel(self, request: Request) -> Response:
-        return self._change(self._channel_of(request), Channel.unpause)
-
-    def peek(self, request: Request) -> Response:
+    def _peek(self, request: Request) -> Response:
         """The messages of a channel that are next in each state, without delivering them."""
         limit = _limit(request)
         channel = self._channel_of(request)
         peek = self._read(lambda: channel.peek(limit))
-        return responses.json(
+        return json_response(
             {
                 "depth": channel.depth,
                 "messages": [_message_json(frame) for frame in peek.waiting],
@@ -120,17 +133,13 @@ class Administration:
 
     # --- Common -------------------------------------------------------------------------------------------------------
 
-    def _change(self, target: _Target, change: Callable[[_Target], object]) -> Response:
-        change(target)
+    def _pause(
+        self, find: Callable[[Request], _Target], change: Callable[[_Target], None], request: Request
+    ) -> Response:
+        change(find(request))
         # nsqd: saved before the response, so that a crash does not undo it.
         self._service.save_metadata()
         return EMPTY
-
-    def _topic(self, name: str) -> Topic:
-        topic = self._broker.topics.get(name)
-        if topic is None:
-            raise ApiError(404, "TOPIC_NOT_FOUND")
-        return topic
 
     def _read(self, read: Callable[[], _Read]) -> _Read:
         """Read messages, in as many steps as the log needs. Raises ``ApiError``."""
@@ -138,18 +147,20 @@ class Administration:
             try:
                 return read()
             except BlockingIOError:
-                self._service.let_others_run()
+                let_others_run()
             except OSError:
                 raise ApiError(500, "INTERNAL_ERROR") from None
 
     def _topic_of(self, request: Request) -> Topic:
-        return self._topic(required(parse_query(request.query), "topic"))
+        topic = self._broker.topics.get(required(request, "topic"))
+        if topic is None:
+            raise ApiError(404, "TOPIC_NOT_FOUND")
+        return topic
 
     def _topic_and_channel_name(self, request: Request) -> tuple[Topic, str]:
-        parameters = parse_query(request.query)
-        topic = required_name(parameters, "topic")
-        channel = required_name(parameters, "channel")
-        return self._topic(topic), channel
+        required_name(request, "topic")
+        name = required_name(request, "channel")
+        return self._topic_of(request), name
 
     def _channel_of(self, request: Request) -> Channel:
         topic, name = self._topic_and_channel_name(request)
@@ -178,3 +189,60 @@ def _message_json(frame: bytes) -> dict[str, object]:
         "size": len(message_body),
         "body": base64.b64encode(message_body[:MAX_SHOWN_BODY_BYTES]).decode("ascii"),
     }
+
+
+# --- /config ----------------------------------------------------------------------------------------------------------
+
+
+class Configuration:
+    def __init__(self, service: NsqdService) -> None:
+        self._service = service
+        self._writable: dict[str, Callable[[bytes], None]] = {
+            "nsqlookupd_tcp_addresses": self._set_lookupd_addresses,
+            "log_level": lambda body: service.set_log_level(body.decode("utf-8")),
+            "drain": self._drain,
+            "policies": lambda body: service.set_policies(json.loads(body.decode("utf-8"))),
+        }
+
+    def routes(self) -> Routes:
+        admission = Admission(self._service.options.max_msg_size, error(413, "INVALID_VALUE"))
+        return {"/config/:opt": {"GET": Route(self._show), "PUT": Route(self._change, admission)}}
+
+    def _show(self, request: Request) -> Response:
+        return self._value(request.path.rpartition("/")[2])
+
+    def _change(self, request: Request) -> Response:
+        name = request.path.rpartition("/")[2]
+        if not request.body:
+            raise ApiError(413, "INVALID_VALUE")
+        if name not in self._writable:
+            raise ApiError(400, "INVALID_OPTION")
+        try:
+            self._writable[name](request.body)
+        except PolicyError as failure:  # docs/differences.md: policies
+            raise ApiError(400, f"INVALID_VALUE: {failure}") from None
+        except (ValueError, RecursionError):  # RecursionError: deeply nested JSON
+            raise ApiError(400, "INVALID_VALUE") from None
+        return self._value(name)
+
+    def _value(self, name: str) -> Response:
+        try:
+            value = self._service.config_value(name)
+        except KeyError:
+            raise ApiError(400, "INVALID_OPTION") from None
+        # nsqd: strings are shown raw, everything else as JSON.
+        return text_response(value.encode("utf-8")) if isinstance(value, str) else json_response(value)
+
+    def _set_lookupd_addresses(self, body: bytes) -> None:
+        addresses = json.loads(body.decode("utf-8"))
+        if addresses is not None and not (
+            isinstance(addresses, list) and all(isinstance(address, str) for address in addresses)
+        ):
+            raise ValueError("not a list of strings")
+        self._service.set_lookupd_addresses(addresses)
+
+    def _drain(self, body: bytes) -> None:
+        # docs/differences.md: drain
+        if body.strip() != b"true":
+            raise ValueError("a drain cannot be undone")
+        self._service.drain()

@@ -1,4 +1,9 @@
-"""An HTTP API made of routes: dispatch, redirects, error responses and the access log.
+"""What all HTTP APIs have in common: query strings, responses, routes, redirects and the access log.
+
+Query strings are parsed as Go's url.ParseQuery parses them: which queries are malformed is part of the API.
+
+Most routes respond in V1: text or compact JSON, errors as ``{"message":"<CODE>"}``, marked by a header. The few others
+are plain: text without the header, errors too.
 
 Dispatch follows nsqd's router (httprouter): a path that is wrong only in a trailing slash, in letter case or in
 repeated slashes is redirected, but only for a method that the corrected path serves.
@@ -8,20 +13,161 @@ import html
 import logging
 import posixpath
 import time
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
-from urllib.parse import quote
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote_to_bytes
 
 from nsq_compat.protocol.durations import format_duration
-from nsq_compat.session.http_message import Admission, Request, Response
-from nsq_compat.web.responses import HTML, JSON, V1, ApiError, error
+from nsq_compat.protocol.go_json import dumps
+from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.session.http_message import TEXT, Admission, Request, Response
 
 log = logging.getLogger(__name__)
+
+MAX_CACHED_LENGTH: Final = 256
+_HEX: Final = frozenset(b"0123456789abcdefABCDEF")
+_BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
+
+JSON: Final = ("Content-Type", "application/json; charset=utf-8")
+HTML: Final = ("Content-Type", "text/html; charset=utf-8")
+# nsqd: Go sends the name in its canonical spelling.
+V1: Final = ("X-Nsq-Content-Type", "nsq; version=1.0")
+_MIN_PIECE_BYTES: Final = 64 * 1024
+
+
+class ApiError(Exception):
+    """Ends a request with an error response. Clients match on the code."""
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(code)
+        self.status = status
+        self.code = code
+
+
+# --- Queries ----------------------------------------------------------------------------------------------------------
+
+
+def parse_query(query: bytes) -> Mapping[str, str]:
+    """The first value of every parameter, read-only. Raises ``ApiError`` for a malformed query.
+
+    Bytes that are not UTF-8 become surrogates, which no valid name contains.
+    """
+    # A publisher sends the same short query with every message.
+    return _parse_cached(query) if len(query) <= MAX_CACHED_LENGTH else _parse(query)
+
+
+def _parse(query: bytes) -> Mapping[str, str]:
+    parameters: dict[str, str] = {}
+    for pair in query.split(b"&"):
+        if not pair:
+            continue
+        if b";" in pair:
+            raise ApiError(400, "INVALID_REQUEST")
+        name, _, value = pair.partition(b"=")
+        parameters.setdefault(_unescape(name), _unescape(value))
+    return parameters
+
+
+_parse_cached = lru_cache(maxsize=1024)(_parse)
+
+
+def _unescape(text: bytes) -> str:
+    if b"%" in text:
+        for escape in text.split(b"%")[1:]:
+            if len(escape) < 2 or escape[0] not in _HEX or escape[1] not in _HEX:
+                raise ApiError(400, "INVALID_REQUEST")
+    if b"+" in text:
+        text = text.replace(b"+", b" ")
+    return unquote_to_bytes(text).decode("utf-8", errors="surrogateescape")
+
+
+def required(request: Request, key: str) -> str:
+    """The value of a query's parameter. Raises ``ApiError`` if it is missing."""
+    value = parse_query(request.query).get(key)
+    if value is None:
+        raise ApiError(400, f"MISSING_ARG_{key.upper()}")
+    return value
+
+
+def required_name(request: Request, key: str) -> str:
+    """A topic's or channel's name. Raises ``ApiError`` if it is missing or invalid."""
+    name = required(request, key)
+    if not is_valid_name(name):
+        raise ApiError(400, f"INVALID_ARG_{key.upper()}")
+    return name
+
+
+def parse_boolean(value: str) -> bool | None:
+    """None for anything but NSQ's four spellings. Each route decides how to treat that."""
+    return _BOOLEANS.get(value)
+
+
+# --- Responses --------------------------------------------------------------------------------------------------------
+
+
+def text_response(body: bytes) -> Response:
+    # nsqd: an empty body has no type.
+    return Response(200, body, (TEXT, V1) if body else (V1,))
+
+
+def picked(value: object, keys: str) -> dict[str, Any]:
+    """These attributes of a value, in order. A key with "?" is left out if its value is empty, 0 or false."""
+    return {name: found for name, optional in _parsed(keys) if (found := getattr(value, name)) or not optional}
+
+
+@lru_cache(maxsize=32)
+def _parsed(keys: str) -> tuple[tuple[str, bool], ...]:
+    return tuple((key.rstrip("?"), key.endswith("?")) for key in keys.split())
+
+
+def json_response(value: Any) -> Response:
+    return encoded_json(dumps(value).encode("utf-8"))
+
+
+def encoded_json(body: bytes) -> Response:
+    """As `json_response`, for encoded JSON."""
+    return Response(200, body, (JSON, V1))
+
+
+def long_response(pieces: Iterable[bytes], content_type: tuple[str, str]) -> Response:
+    """A response in V1 made of short pieces, which are joined into fewer, longer ones."""
+    body, *rest = _joined(pieces)
+    return Response(200, body, (content_type, V1), rest=tuple(rest))
+
+
+def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    waiting: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece)
+        if size >= _MIN_PIECE_BYTES:
+            yield b"".join(waiting)
+            waiting.clear()
+            size = 0
+    yield b"".join(waiting)
+
+
+def error(status: int, code: str, extra: Iterable[tuple[str, str]] = ()) -> Response:
+    return Response(status, dumps({"message": code}).encode("utf-8"), (*extra, JSON, V1))
+
+
+def plain(body: str, status: int = 200) -> Response:
+    return Response(status, body.encode("utf-8", errors="surrogateescape"), (TEXT,) if body else ())
+
+
+OK: Final = text_response(b"OK")
+EMPTY: Final = text_response(b"")
+
+
+# --- Routes -----------------------------------------------------------------------------------------------------------
 
 Handler = Callable[[Request], Response]
 
 IGNORED_BODY_LIMIT: Final = 256 * 1024
 """Bytes of an unexpected body that are read and dropped, so that the connection can stay open (nsqd)."""
+INTERNAL_ERROR: Final = error(500, "INTERNAL_ERROR")
 
 
 class Route(NamedTuple):
@@ -34,12 +180,32 @@ Routes = Mapping[str, Mapping[str, Route]]
 """Routes by path and method. A path that ends in ``:name`` matches any non-empty last segment."""
 
 
-class Router:
+class Application:
+    """An HTTP handler that dispatches to routes."""
+
     def __init__(self, routes: Routes) -> None:
         self._paths = {path: methods for path, methods in routes.items() if "/:" not in path}
         self._families = {path.partition(":")[0]: methods for path, methods in routes.items() if "/:" in path}
         self._canonical = {path.lower(): path for path in (*self._paths, *self._families)}
         self._all_methods = {method for methods in routes.values() for method in methods}
+
+    def admit(self, method: str, path: str) -> Admission:
+        route = self.methods(path).get(method)
+        if route is not None:
+            return route.admission
+        return Admission(IGNORED_BODY_LIMIT, self.unmatched(method, path, b""))
+
+    def respond(self, request: Request) -> Response:
+        began = time.monotonic_ns()
+        route = self.methods(request.path).get(request.method)
+        if route is None:
+            response = self.unmatched(request.method, request.path, request.query)
+            logged = response.status in (404, 405)  # nsqd: of the router's own responses, only errors are logged
+        else:
+            response, logged = _respond(request, route.handler), route.logged
+        if logged:
+            log_access(request, response.status, time.monotonic_ns() - began)
+        return response
 
     def methods(self, path: str) -> Mapping[str, Route]:
         """The routes of a path, by method. Empty for an unknown path."""
@@ -109,40 +275,6 @@ def moved(method: str, path: str, query: bytes) -> Response:
         return Response(307, headers=(header,))
     page = f'<a href="{html.escape(location)}">Moved Permanently</a>.\n\n'
     return Response(301, page.encode("latin-1"), (HTML, header))
-
-
-INTERNAL_ERROR: Final = error(500, "INTERNAL_ERROR")
-# nsqd: of the router's own responses, only errors are logged.
-_LOGGED_UNMATCHED: Final = frozenset({404, 405})
-
-
-class Application:
-    """An HTTP handler that dispatches to routes."""
-
-    def __init__(self, routes: Routes) -> None:
-        self._router = Router(routes)
-
-    def admit(self, method: str, path: str) -> Admission:
-        route = self._router.methods(path).get(method)
-        if route is not None:
-            return route.admission
-        return Admission(IGNORED_BODY_LIMIT, self._router.unmatched(method, path, b""))
-
-    def respond(self, request: Request) -> Response:
-        route = self._router.methods(request.path).get(request.method)
-        if route is not None and not route.logged:
-            return _respond(request, route.handler)
-        began = time.monotonic_ns()
-        if route is None:
-            response = self._router.unmatched(request.method, request.path, request.query)
-            if response.status not in _LOGGED_UNMATCHED:
-                return response
-        else:
-            response = _respond(request, route.handler)
-        log_access(request, response.status, time.monotonic_ns() - began)
-        return response
-
-    __call__ = respond
 
 
 class TlsRequired:

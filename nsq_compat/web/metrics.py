@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from nsq_compat import missing_package
 from nsq_compat.session.http_message import Request, Response
-from nsq_compat.web import responses
-from nsq_compat.web.application import Route, Routes
+from nsq_compat.web.application import Route, Routes, plain
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -89,19 +88,16 @@ def monitoring_routes(metrics: Metrics, why_not_ready: Callable[[], str]) -> Rou
         try:
             page, content_type = metrics.page(request.headers.get(b"accept", b"").decode("latin-1"))
         except MetricsUnavailable as failure:
-            return responses.plain(str(failure), 501)
+            return plain(str(failure), 501)
         return Response(200, page, (("Content-Type", content_type),))
-
-    def live(request: Request) -> Response:
-        return responses.plain("OK")
 
     def ready(request: Request) -> Response:
         reason = why_not_ready()
-        return responses.plain(reason, 503) if reason else responses.plain("OK")
+        return plain(reason, 503) if reason else plain("OK")
 
     # Probes come every few seconds: their lines would fill the log.
     return {
         "/metrics": {"GET": Route(show, logged=False)},
-        "/livez": {"GET": Route(live, logged=False)},
+        "/livez": {"GET": Route(lambda request: plain("OK"), logged=False)},
         "/readyz": {"GET": Route(ready, logged=False)},
     }

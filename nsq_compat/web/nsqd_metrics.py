@@ -16,7 +16,7 @@ from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.broker import snapshot
 from nsq_compat.queue.stats import ChannelStats, TopicStats
 from nsq_compat.web.nsqd_service import NsqdService
-from nsq_compat.web.stats import HEALTHY, cooperatively
+from nsq_compat.web.stats import HEALTHY, MAX_TOPICS_AT_ONCE, cooperatively
 
 OTHERS: Final = "(others)"
 _MAX_SAMPLES_AT_ONCE: Final = 50
@@ -55,7 +55,7 @@ _CHANNEL: Final[Sequence[Column[ChannelStats]]] = (
     Column("nsqd_channel_in_flight", "Messages delivered and not yet answered.", lambda it: it.in_flight_count),
     Column("nsqd_channel_deferred", "Messages deferred.", lambda channel: channel.deferred_count),
     Column("nsqd_channel_consumers", "Consumers.", lambda channel: channel.client_count),
-    Column("nsqd_channel_ready", "Sum of the consumers' RDY.", lambda channel: _ready(channel)),
+    Column("nsqd_channel_ready", "Sum of the consumers' RDY.", lambda it: sum(c.ready_count for c in it.clients or ())),
     Column("nsqd_channel_paused", "1 while the channel is paused.", lambda channel: channel.paused),
     Column("nsqd_channel_messages", "Messages received.", lambda channel: channel.message_count, is_counter=True),
     Column("nsqd_channel_requeues", "Messages requeued.", lambda channel: channel.requeue_count, is_counter=True),
@@ -67,34 +67,35 @@ _CHANNEL: Final[Sequence[Column[ChannelStats]]] = (
 
 
 class Table(Generic[S]):
-    """Rows that have series of their own, and the sums of all others."""
+    """Series of one topic or channel each, and the sums of all others."""
 
     def __init__(self, columns: Sequence[Column[S]], label_names: Sequence[str]) -> None:
+        self.count = self.other_count = 0
         self._columns: Sequence[Column[S]] = columns
-        self._label_names = label_names
-        self._rows: list[tuple[Labels, tuple[float, ...]]] = []
+        self._families = [
+            (CounterMetricFamily if column.is_counter else GaugeMetricFamily)(
+                column.name, column.help, labels=label_names
+            )
+            for column in columns
+        ]
+        self._other_labels = (OTHERS,) * len(label_names)
         self._others = [0.0] * len(columns)
-        self.other_count = 0
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def add(self, labels: Labels, stats: S) -> None:
-        self._rows.append((labels, self._values(stats)))
+        self.count += 1
+        for family, value in zip(self._families, self._values(stats), strict=True):
+            family.add_metric(labels, value)
 
     def add_to_others(self, stats: S) -> None:
         self.other_count += 1
         self._others = [sum(pair) for pair in zip(self._others, self._values(stats), strict=True)]
 
-    def families(self) -> Iterator[Metric]:
-        for index, column in enumerate(self._columns):
-            kind = CounterMetricFamily if column.is_counter else GaugeMetricFamily
-            family = kind(column.name, column.help, labels=self._label_names)
-            for labels, values in self._rows:
-                family.add_metric(labels, values[index])
+    def families(self) -> Iterable[Metric]:
+        """To be called once, after everything was added."""
+        for column, family, value in zip(self._columns, self._families, self._others, strict=True):
             if self.other_count and not column.is_counter:
-                family.add_metric((OTHERS,) * len(self._label_names), self._others[index])
-            yield family
+                family.add_metric(self._other_labels, value)
+        return self._families
 
     def _values(self, stats: S) -> tuple[float, ...]:
         return tuple(float(column.value(stats)) for column in self._columns)
@@ -108,8 +109,8 @@ def collect(service: NsqdService) -> Iterator[Metric]:
         "Time from publish to FIN in the last window (--e2e-processing-latency-percentile).",
         labels=("topic", "channel", "quantile"),
     )
-    for topic in cooperatively(snapshot(service.broker, service.now()), service.let_others_run):
-        fits = len(topics) + len(channels) + 1 + len(topic.channels) <= service.options.metrics_max_names
+    for topic in cooperatively(snapshot(service.broker, service.now()), MAX_TOPICS_AT_ONCE):
+        fits = topics.count + channels.count + 1 + len(topic.channels) <= service.options.metrics_max_names
         has_series = fits and not is_ephemeral(topic.topic_name)
         if has_series:
             topics.add((topic.topic_name,), topic)
@@ -125,7 +126,7 @@ def collect(service: NsqdService) -> Iterator[Metric]:
                 channels.add_to_others(channel)
     yield from _daemon_metrics(service, topics, channels)
     for family in chain(topics.families(), channels.families(), (latency,)):
-        family.samples = _CooperativeSamples(family.samples, service.let_others_run)
+        family.samples = _CooperativeSamples(family.samples)
         yield family
 
 
@@ -134,8 +135,8 @@ def _daemon_metrics(service: NsqdService, topics: Table[TopicStats], channels: T
         ("nsqd_healthy", "1 while the data path can be written and read.", service.health() == HEALTHY),
         ("nsqd_draining", "1 while nsqd drains before it stops.", service.draining),
         ("nsqd_connections", "TCP clients.", service.connection_count()),
-        ("nsqd_topics", "Topics.", len(topics) + topics.other_count),
-        ("nsqd_channels", "Channels.", len(channels) + channels.other_count),
+        ("nsqd_topics", "Topics.", topics.count + topics.other_count),
+        ("nsqd_channels", "Channels.", channels.count + channels.other_count),
         ("nsqd_topics_without_series", "Topics in (others).", topics.other_count),
         ("nsqd_channels_without_series", "Channels in (others).", channels.other_count),
     ):
@@ -146,16 +147,5 @@ def _daemon_metrics(service: NsqdService, topics: Table[TopicStats], channels: T
 class _CooperativeSamples(list[Sample]):
     """The samples of a family. Iteration lets others run regularly: encoding a sample takes 10 us."""
 
-    def __init__(self, samples: Iterable[Sample], let_others_run: Callable[[], None]) -> None:
-        super().__init__(samples)
-        self._let_others_run = let_others_run
-
     def __iter__(self) -> Iterator[Sample]:
-        for index, sample in enumerate(super().__iter__()):
-            if index % _MAX_SAMPLES_AT_ONCE == _MAX_SAMPLES_AT_ONCE - 1:
-                self._let_others_run()
-            yield sample
-
-
-def _ready(channel: ChannelStats) -> int:
-    return sum(client.ready_count for client in channel.clients or ())
+        return cooperatively(super().__iter__(), _MAX_SAMPLES_AT_ONCE)

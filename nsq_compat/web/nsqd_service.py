@@ -6,22 +6,16 @@ from typing import Protocol
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.web.metrics import Metrics
-from nsq_compat.web.profiling import RunningProcess
 
 
 class NsqdOptions(Protocol):
-    """Options that the API reads, named like their config keys. Durations are integer nanoseconds."""
+    """Options that the API reads, named like their config keys. /info shows others."""
 
     broadcast_address: str
     max_msg_size: int
     max_body_size: int
     max_defer_timeout: int
-    max_heartbeat_interval: int
-    max_output_buffer_size: int
-    max_output_buffer_timeout: int
-    max_deflate_level: int
-    topology_zone: str
-    topology_region: str
+    """Nanoseconds."""
     metrics_max_names: int
 
     @property
@@ -30,14 +24,9 @@ class NsqdOptions(Protocol):
     def peeking_over_http(self) -> bool: ...
 
 
-class NsqdService(RunningProcess, Protocol):
+class NsqdService(Protocol):
     broker: Broker
     metrics: Metrics
-    version: str
-    """The announced version, ``1.3.0``."""
-    version_line: str
-    """``nsqd v1.3.0 (built w/...)``, the first line of /stats as text."""
-    hostname: str
     tcp_port: int
     """The bound port; -1 for a unix socket."""
     http_port: int
@@ -56,9 +45,6 @@ class NsqdService(RunningProcess, Protocol):
 
     def now_ns(self) -> int:
         """Wall clock, nanoseconds."""
-
-    def let_others_run(self) -> None:
-        """Let the event loop serve other clients. For calls between two steps of long work."""
 
     def health(self) -> str:
         """``OK``, or ``NOK - <error>`` after a failed write or read."""

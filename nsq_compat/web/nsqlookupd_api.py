@@ -5,18 +5,27 @@ as `registry.registration_db` describes them, and names, which need no escapes. 
 (nsqlookupd: in no order).
 """
 
-from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Final, Protocol
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Final
 
+from nsq_compat import NSQ_VERSION
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.registry.registration_db import Producer, Registration, RegistrationDb, Tombstone
 from nsq_compat.session.http_message import Request, Response
-from nsq_compat.web import responses
-from nsq_compat.web.application import Application, Route, Routes
+from nsq_compat.web.application import (
+    EMPTY,
+    ApiError,
+    Application,
+    Route,
+    encoded_json,
+    json_response,
+    plain,
+    required,
+    required_name,
+)
 from nsq_compat.web.metrics import READY, Metrics, monitoring_routes
-from nsq_compat.web.profiling import Profiling, RunningProcess
-from nsq_compat.web.query import parse_query, required, required_name
-from nsq_compat.web.responses import EMPTY, ApiError
+from nsq_compat.web.profiling import Profiling
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -25,108 +34,90 @@ GO_ZERO_TIME_NS: Final = -6795364578871345152
 """Go's zero time, which /debug shows for a tombstone that does not exist."""
 
 
-class NsqlookupdService(RunningProcess, Protocol):
-    """The interface that nsqlookupd provides to its HTTP API."""
-
-    db: RegistrationDb
-    metrics: Metrics
-    version: str
-    """The announced version, ``1.3.0``."""
-
-    def now(self) -> float:
-        """Monotonic seconds."""
-
-    def now_ns(self) -> int:
-        """Wall clock, nanoseconds."""
-
-
 class NsqlookupdApi(Application):
-    """The handler behind nsqlookupd's HTTP port."""
+    """The handler behind nsqlookupd's HTTP port. `now` is monotonic seconds, `now_ns` the wall clock."""
 
-    def __init__(self, service: NsqlookupdService) -> None:
-        service.metrics.collect_from(lambda: _collect(service))
-        super().__init__(_routes(service))
-
-
-def _collect(service: NsqlookupdService) -> Iterable["Metric"]:
-    """The sizes of the registration database. No metric has the name of a topic."""
-    # prometheus_client is an extra.
-    from prometheus_client.core import GaugeMetricFamily
-
-    now, db = service.now(), service.db
-    active = sum(1 for _ in db.nodes(now))
-    nodes = GaugeMetricFamily("nsqlookupd_nodes", "Registered nsqd nodes, by state.", labels=("state",))
-    nodes.add_metric(("active",), active)
-    nodes.add_metric(("inactive",), len(db.producers) - active)
-    yield nodes
-    tombstones = sum(
-        db.is_tombstoned(producer, topic, now) for producer in db.producers for topic in producer.tombstones
-    )
-    for name, help, value in (
-        ("nsqlookupd_topics", "Registered topics.", len(db.topics)),
-        ("nsqlookupd_channels", "Registered channels.", sum(len(db.channels(topic)) for topic in db.topics)),
-        ("nsqlookupd_tombstones", "Topics of nodes that lookups leave out.", tombstones),
-    ):
-        yield GaugeMetricFamily(name, help, value=value)
-
-
-def _routes(service: NsqlookupdService) -> Routes:
-    directory = Directory(service)
-    return {
-        "/ping": {"GET": Route(directory.ping)},
-        **monitoring_routes(service.metrics, lambda: READY),
-        "/info": {"GET": Route(directory.info)},
-        "/lookup": {"GET": Route(directory.lookup)},
-        "/topics": {"GET": Route(directory.topics)},
-        "/channels": {"GET": Route(directory.channels)},
-        "/nodes": {"GET": Route(directory.nodes)},
-        "/debug": {"GET": Route(directory.debug)},
-        "/topic/create": {"POST": Route(directory.create_topic)},
-        "/topic/delete": {"POST": Route(directory.delete_topic)},
-        "/topic/tombstone": {"POST": Route(directory.tombstone)},
-        "/channel/create": {"POST": Route(directory.create_channel)},
-        "/channel/delete": {"POST": Route(directory.delete_channel)},
-        **Profiling(service).routes("/debug/pprof"),
-    }
-
-
-class Directory:
-    """The handlers of the routes."""
-
-    def __init__(self, service: NsqlookupdService) -> None:
-        self._service = service
-        self._db = service.db
+    def __init__(
+        self,
+        db: RegistrationDb,
+        metrics: Metrics,
+        now: Callable[[], float] = time.monotonic,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._db = db
+        self._now = now
+        self._now_ns = now_ns
+        metrics.collect_from(self._collect)
+        super().__init__(
+            {
+                "/ping": {"GET": Route(self.ping)},
+                **monitoring_routes(metrics, lambda: READY),
+                "/info": {"GET": Route(self.info)},
+                "/lookup": {"GET": Route(self.lookup)},
+                "/topics": {"GET": Route(self.topics)},
+                "/channels": {"GET": Route(self.channels)},
+                "/nodes": {"GET": Route(self.nodes)},
+                "/debug": {"GET": Route(self.debug)},
+                "/topic/create": {"POST": Route(self.create_topic)},
+                "/topic/delete": {"POST": Route(self.delete_topic)},
+                "/topic/tombstone": {"POST": Route(self.tombstone)},
+                "/channel/create": {"POST": Route(self.create_channel)},
+                "/channel/delete": {"POST": Route(self.delete_channel)},
+                **Profiling().routes("/debug/pprof"),
+            }
+        )
 
     def ping(self, request: Request) -> Response:
-        return responses.plain("OK")
+        return plain("OK")
 
     def info(self, request: Request) -> Response:
-        return responses.json({"version": self._service.version})
+        return json_response({"version": NSQ_VERSION})
+
+    def _collect(self) -> Iterable["Metric"]:
+        """The sizes of the registration database. No metric has the name of a topic."""
+        # prometheus_client is an extra.
+        from prometheus_client.core import GaugeMetricFamily
+
+        now, db = self._now(), self._db
+        active = sum(1 for _ in db.nodes(now))
+        nodes = GaugeMetricFamily("nsqlookupd_nodes", "Registered nsqd nodes, by state.", labels=("state",))
+        nodes.add_metric(("active",), active)
+        nodes.add_metric(("inactive",), len(db.producers) - active)
+        yield nodes
+        tombstones = sum(
+            db.is_tombstoned(producer, topic, now) for producer in db.producers for topic in producer.tombstones
+        )
+        for name, help, value in (
+            ("nsqlookupd_topics", "Registered topics.", len(db.topics)),
+            ("nsqlookupd_channels", "Registered channels.", sum(len(db.channels(topic)) for topic in db.topics)),
+            ("nsqlookupd_tombstones", "Topics of nodes that lookups leave out.", tombstones),
+        ):
+            yield GaugeMetricFamily(name, help, value=value)
 
     # --- Lookups ------------------------------------------------------------------------------------------------------
 
     def lookup(self, request: Request) -> Response:
-        topic = required(parse_query(request.query), "topic")
+        topic = required(request, "topic")
         try:
-            channels, producers = self._db.lookup(topic, self._service.now())
+            channels, producers = self._db.lookup(topic, self._now())
         except KeyError:
             raise ApiError(404, "TOPIC_NOT_FOUND") from None
         described = b"},".join([producer.described for producer in producers])
         if producers:
             described += b"}"
-        return responses.encoded_json(b'{"channels":%b,"producers":[%b]}' % (_names(channels), described))
+        return encoded_json(b'{"channels":%b,"producers":[%b]}' % (_names(channels), described))
 
     def topics(self, request: Request) -> Response:
-        return responses.encoded_json(b'{"topics":%b}' % _names(self._db.topics))
+        return encoded_json(b'{"topics":%b}' % _names(self._db.topics))
 
     def channels(self, request: Request) -> Response:
-        topic = required(parse_query(request.query), "topic")
-        return responses.encoded_json(b'{"channels":%b}' % _names(self._db.channels(topic)))
+        topic = required(request, "topic")
+        return encoded_json(b'{"channels":%b}' % _names(self._db.channels(topic)))
 
     def nodes(self, request: Request) -> Response:
-        now = self._service.now()
+        now = self._now()
         nodes = b",".join([self._node(producer, now) for producer in self._db.nodes(now)])
-        return responses.encoded_json(b'{"producers":[%b]}' % nodes)
+        return encoded_json(b'{"producers":[%b]}' % nodes)
 
     def _node(self, producer: Producer, now: float) -> bytes:
         # nsqadmin reads the two lists in parallel.
@@ -141,40 +132,33 @@ class Directory:
         """The whole database, for debugging. Not optimized."""
         lists = sorted(_registered(self._db))
         members = b",".join([b'"%b":[%b]' % (key.encode("ascii"), b",".join(producers)) for key, producers in lists])
-        return responses.encoded_json(b"{%b}" % members)
+        return encoded_json(b"{%b}" % members)
 
     # --- Changes -----------------------------------------------------------------------------------------------------
 
     def create_topic(self, request: Request) -> Response:
-        self._db.create_topic(required_name(parse_query(request.query), "topic"))
+        self._db.create_topic(required_name(request, "topic"))
         return EMPTY
 
     def delete_topic(self, request: Request) -> Response:
-        self._db.delete_topic(required(parse_query(request.query), "topic"))
+        self._db.delete_topic(required(request, "topic"))
         return EMPTY
 
     def create_channel(self, request: Request) -> Response:
-        self._db.create_channel(*_topic_and_channel(request))
+        self._db.create_channel(required_name(request, "topic"), required_name(request, "channel"))
         return EMPTY
 
     def delete_channel(self, request: Request) -> Response:
-        topic, channel = _topic_and_channel(request)
         try:
-            self._db.delete_channel(topic, channel)
+            self._db.delete_channel(required_name(request, "topic"), required_name(request, "channel"))
         except KeyError:
             raise ApiError(404, "CHANNEL_NOT_FOUND") from None
         return EMPTY
 
     def tombstone(self, request: Request) -> Response:
-        parameters = parse_query(request.query)
-        topic, node = required(parameters, "topic"), required(parameters, "node")
-        self._db.tombstone(topic, node, self._service.now(), self._service.now_ns())
+        topic, node = required(request, "topic"), required(request, "node")
+        self._db.tombstone(topic, node, self._now(), self._now_ns())
         return EMPTY
-
-
-def _topic_and_channel(request: Request) -> tuple[str, str]:
-    parameters = parse_query(request.query)
-    return required_name(parameters, "topic"), required_name(parameters, "channel")
 
 
 def _names(names: Collection[str]) -> bytes:

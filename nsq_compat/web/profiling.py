@@ -12,15 +12,14 @@ import sys
 import threading
 import tracemalloc
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Final, Protocol
+from typing import Final
 
+from nsq_compat.net.process import Process
 from nsq_compat.protocol.errors import quote, without_secrets
 from nsq_compat.session.http_message import TEXT, Request, Response
-from nsq_compat.web.application import Handler, Route, Routes
-from nsq_compat.web.query import parse_query
-from nsq_compat.web.responses import HTML, plain
+from nsq_compat.web.application import HTML, Handler, Route, Routes, parse_query, plain
 
 _NO_SNIFF: Final = ("X-Content-Type-Options", "nosniff")
 _is_integer = re.compile(r"[+-]?[0-9]{1,19}").fullmatch
@@ -29,30 +28,22 @@ _DEFAULT_SECONDS: Final = 30.0
 _MAX_SECONDS: Final = 300.0
 _SAMPLE_INTERVAL: Final = 0.01
 _HEAP_LINES: Final = 100
-
-
-class RunningProcess(Protocol):
-    """What profiling needs from the daemon's event loop."""
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep without blocking the event loop."""
-
-    def greenlet_stacks(self) -> str:
-        """The stacks of all greenlets and threads, as text."""
+_NO_CONTENTION: Final = "--- contention:\nnot recorded: greenlets wait in the event loop, see goroutine\n"
+_NO_SYMBOLS: Final = "num_symbols: 0\n"
 
 
 class Profiling:
-    def __init__(self, process: RunningProcess) -> None:
-        self._process = process
+    def __init__(self) -> None:
+        self._process = Process()
         self._sampling = False
         self._profiles: Mapping[str, tuple[Handler, str]] = {
-            "block": (self.block, "empty: Python does not record contention"),
-            "cmdline": (self.command_line, "the command line, arguments separated by NUL"),
-            "goroutine": (self.greenlets, "the stacks of all greenlets and threads"),
-            "heap": (self.heap, "live objects by type, and by line of allocation if tracemalloc runs"),
+            "block": (_shows(lambda: _NO_CONTENTION), "empty: Python does not record contention"),
+            "cmdline": (_shows(_command_line), "the command line, arguments separated by NUL"),
+            "goroutine": (_shows(self._process.greenlet_stacks), "the stacks of all greenlets and threads"),
+            "heap": (_shows(_heap), "live objects by type, and by line of allocation if tracemalloc runs"),
             "profile": (self.profile, "CPU samples for ?seconds=30, one stack per line, for flame graph tools"),
-            "symbol": (self.symbol, "empty: samples contain names"),
-            "threadcreate": (self.threads, "threads of the process"),
+            "symbol": (_shows(lambda: _NO_SYMBOLS), "empty: samples contain names"),
+            "threadcreate": (_shows(_threads), "threads of the process"),
         }
 
     # --- /debug/pprof -------------------------------------------------------------------------------------------------
@@ -60,7 +51,7 @@ class Profiling:
     def routes(self, index: str) -> Routes:
         """The profiles' routes. The path of the index has a trailing slash in nsqd, but not in nsqlookupd."""
         routes = {name: {"GET": Route(handler, logged=False)} for name, (handler, _) in self._profiles.items()}
-        routes["symbol"]["POST"] = Route(self.symbol, logged=False)
+        routes["symbol"]["POST"] = routes["symbol"]["GET"]
         return {
             index: {"GET": Route(self.index, logged=False)},
             **{f"/debug/pprof/{name}": methods for name, methods in routes.items()},
@@ -75,41 +66,16 @@ class Profiling:
         page = f"<html>\n<head><title>/debug/pprof/</title></head>\n<body>\n<table>\n{rows}</table>\n</body>\n</html>\n"
         return Response(200, page.encode("utf-8"), (HTML, _NO_SNIFF))
 
-    def command_line(self, request: Request) -> Response:
-        return _dump("\0".join(map(without_secrets, sys.argv)))
-
-    def symbol(self, request: Request) -> Response:
-        return _dump("num_symbols: 0\n")
-
-    def greenlets(self, request: Request) -> Response:
-        return _dump(self._process.greenlet_stacks())
-
-    def block(self, request: Request) -> Response:
-        return _dump("--- contention:\nnot recorded: greenlets wait in the event loop, see goroutine\n")
-
-    def threads(self, request: Request) -> Response:
-        names = [f"{thread.name}{' daemon' if thread.daemon else ''}" for thread in threading.enumerate()]
-        return _dump(f"threadcreate profile: total {len(names)}\n" + "".join(f"{name}\n" for name in names))
-
-    def heap(self, request: Request) -> Response:
-        counts = Counter(type(each).__qualname__ for each in gc.get_objects())
-        lines = [f"heap profile: {sum(counts.values())} objects known to the garbage collector"]
-        lines += [f"{count:>10} {name}" for name, count in counts.most_common(_HEAP_LINES)]
-        if tracemalloc.is_tracing():
-            lines += ["", "memory by line (tracemalloc):"]
-            lines += map(str, tracemalloc.take_snapshot().statistics("lineno")[:_HEAP_LINES])
-        return _dump("\n".join(lines) + "\n")
-
     def profile(self, request: Request) -> Response:
         """Samples of stacks, taken by CPU time: an idle daemon has none."""
         seconds = _seconds_of(parse_query(request.query).get("seconds", ""))
         if self._sampling:
-            return _failed("cpu profiling already in use")
+            return _dump("Could not enable CPU profiling: cpu profiling already in use\n", 500)
         self._sampling = True
         try:
             stacks = self._sample(seconds)
         except ValueError as error:  # not in the main thread, which alone may set signal handlers
-            return _failed(str(error))
+            return _dump(f"Could not enable CPU profiling: {error}\n", 500)
         finally:
             self._sampling = False
         return _dump("".join(f"{stack} {count}\n" for stack, count in stacks.most_common()))
@@ -139,17 +105,37 @@ class Profiling:
 
     def free_memory(self, request: Request) -> Response:
         gc.collect()
-        _trim_heap()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)  # returns free pages to the system, if the C library can (glibc)
         return plain("")
 
 
-def _dump(text: str) -> Response:
-    return Response(200, text.encode("utf-8", errors="surrogateescape"), (TEXT, _NO_SNIFF))
+def _dump(text: str, status: int = 200) -> Response:
+    return Response(status, text.encode("utf-8", errors="surrogateescape"), (TEXT, _NO_SNIFF))
 
 
-def _failed(reason: str) -> Response:
-    text = f"Could not enable CPU profiling: {reason}\n"
-    return Response(500, text.encode("utf-8"), (TEXT, _NO_SNIFF))
+def _shows(make_text: Callable[[], str]) -> Handler:
+    return lambda request: _dump(make_text())
+
+
+def _command_line() -> str:
+    return "\0".join(map(without_secrets, sys.argv))
+
+
+def _threads() -> str:
+    names = [f"{thread.name}{' daemon' if thread.daemon else ''}\n" for thread in threading.enumerate()]
+    return f"threadcreate profile: total {len(names)}\n" + "".join(names)
+
+
+def _heap() -> str:
+    counts = Counter(type(each).__qualname__ for each in gc.get_objects())
+    lines = [f"heap profile: {sum(counts.values())} objects known to the garbage collector"]
+    lines += [f"{count:>10} {name}" for name, count in counts.most_common(_HEAP_LINES)]
+    if tracemalloc.is_tracing():
+        lines += ["", "memory by line (tracemalloc):"]
+        lines += map(str, tracemalloc.take_snapshot().statistics("lineno")[:_HEAP_LINES])
+    return "\n".join(lines) + "\n"
 
 
 def _seconds_of(text: str) -> float:
@@ -169,10 +155,3 @@ def _stack_text(frame: FrameType | None) -> str:
         names.append(f"{frame.f_globals.get('__name__', '?')}.{code.co_qualname}")
         frame = frame.f_back
     return ";".join(reversed(names))
-
-
-def _trim_heap() -> None:
-    """Return free pages to the system, if the C library can (glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

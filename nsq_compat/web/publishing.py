@@ -2,11 +2,12 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain
 from typing import Final
 
+from nsq_compat.net.long_work import let_others_run
 from nsq_compat.policy.enforcer import Full
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
 from nsq_compat.protocol.names import is_valid_name
@@ -14,9 +15,17 @@ from nsq_compat.queue.limits import Exiting, Refused
 from nsq_compat.queue.publish_batch import LargeBatch, Producer, PublishBatch, is_large
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session.http_message import Admission, Request, Response
+from nsq_compat.web.application import (
+    MAX_CACHED_LENGTH,
+    OK,
+    ApiError,
+    Route,
+    Routes,
+    error,
+    parse_boolean,
+    parse_query,
+)
 from nsq_compat.web.nsqd_service import NsqdService
-from nsq_compat.web.query import MAX_CACHED_LENGTH, parse_boolean, parse_query
-from nsq_compat.web.responses import OK, ApiError, error
 
 log = logging.getLogger(__name__)
 
@@ -30,44 +39,60 @@ _NS_PER_MS: Final = 1_000_000
 _FORBIDDEN: Final = error(
     403, "FORBIDDEN: while there are auth servers, publishing over HTTP needs --http-publish-without-auth"
 )
-
-
+# Names before NSQ 0.3: /put and /mput (docs/differences.md: http-put).
 _MESSAGE_PATHS: Final = frozenset({"/pub", "/put"})
+_BATCH_PATHS: Final = frozenset({"/mpub", "/mput"})
 
 
 class Publishing:
     """Handlers that publish. With a `publish_batch`, all requests of an event-loop iteration share a log write."""
 
-    paths: Final = _MESSAGE_PATHS | {"/mpub", "/mput"}
+    paths: Final = _MESSAGE_PATHS | _BATCH_PATHS
 
     def __init__(self, service: NsqdService, publish_batch: PublishBatch | None = None) -> None:
         self._publish_batch = publish_batch
-        options = service.options
         self._service = service
         self._topics = service.broker.topics
-        self._max_msg_size = options.max_msg_size
-        self._max_body_size = options.max_body_size
-        self._max_defer_ms = options.max_defer_timeout // _NS_PER_MS
-        self.message_admission = Admission(self._max_msg_size, error(413, "MSG_TOO_BIG"))
-        self.batch_admission = Admission(self._max_body_size, error(413, "BODY_TOO_BIG"))
-        self.refusal_admission = Admission(self._max_body_size, _FORBIDDEN)
+        self._max_msg_size = service.options.max_msg_size
+        self._max_body_size = service.options.max_body_size
+        self._max_defer_ms = service.options.max_defer_timeout // _NS_PER_MS
+
+    def routes(self) -> Routes:
+        if self._service.options.publishing_over_http:
+            message = Route(self.publish, Admission(self._max_msg_size, error(413, "MSG_TOO_BIG")), logged=False)
+            batch = Route(self.publish, Admission(self._max_body_size, error(413, "BODY_TOO_BIG")), logged=False)
+        else:  # docs/differences.md: http-auth
+            message = batch = Route(lambda request: _FORBIDDEN, Admission(self._max_body_size, _FORBIDDEN))
+        return {path: {"POST": message if path in _MESSAGE_PATHS else batch} for path in self.paths}
 
     def publish(self, request: Request) -> Response:
-        topic, defer = self._destination(request)
-        return self._put(topic, [request.body], defer)
-
-    def publish_many(self, request: Request) -> Response:
-        topic, parts = self._split(request)
+        """Publish in as many steps as the messages need. Waits for the disk where that is synced first."""
+        topic, parts, defer = self._read(request)
         bodies: list[bytes] = []
         for part in parts:
             if bodies:
-                self._service.let_others_run()
+                let_others_run()
             bodies += part
-        return self._put(topic, bodies) if bodies else OK
+        if not bodies:
+            return OK
+        try:
+            if is_large(bodies):
+                self._publish_in_steps(topic, bodies)
+            else:
+                topic.publish(bodies, self._service.now(), self._service.now_ns(), defer)
+        except (Refused, OSError) as failure:
+            return self.outcome(failure)
+        return OK
 
-    def refuse(self, request: Request) -> Response:
-        """The handler of both routes if auth servers are configured: they cannot authorize HTTP (http-auth)."""
-        return _FORBIDDEN
+    def _publish_in_steps(self, topic: Topic, bodies: list[bytes]) -> None:
+        batch = LargeBatch(topic, bodies, self._service.now(), self._service.now_ns())
+        try:
+            while not batch.step():
+                let_others_run()
+            while batch.forget_bodies():
+                let_others_run()
+        finally:
+            batch.cancel()  # no effect unless the request was aborted
 
     # --- Without waiting (`session.http_session.ImmediateHandler`) ----------------------------------------------------
 
@@ -78,17 +103,14 @@ class Publishing:
         """
         # Hot: runs for every message published over HTTP.
         try:
-            if request.path in _MESSAGE_PATHS:
-                query, bodies, defer = request.query, [request.body], 0.0
-                name = _only_topic(query) if request.body and len(query) <= MAX_CACHED_LENGTH else None
-                known = self._topics.get(name) if name is not None else None
-                if known is not None:
-                    topic = known
-                else:
-                    topic, defer = self._destination(request)
+            query, known = request.query, None
+            if request.path in _MESSAGE_PATHS and request.body and len(query) <= MAX_CACHED_LENGTH:
+                known = self._topics.get(_only_topic(query))
+            if known is not None:
+                topic, bodies, defer = known, [request.body], 0.0
             else:
-                topic, parts = self._split(request)
-                bodies, defer = list(chain.from_iterable(parts)), 0.0
+                topic, parts, defer = self._read(request)
+                bodies = list(chain.from_iterable(parts))
                 if not bodies:
                     return OK
             if (
@@ -120,42 +142,19 @@ class Publishing:
         if self._publish_batch is not None:
             self._publish_batch.settle()
 
-    def _destination(self, request: Request) -> tuple[Topic, float]:
-        """The topic of a single message, and the seconds by which it is deferred."""
-        if not request.body:
+    def _read(self, request: Request) -> tuple[Topic, Iterable[list[bytes]], float]:
+        """The topic, the messages in parts, and the seconds by which they are deferred."""
+        is_batch = request.path in _BATCH_PATHS
+        if not request.body and not is_batch:
             raise ApiError(400, "MSG_EMPTY")
         parameters = parse_query(request.query)
         topic = topic_of(self._service, parameters)
-        return topic, self._defer_of(parameters) if "defer" in parameters else 0.0
-
-    def _split(self, request: Request) -> tuple[Topic, Iterator[list[bytes]]]:
-        """The topic of a batch, and its messages in parts."""
-        # nsqd: `defer` is ignored.
-        parameters = parse_query(request.query)
-        topic = topic_of(self._service, parameters)
+        if not is_batch:
+            return topic, ([request.body],), self._defer_of(parameters) if "defer" in parameters else 0.0
+        # nsqd: a batch's `defer` is ignored.
         if _is_binary(parameters):
-            return topic, split_binary(request.body, self._max_msg_size, self._max_body_size)
-        return topic, split_text(request.body, self._max_msg_size)
-
-    def _put(self, topic: Topic, bodies: list[bytes], defer: float = 0.0) -> Response:
-        try:
-            if is_large(bodies):
-                self._put_in_steps(topic, bodies)
-            else:
-                topic.publish(bodies, self._service.now(), self._service.now_ns(), defer)
-        except (Refused, OSError) as failure:
-            return self.outcome(failure)
-        return OK
-
-    def _put_in_steps(self, topic: Topic, bodies: list[bytes]) -> None:
-        batch = LargeBatch(topic, bodies, self._service.now(), self._service.now_ns())
-        try:
-            while not batch.step():
-                self._service.let_others_run()
-            while batch.forget_bodies():
-                self._service.let_others_run()
-        finally:
-            batch.cancel()  # no effect unless the request was aborted
+            return topic, split_binary(request.body, self._max_msg_size, self._max_body_size), 0.0
+        return topic, split_text(request.body, self._max_msg_size), 0.0
 
     def _defer_of(self, parameters: Mapping[str, str]) -> float:
         """Seconds. nsqd: checked only after the topic was created."""
@@ -166,10 +165,10 @@ class Publishing:
 
 
 @lru_cache(maxsize=1024)
-def _only_topic(query: bytes) -> str | None:
-    """The topic of a query without `defer`. Cached, because a publisher repeats its query."""
+def _only_topic(query: bytes) -> str:
+    """The topic of a query without `defer`, or else "". Cached, because a publisher repeats its query."""
     parameters = parse_query(query)
-    return None if "defer" in parameters else parameters.get("topic")
+    return "" if "defer" in parameters else parameters.get("topic", "")
 
 
 def topic_of(service: NsqdService, parameters: Mapping[str, str]) -> Topic:

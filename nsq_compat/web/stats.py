@@ -1,23 +1,48 @@
-"""GET /ping, /info and /stats, and /stats as JSON."""
+"""GET /ping, /info and /stats, as JSON and as text. Scripts parse nsqd's columns by position and pattern."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final
+import gc
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
+from nsq_compat import NSQ_VERSION, version_line
+from nsq_compat.net.long_work import let_others_run
+from nsq_compat.protocol.durations import SECOND, format_duration
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.queue.broker import snapshot
 from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats
-from nsq_compat.session.http_message import Request, Response
-from nsq_compat.web import responses
+from nsq_compat.session.http_message import TEXT, Request, Response
+from nsq_compat.web.application import (
+    JSON,
+    json_response,
+    long_response,
+    parse_boolean,
+    parse_query,
+    picked,
+    plain,
+)
 from nsq_compat.web.nsqd_service import NsqdService
-from nsq_compat.web.query import parse_boolean, parse_query
-from nsq_compat.web.responses import picked
-from nsq_compat.web.stats_text import StatsReport, render
+
+T = TypeVar("T")
 
 HEALTHY: Final = "OK"
-_MAX_TOPICS_AT_ONCE: Final = 12
+MAX_TOPICS_AT_ONCE: Final = 12
+"""Ten thousand take half a second."""
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_MAX_PAUSES: Final = 1000
 
-# The keys of nsqd's JSON (`responses.picked`).
+# The keys of nsqd's JSON (`picked`).
+_INFO_KEYS: Final = (
+    "max_heartbeat_interval max_output_buffer_size max_output_buffer_timeout max_deflate_level topology_zone "
+    "topology_region"
+)
 _TOPIC_KEYS: Final = (
     "topic_name channels depth backend_depth message_count message_bytes dropped_count? rejected_count? "
     "damaged_records? paused e2e_processing_latency"
@@ -35,30 +60,40 @@ _CLIENT_KEYS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class StatsReport:
+    """The contents of one /stats response, as JSON or text.
+
+    `topics` is None if the requested topic does not exist, `memory` if it was not requested.
+    """
+
+    health: str
+    started_at: float
+    now_ns: int
+    topics: Sequence[TopicStats] | None
+    memory: Mapping[str, int] | None
+    producers: Sequence[ClientStats]
+
+
 class Stats:
     def __init__(self, service: NsqdService) -> None:
         self._service = service
 
     def ping(self, request: Request) -> Response:
         health = self._service.health()
-        return responses.plain(health, 200 if health == HEALTHY else 500)
+        return plain(health, 200 if health == HEALTHY else 500)
 
     def info(self, request: Request) -> Response:
         service, options = self._service, self._service.options
-        return responses.json(
+        return json_response(
             {
-                "version": service.version,
+                "version": NSQ_VERSION,
                 "broadcast_address": options.broadcast_address,
-                "hostname": service.hostname,
+                "hostname": os.uname().nodename,
                 "http_port": service.http_port,
                 "tcp_port": service.tcp_port,
                 "start_time": int(service.started_at),
-                "max_heartbeat_interval": options.max_heartbeat_interval,
-                "max_output_buffer_size": options.max_output_buffer_size,
-                "max_output_buffer_timeout": options.max_output_buffer_timeout,
-                "max_deflate_level": options.max_deflate_level,
-                "topology_zone": options.topology_zone,
-                "topology_region": options.topology_region,
+                **picked(options, _INFO_KEYS),
             }
         )
 
@@ -70,10 +105,11 @@ class Stats:
             include_clients=_default_true(parameters, "include_clients"),
             include_memory=_default_true(parameters, "include_mem"),
         )
-        topics = cooperatively(report.topics or (), self._service.let_others_run)
+        topics = cooperatively(report.topics or (), MAX_TOPICS_AT_ONCE)
         if parameters.get("format") == "json":
-            return responses.long_json(_report_json(report, topics))
-        return responses.long_text(line.encode("utf-8", errors="surrogateescape") for line in render(report, topics))
+            return long_response(_report_json(report, topics), JSON)
+        lines = (f"{line}\n".encode("utf-8", errors="surrogateescape") for line in _report_lines(report, topics))
+        return long_response(lines, TEXT)
 
     def _report(self, topic: str, channel: str, *, include_clients: bool, include_memory: bool) -> StatsReport:
         service = self._service
@@ -82,10 +118,8 @@ class Stats:
         topics = None
         if known:
             found = snapshot(service.broker, service.now(), topic, channel, include_clients)
-            topics = list(cooperatively(found, service.let_others_run))
+            topics = list(cooperatively(found, MAX_TOPICS_AT_ONCE))
         return StatsReport(
-            version=service.version,
-            version_line=service.version_line,
             health=service.health(),
             started_at=service.started_at,
             now_ns=service.now_ns(),
@@ -95,12 +129,12 @@ class Stats:
         )
 
 
-def cooperatively(topics: Iterable[TopicStats], let_others_run: Callable[[], None]) -> Iterator[TopicStats]:
-    """The same topics, with other work in between: ten thousand topics take half a second."""
-    for index, topic in enumerate(topics):
-        if not index % _MAX_TOPICS_AT_ONCE:
+def cooperatively(items: Iterable[T], at_once: int) -> Iterator[T]:
+    """The same items, with other work in between."""
+    for index, item in enumerate(items):
+        if not index % at_once:
             let_others_run()
-        yield topic
+        yield item
 
 
 def _default_true(parameters: Mapping[str, str], key: str) -> bool:
@@ -122,7 +156,7 @@ def _of_topic(producers: Sequence[ClientStats], topic: str) -> Sequence[ClientSt
 
 def _report_json(report: StatsReport, topics: Iterable[TopicStats]) -> Iterator[bytes]:
     """Pieces of JSON. `topics` are the report's, encoded one by one."""
-    head = dumps({"version": report.version, "health": report.health, "start_time": int(report.started_at)})
+    head = dumps({"version": NSQ_VERSION, "health": report.health, "start_time": int(report.started_at)})
     yield f'{head[:-1]},"topics":{"null" if report.topics is None else "["}'.encode()
     for index, topic in enumerate(topics):
         yield b"%s%s" % (b"," if index else b"", dumps(_topic_json(topic)).encode())
@@ -156,3 +190,126 @@ def _latency_json(latency: LatencyStats) -> dict[str, Any]:
     percentiles = latency.percentiles
     pairs = None if percentiles is None else [{"quantile": quantile, "value": value} for quantile, value in percentiles]
     return {"count": latency.count, "percentiles": pairs}
+
+
+# --- Text -------------------------------------------------------------------------------------------------------------
+
+
+def _report_lines(report: StatsReport, topics: Iterable[TopicStats]) -> Iterator[str]:
+    """The lines, without line breaks. `topics` are the report's, rendered one by one."""
+    uptime_ns = max(0, report.now_ns - int(report.started_at * SECOND))
+    yield version_line("nsqd")
+    yield f"start_time {_time_text(report.started_at)}"
+    yield f"uptime {format_duration(uptime_ns)}"
+    yield ""
+    yield f"Health: {report.health}"
+    if report.memory is not None:
+        yield from ("", "Memory:")
+        yield from (f"   {name:<25}\t{value}" for name, value in report.memory.items())
+    yield from ("", "Topics:" if report.topics else "Topics: None")
+    now = report.now_ns // SECOND
+    for index, topic in enumerate(topics):
+        if index:
+            yield ""
+        yield from _topic_lines(topic, now)
+    yield from ("", "Producers:" if report.producers else "Producers: None")
+    yield from (f"   {_client_text(producer, now)}" for producer in report.producers)
+
+
+def _topic_lines(topic: TopicStats, now: int) -> Iterator[str]:
+    yield (
+        f"{'*P ' if topic.paused else '   '}[{topic.topic_name:<15}] depth: {topic.depth:<5} "
+        f"be-depth: {topic.backend_depth:<5} msgs: {topic.message_count:<8} "
+        f"e2e%: {_latency_text(topic.e2e_processing_latency)}"
+    )
+    for channel in topic.channels:
+        yield from _channel_lines(channel, now)
+
+
+def _channel_lines(channel: ChannelStats, now: int) -> Iterator[str]:
+    yield (
+        f"   {'*P ' if channel.paused else '   '}[{channel.channel_name:<25}] depth: {channel.depth:<5} "
+        f"be-depth: {channel.backend_depth:<5} inflt: {channel.in_flight_count:<4} def: {channel.deferred_count:<4} "
+        f"re-q: {channel.requeue_count:<5} timeout: {channel.timeout_count:<5} msgs: {channel.message_count:<8} "
+        f"e2e%: {_latency_text(channel.e2e_processing_latency)}"
+    )
+    for client in channel.clients or ():
+        yield f"        {_client_text(client, now)}"
+
+
+def _client_text(client: ClientStats, now: int) -> str:
+    # nsqd: a client that has published is shown as a producer, even in a list of consumers.
+    _, colon, port = client.remote_address.rpartition(":")
+    name = f"{client.hostname}:{port if colon else ''} {client.user_agent}"
+    connected = format_duration((now - client.connect_ts) * SECOND)
+    if client.pub_counts:
+        total = sum(count for _, count in client.pub_counts)
+        topics = ",".join(f"{topic}={count}" for topic, count in client.pub_counts)
+        return f"[{client.version} {name:<21}] msgs: {total:<8} topics: {topics} connected: {connected}"
+    return (
+        f"[{client.version} {name:<21}] state: {client.state} inflt: {client.in_flight_count:<4} "
+        f"rdy: {client.ready_count:<4} fin: {client.finish_count:<8} re-q: {client.requeue_count:<8} "
+        f"msgs: {client.message_count:<8} connected: {connected}"
+    )
+
+
+def _latency_text(latency: LatencyStats) -> str:
+    return ", ".join(_human(value) for _, value in latency.percentiles or ())
+
+
+def _human(ns: float) -> str:
+    for unit, name in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):
+        if ns > unit:
+            return f"{ns / unit:.1f}{name}"
+    return f"{ns:.1f}ns"
+
+
+def _time_text(unix_seconds: float) -> str:
+    """As Go: RFC 3339 in whole seconds and the local zone, ``Z`` for UTC."""
+    text = datetime.fromtimestamp(int(unix_seconds), UTC).astimezone().isoformat(timespec="seconds")
+    return text[:-6] + "Z" if text.endswith("+00:00") else text
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+class MemoryStats:
+    """The memory section of /stats, as far as Python has an equivalent (docs/differences.md).
+
+    Observes the garbage collector from its construction on. One per process.
+    """
+
+    def __init__(self) -> None:
+        self._pauses_us: deque[float] = deque(maxlen=_MAX_PAUSES)
+        self._began = 0.0
+        self._pages = (0, 0)  # total and resident, when last read
+        gc.callbacks.append(self._on_collection)
+
+    def stats(self) -> dict[str, int]:
+        """By NSQ's names and in its order; sizes in bytes, pauses in microseconds."""
+        with suppress(OSError):  # without a free descriptor the values of the last call are used
+            size, resident = Path("/proc/self/statm").read_text("ascii").split()[:2]
+            self._pages = int(size), int(resident)
+        total_bytes, resident_bytes = (pages * _PAGE for pages in self._pages)
+        pauses = sorted(self._pauses_us)
+        return {
+            "heap_objects": sys.getallocatedblocks(),
+            "heap_idle_bytes": total_bytes - resident_bytes,
+            "heap_in_use_bytes": resident_bytes,
+            "heap_released_bytes": 0,
+            "gc_pause_usec_100": _percentile(pauses, 100),
+            "gc_pause_usec_99": _percentile(pauses, 99),
+            "gc_pause_usec_95": _percentile(pauses, 95),
+            "next_gc_bytes": 0,
+            "gc_total_runs": sum(generation["collections"] for generation in gc.get_stats()),
+        }
+
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.perf_counter()
+        else:
+            self._pauses_us.append((time.perf_counter() - self._began) * 1e6)
+
+
+def _percentile(values: list[float], percent: int) -> int:
+    return int(values[(len(values) - 1) * percent // 100]) if values else 0

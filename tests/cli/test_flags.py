@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.cli.flags import Arguments, FlagError, HelpRequested, flags_page, parse, parse_arguments, usage
+from nsq_compat.cli.flags import Arguments, FlagError, HelpRequested, parse, parse_arguments, usage
 from nsq_compat.cli.kinds import (
     BOOLEAN,
     DURATION,
@@ -21,7 +21,7 @@ from nsq_compat.cli.kinds import (
     TLS_REQUIREMENT,
     OptionError,
 )
-from nsq_compat.cli.options import option, table_of
+from nsq_compat.cli.options import Option, option, option_value, table_of
 from nsq_compat.protocol.durations import MINUTE, SECOND
 
 
@@ -210,28 +210,66 @@ def test_any_command_line_gives_values_of_the_right_types_or_one_of_three_answer
     Options(**arguments.given)
 
 
-ROOT = Path(__file__).parents[2]
+def test_the_page_in_the_documentation_is_what_the_tables_say():
+    root = Path(__file__).parents[2]
+    script = root / "scripts" / "flags-doc"
+    environment = {**os.environ, "PYTHON": sys.executable}
+    page = subprocess.run([script], env=environment, capture_output=True, text=True, check=True, timeout=50).stdout
+    assert (root / "docs" / "flags.md").read_text() == page, "run scripts/flags-doc >docs/flags.md"
+
+
+# --- The table --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
-class PageOptions:
-    wait: int = option("wait-time", DURATION, 90 * 10**9, "how long, a|b")
-    all: bool = option("all", BOOLEAN, False, "everything", in_file=False)
-    name: str = option("name", STRING, lambda: "this machine", "`which`")
+class Rows:
+    version: bool = option("version", BOOLEAN, False, "print the version", in_file=False)
+    msg_timeout: int = option("msg-timeout", DURATION, MINUTE, "how long to wait")
+    peers: tuple[str, ...] = option("peer", STRINGS, (), "others")
+    host: str = option("host", STRING, lambda: "here", "where")
+    not_an_option: int = 3
 
 
-def test_a_program_has_a_row_for_each_flag():
-    page = flags_page({"prog": table_of(PageOptions)})
-    assert page.partition("## prog")[2] == (
-        "\n\n| Flag | In the file | Type | Default | Meaning |\n|---|---|---|---|---|\n"
-        "| `--all` |  | bool |  | everything |\n"
-        "| `--name` | `name` | string | the machine's | which |\n"
-        "| `--wait-time` | `wait` | duration | `1m30s` | how long, a\\|b |\n"
+def test_a_row_is_made_of_the_field_and_its_metadata():
+    assert table_of(Rows)[1] == Option(
+        flag="msg-timeout",
+        key="msg_timeout",
+        kind=DURATION,
+        default=MINUTE,
+        help="how long to wait",
+        in_file=True,
+        follows_machine=False,
     )
 
 
-def test_the_page_in_the_documentation_is_what_the_tables_say():
-    script = ROOT / "scripts" / "flags-doc"
-    environment = {**os.environ, "PYTHON": sys.executable}
-    page = subprocess.run([script], env=environment, capture_output=True, text=True, check=True, timeout=50).stdout
-    assert (ROOT / "docs" / "flags.md").read_text() == page, "run scripts/flags-doc >docs/flags.md"
+def test_rows_keep_the_order_of_declaration_without_plain_fields():
+    assert [row.key for row in table_of(Rows)] == ["version", "msg_timeout", "peers", "host"]
+
+
+def test_options_made_without_arguments_hold_the_defaults_of_the_table():
+    options = Rows()
+    assert all(getattr(options, row.key) == row.default for row in table_of(Rows))
+
+
+def test_a_callable_default_is_called_for_each_options_object():
+    assert Rows().host == "here"
+    assert table_of(Rows)[3].default == "here"
+    assert table_of(Rows)[3].follows_machine
+
+
+def test_an_option_can_be_looked_up_by_its_config_key():
+    options = Rows(peers=("a", "b"))
+    assert option_value(options, "msg_timeout") == MINUTE
+    assert option_value(options, "peers") == ["a", "b"]
+
+
+@pytest.mark.parametrize("key", ["version", "peer", "msg-timeout", "not_an_option", "", "__class__"])
+def test_an_option_that_is_only_a_flag_cannot_be_looked_up(key):
+    with pytest.raises(KeyError):
+        option_value(Rows(), key)
+
+
+def test_an_address_is_shown_without_its_password():
+    options = Rows(peers=("http://me:pw@host/a?key=pw", "plain:1"), host="http://me:pw@host")
+    assert option_value(options, "peers") == ["http://host/a", "plain:1"]
+    assert option_value(options, "host") == "http://host"

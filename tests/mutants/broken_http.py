@@ -1,11 +1,13 @@
 """An nsqd with a mutant of its HTTP API: ``python -m tests.mutants.broken_http MUTANT --options``."""
 
+from nsq_compat.nsqd.daemon import Daemon
 from nsq_compat.nsqd.main import main
+from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.topic import Topic
 from nsq_compat.web import publishing, stats
 from nsq_compat.web.administration import Administration
-from nsq_compat.web.configuration import Configuration
+from nsq_compat.web.application import EMPTY, ApiError
 from nsq_compat.web.publishing import Publishing
-from nsq_compat.web.responses import EMPTY, ApiError
 from nsq_compat.web.stats import Stats
 from tests.mutants.mutants import Mutants
 
@@ -31,7 +33,8 @@ def an_empty_pub_is_accepted(original, api, request, *others):
 
 @MUTANTS.replacing(publishing, "split_text", "test_http.py::test_mpub_makes_a_message_of_every_line")
 def an_mpub_forgets_its_last_line(original, body, max_msg_size):
-    return original(body, max_msg_size)[:-1]
+    parts = list(original(body, max_msg_size))
+    return [*parts[:-1], parts[-1][:-1]]
 
 
 @MUTANTS.replacing(Publishing, "_defer_of", "test_deferral.py::test_messages_deferred_over_http_are_counted_separately")
@@ -43,35 +46,35 @@ def a_delay_over_http_is_forgotten(original, api, parameters):
 # --- Topics and channels ----------------------------------------------------------------------------------------------
 
 MUTANTS.returning(
-    EMPTY,
+    None,
     (
-        "a_paused_topic_still_delivers", Administration, "pause_topic",
+        "a_paused_topic_still_delivers", Topic, "pause",
         "test_subscribe.py::test_a_paused_topic_keeps_its_messages_until_it_is_unpaused",
     ),
     (
-        "a_paused_channel_stays_paused", Administration, "unpause_channel",
+        "a_paused_channel_stays_paused", Channel, "unpause",
         "test_subscribe.py::test_a_paused_channel_delivers_nothing_until_it_is_unpaused",
     ),
     (
-        "emptying_a_topic_does_nothing", Administration, "empty_topic",
-        "test_http.py::test_emptying_a_topic_drops_messages_that_no_channel_has",
-    ),
-    (
-        "a_deleted_channel_stays", Administration, "delete_channel",
+        "a_deleted_channel_stays", Topic, "delete_channel",
         "test_http.py::test_a_deleted_channel_is_empty_when_created_again",
     ),
-    ("a_channel_is_not_created", Administration, "create_channel", "test_stats.py::test_one_channel_can_be_selected"),
+    ("the_log_level_is_forgotten", Daemon, "set_log_level", "test_http.py::test_the_log_level_can_be_set"),
 )  # fmt: skip
 MUTANTS.returning(
-    None,
-    ("the_log_level_is_forgotten", Configuration, "_set_log_level", "test_http.py::test_the_log_level_can_be_set"),
-)
+    EMPTY,
+    (
+        "emptying_a_topic_does_nothing", Administration, "_empty_topic",
+        "test_http.py::test_emptying_a_topic_drops_messages_that_no_channel_has",
+    ),
+    ("a_channel_is_not_created", Administration, "_create_channel", "test_stats.py::test_one_channel_can_be_selected"),
+)  # fmt: skip
 
 
-@MUTANTS.replacing(Administration, "_topic", "test_http.py::test_an_action_that_is_refused")
-def an_unknown_topic_is_a_bad_request(original, api, name):
+@MUTANTS.replacing(Administration, "_topic_of", "test_http.py::test_an_action_that_is_refused")
+def an_unknown_topic_is_a_bad_request(original, api, request):
     try:
-        return original(api, name)
+        return original(api, request)
     except ApiError as error:
         raise ApiError(400, error.code) from error
 

@@ -4,8 +4,8 @@ from nsq_compat.nsqlookupd.main import main
 from nsq_compat.registry import registration_db
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.session.lookupd_session import LookupdSession
-from nsq_compat.web.nsqlookupd_api import Directory
-from nsq_compat.web.responses import EMPTY, ApiError
+from nsq_compat.web.application import EMPTY, ApiError
+from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 from tests.mutants.mutants import Mutants
 
 MUTANTS = Mutants(main)
@@ -38,7 +38,7 @@ MUTANTS.returning(
 )
 MUTANTS.returning(
     EMPTY,
-    ("a_deleted_channel_stays", Directory, "delete_channel", f"{CHECKS}a_channel_can_be_deleted"),
+    ("a_deleted_channel_stays", NsqlookupdApi, "delete_channel", f"{CHECKS}a_channel_can_be_deleted"),
 )
 
 
@@ -84,10 +84,10 @@ def every_node_is_a_producer(original, db, topic, now):
     return original(db, topic, now)._replace(producers=tuple(db.producers))
 
 
-@MUTANTS.replacing(Directory, "lookup", f"{CHECKS}refused")
-def an_unknown_topic_is_a_bad_request(original, directory, request):
+@MUTANTS.replacing(NsqlookupdApi, "lookup", f"{CHECKS}refused")
+def an_unknown_topic_is_a_bad_request(original, api, request):
     try:
-        return original(directory, request)
+        return original(api, request)
     except ApiError as error:
         raise ApiError(400, error.code) from error
 

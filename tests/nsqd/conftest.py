@@ -1,4 +1,4 @@
-"""What nsqd talks to: nsqlookupds, ours, on free ports of the test's own process."""
+"""What nsqd talks to: clients, and nsqlookupds, ours, on free ports of the test's own process."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,11 +6,21 @@ from collections.abc import Callable, Iterator
 import gevent
 import pytest
 
-from nsq_compat.nsqlookupd.daemon import Daemon
-from nsq_compat.nsqlookupd.options import NsqlookupdOptions
+from nsq_compat.nsqlookupd.main import Daemon, NsqlookupdOptions
+from nsq_conformance.nsqd_process import NsqdProcess
+from tests.v2_client import Client
 
 PATIENCE = 30.0
 """Seconds after which a test gives up on something that should come soon."""
+
+
+def tcp_address(nsqd: NsqdProcess) -> tuple[str, int]:
+    host, _, port = nsqd.tcp_address.rpartition(":")
+    return host, int(port)
+
+
+def connect(nsqd: NsqdProcess) -> Client:
+    return Client(tcp_address(nsqd))
 
 
 class Nsqlookupd(Daemon):
@@ -19,8 +29,7 @@ class Nsqlookupd(Daemon):
     def __init__(self, tcp_address: str = "127.0.0.1:0", **options: str) -> None:
         options = {"http_address": "127.0.0.1:0", "broadcast_address": "127.0.0.1", **options}
         super().__init__(NsqlookupdOptions(tcp_address=tcp_address, **options))  # type: ignore[arg-type]
-        self.db = self._db
-        self.address = f"127.0.0.1:{self._info.tcp_port}"
+        self.address = f"127.0.0.1:{self.info.tcp_port}"
         self.start()
 
     @property

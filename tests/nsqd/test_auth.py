@@ -10,15 +10,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import gevent
 import pytest
 import urllib3
 
-from nsq_compat.nsqd.auth import AuthServers
-from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
+from nsq_compat.nsqd.http_calls import AuthServers, HttpCalls, client_tls
 from nsq_compat.session.authorization import MAX_ANSWER_BYTES, AuthFailed, Credentials
 from nsq_conformance.auth_server import EVERYTHING, AuthServer
 from nsq_conformance.certificates import Certificates
@@ -198,7 +195,7 @@ def test_a_server_that_hangs_delays_only_its_client(nsqd, server):
             gevent.sleep(0.01)
         for _ in range(100):
             working.publishes(b"x")
-        assert urlopen(f"http://{nsqd.http_address}/ping", timeout=PATIENCE).read() == b"OK"
+        assert nsqd.asks("GET", "/ping").body == b"OK"
         server.is_open.set()
         assert json.loads(waiting.answer())["permission_count"] == 1
         waiting.hears(b"OK")
@@ -260,19 +257,15 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(nsqd, server):
 
 def test_publishing_over_http_is_refused_with_auth_servers(nsqd):
     for path in ("pub", "mpub"):
-        with pytest.raises(HTTPError) as caught:
-            urlopen(f"http://{nsqd.http_address}/{path}?topic=t", data=b"x", timeout=PATIENCE)
-        with caught.value as refusal:
-            assert refusal.code == 403
-            assert b"--http-publish-without-auth" in refusal.read()
-    with urlopen(Request(f"http://{nsqd.http_address}/topic/create?topic=t", method="POST"), timeout=PATIENCE) as reply:
-        assert reply.status == 200
+        refusal = nsqd.asks("POST", f"/{path}?topic=t", b"x")
+        assert refusal.status == 403
+        assert b"--http-publish-without-auth" in refusal.body
+    assert nsqd.asks("POST", "/topic/create?topic=t").status == 200
 
 
 def test_publishing_over_http_can_be_allowed(server, tmp_path):
     with nsqd_asking(server, tmp_path, "--http-publish-without-auth") as nsqd:
-        reply = urlopen(f"http://{nsqd.http_address}/pub?topic=t", data=b"x", timeout=PATIENCE)
-        assert reply.read() == b"OK"
+        assert nsqd.asks("POST", "/pub?topic=t", b"x").body == b"OK"
 
 
 def test_no_endpoint_or_log_line_shows_the_secret(server, tmp_path):
@@ -291,10 +284,9 @@ def test_no_endpoint_or_log_line_shows_the_secret(server, tmp_path):
             gevent.sleep(0.01)
         pages = ("stats", "stats?format=json", "config/auth_http_addresses", "debug/pprof/cmdline")
         for page in (*pages, "debug/pprof/goroutine", "debug/pprof/heap"):
-            with urlopen(f"http://{nsqd.http_address}/{page}", timeout=PATIENCE) as reply:
-                text = reply.read().decode()
-            assert "passw0rd" not in text
-            assert "s3cret" not in text
+            text = nsqd.asks("GET", f"/{page}").body
+            assert b"passw0rd" not in text
+            assert b"s3cret" not in text
         server.is_open.set()
         waiting.hears(b"E_AUTH_FAILED AUTH failed")
         assert waiting.rest() == b""

@@ -1,7 +1,9 @@
-"""Work in threads at the end of nsqd: a write under way and the last one do not overlap."""
+"""Writes to the disk in threads: they do not overlap at the end, and thousands of topics do not block others."""
 
+import gc
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,10 +13,11 @@ import pytest
 from nsq_compat.log.checkpoint import CHECKPOINT, decode
 from nsq_compat.log.data_path import make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles, read_file
-from nsq_compat.log.metadata import read_metadata
+from nsq_compat.log.metadata import load_metadata, read_metadata
 from nsq_compat.log.storage import Durability, Storage
-from nsq_compat.nsqd.durability import Checkpoints, in_thread
-from nsq_compat.nsqd.metadata import MetadataFile
+from nsq_compat.nsqd.daemon import CollectionExemption
+from nsq_compat.nsqd.durability import Checkpoints, MetadataFile, in_thread
+from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
 from tests.broker import Daemon
 
@@ -33,6 +36,11 @@ class SlowFiles(OsFiles):
             self.began.set()
             assert self.go_on.wait(20)
         return fd
+
+
+def storage_in(data_path: Path, files: OsFiles) -> Storage:
+    make_our_folder(files, str(data_path))
+    return Storage(files, str(data_path), durability=Durability.OS, segment_size=1 << 20, commit=lambda _: None)
 
 
 def wait_for(event: threading.Event) -> None:
@@ -58,11 +66,10 @@ def test_a_killed_greenlet_ends_when_its_thread_has():
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[OsFiles], Daemon]]:
     """A daemon with what the data path has."""
-    make_our_folder(OsFiles(), str(tmp_path))
     daemons = []
 
     def start(files: OsFiles) -> Daemon:
-        storage = Storage(files, str(tmp_path), durability=Durability.OS, segment_size=1 << 20, commit=lambda _: None)
+        storage = storage_in(tmp_path, files)
         daemons.append(Daemon(QueueLimits(mem_queue_size=2), storage))
         for name in storage.names():
             daemons[-1].broker.restore(name, (), daemons[-1].now, daemons[-1].now_ns)
@@ -107,3 +114,114 @@ def test_the_last_checkpoint_is_written_after_one_under_way(start):
     gevent.get_hub().threadpool.join()
     written = read_file(OsFiles(), os.path.join(topic_folder(storage.data_path, "orders"), CHECKPOINT))
     assert decode(written).channels["archive"].entries == []
+
+
+# --- Thousands of topics or messages ----------------------------------------------------------------------------------
+
+
+class SlowToCreate(OsFiles):
+    """Notes how many temporary files are being made at a time."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:  # type: ignore[override]
+        if "checkpoint" not in path:
+            return super().open(path, flags, mode)
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        time.sleep(0.001)
+        with self._lock:
+            self._now -= 1
+        return super().open(path, flags, mode)
+
+
+def test_at_the_end_the_disk_takes_several_checkpoints_at_a_time_and_all_are_there(tmp_path):
+    files = SlowToCreate()
+    storage = storage_in(tmp_path, files)
+    broker = Broker(QueueLimits(), storage)
+    for number in range(300):
+        broker.topic(f"t{number}").channel("c")
+    Checkpoints(broker, storage, 60.0).write_last()
+    assert len(list(tmp_path.glob("nsq_compat/*.topic/checkpoint"))) == 300
+    assert not list(tmp_path.glob("nsq_compat/*.topic/checkpoint?*"))
+    assert files.most > 1
+
+
+def test_others_run_while_the_names_of_all_topics_are_read(tmp_path):
+    broker = Broker(QueueLimits())
+    for number in range(2_000):
+        broker.topic(f"t{number}").channel("c")
+    metadata = MetadataFile(OsFiles(), str(tmp_path), broker)
+    turns: list[float] = []
+
+    def delete_the_last() -> None:
+        broker.topics.pop("t1999")
+        while True:
+            turns.append(time.monotonic())
+            gevent.sleep(0)
+
+    gathered = gevent.spawn(metadata._topics)
+    other = gevent.spawn(delete_the_last)
+    names = [topic.name for topic in gathered.get()]
+    other.kill()
+    assert turns
+    assert names == [f"t{number}" for number in range(1_999)]
+    assert metadata.save()
+    saved = load_metadata(OsFiles(), str(tmp_path))
+    assert saved is not None
+    assert len(saved) == 1_999
+
+
+def test_between_two_pieces_of_a_large_checkpoint_the_loop_polls_its_sockets(tmp_path):
+    storage = storage_in(tmp_path, OsFiles())
+    broker = Broker(QueueLimits(), storage)
+    topic = broker.topic("t")
+    topic.channel("c")
+    for _ in range(60):
+        topic.publish([b"x"] * 1000, 0.0, time.time_ns(), 3600.0)
+    iterations = 0
+
+    def count() -> None:
+        nonlocal iterations
+        iterations += 1
+
+    watcher = gevent.get_hub().loop.prepare()
+    watcher.start(count)
+    try:
+        Checkpoints(broker, storage, 60.0).write_all()
+    finally:
+        watcher.stop()
+        watcher.close()
+    pieces = 60_000 // 4096
+    assert iterations > 3 * pieces  # encoded, their locations added, sorted to find what may be deleted
+    assert len(list(tmp_path.glob("nsq_compat/t.topic/checkpoint"))) == 1
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    """Its topics are exempted; afterwards nothing is."""
+    broker = Broker(QueueLimits())
+    broker.observers.append(CollectionExemption(broker))
+    yield broker
+    gc.unfreeze()
+
+
+def test_topics_are_exempt_from_collection_once_there_are_many(broker):
+    for number in range(2_000):
+        broker.topic(f"t{number}").channel("c")
+    collected = {id(each) for each in gc.get_objects()}
+    assert not [name for name, topic in broker.topics.items() if id(topic) in collected]
+
+
+def test_topics_that_come_and_go_are_not_exempted_again(broker):
+    for number in range(500):
+        broker.topic(f"t{number}")
+    exempt = gc.get_freeze_count()
+    for number in range(1_000):
+        broker.delete_topic(f"t{number}")
+        broker.topic(f"t{number + 500}")
+    assert gc.get_freeze_count() <= exempt

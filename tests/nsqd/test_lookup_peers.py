@@ -1,9 +1,14 @@
-"""Registration with several nsqlookupds at once, over real sockets; the other end is ours, in the test's process."""
+"""nsqlookupds, ours and in the test's process, over real sockets: registration, and channels of new topics."""
 
+import errno
 import logging
 import random
-from collections.abc import Iterator
+import socketserver
+import ssl
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 
 import gevent
 import gevent.socket
@@ -11,12 +16,19 @@ import pytest
 from gevent.pool import Group
 
 from nsq_compat.net.listeners import listen, port_of
-from nsq_compat.nsqd.lookup_peers import LookupPeers
-from nsq_compat.protocol.lookup_commands import PeerInfo, reply
+from nsq_compat.nsqd import lookup_peers
+from nsq_compat.nsqd.http_calls import HttpCalls
+from nsq_compat.nsqd.lookup_peers import LookupPeers, Peer, TopicChannels
+from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo, reply
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.topic import Topic
+from tests.nsqd.conftest import PATIENCE, StartNsqlookupd
 
-PATIENCE = 30.0
+NOW_NS = 1_700_000_000_000_000_000
+SHORT = 2.0
+"""Seconds to wait for what never comes, while something else surely does."""
+WaitUntil = Callable[[Callable[[], object]], None]
 INFO = PeerInfo("127.0.0.1", "host", 4151, 4150, "", "", "1.3.0")
 
 
@@ -47,7 +59,7 @@ def peers(broker: Broker) -> Iterator[LookupPeers]:
 def test_existing_and_changing_topics_are_registered_at_all_nsqlookupds(broker, peers, start, wait_until):
     one, two = start(), start()
     broker.topic("orders").channel("archive")
-    peers.start([one.address, two.address, one.address])
+    peers.set_addresses([one.address, two.address, one.address])
     wait_until(lambda: one.registered == two.registered == {("orders", ""), ("orders", "archive")})
     assert [len(each.db.producers) for each in (one, two)] == [1, 1]
     broker.topic("returns")
@@ -67,7 +79,7 @@ def test_a_failing_nsqlookupd_does_not_delay_others(broker, peers, start, wait_u
             listener.close()
         else:
             clients.spawn(accept_for_ever, listener, sick, clients)
-        peers.start([address, well.address])
+        peers.set_addresses([address, well.address])
         for number in range(20):
             broker.topic(f"topic{number}")
             wait_until(lambda: len(well.registered) == len(broker.topics))
@@ -89,7 +101,7 @@ def accept_for_ever(listener, serve, clients):
 def test_an_nsqlookupd_that_returns_is_told_everything(broker, peers, start, wait_until):
     before = start()
     broker.topic("orders").channel("archive")
-    peers.start([before.address])
+    peers.set_addresses([before.address])
     wait_until(lambda: before.registered)
     before.stop()
     broker.topic("returns")
@@ -101,7 +113,7 @@ def test_an_nsqlookupd_that_starts_late_is_found(broker, peers, start, wait_unti
     with listen("127.0.0.1:0") as listener:
         address = f"127.0.0.1:{port_of(listener)}"
     broker.topic("orders")
-    peers.start([address])
+    peers.set_addresses([address])
     (peer,) = peers.peers
     assert peer.was_tried.wait(PATIENCE)
     early = peer.lookupd
@@ -115,7 +127,7 @@ def test_an_nsqlookupd_that_starts_late_is_found(broker, peers, start, wait_unti
 def test_addresses_can_change_without_affecting_those_that_stay(broker, peers, start, wait_until, caplog):
     stays, goes, comes = start(), start(), start()
     broker.topic("orders")
-    peers.start([stays.address, goes.address])
+    peers.set_addresses([stays.address, goes.address])
     wait_until(lambda: stays.registered and goes.registered)
     (producer,) = stays.db.producers
     with caplog.at_level(logging.INFO):
@@ -129,7 +141,7 @@ def test_addresses_can_change_without_affecting_those_that_stay(broker, peers, s
 def test_after_a_stop_no_registration_is_left(broker, peers, start, wait_until, caplog):
     lookupd = start()
     broker.topic("orders")
-    peers.start([lookupd.address])
+    peers.set_addresses([lookupd.address])
     wait_until(lambda: lookupd.registered)
     with caplog.at_level(logging.INFO):
         peers.stop()
@@ -142,7 +154,7 @@ def test_the_same_failure_is_logged_once(broker, peers, start, wait_until, caplo
     with listen("127.0.0.1:0") as listener:
         address = f"127.0.0.1:{port_of(listener)}"
     with caplog.at_level(logging.DEBUG):
-        peers.start([address])
+        peers.set_addresses([address])
         wait_until(lambda: caplog.text.count("connection refused") >= 3)
     said = [(record.levelname, record.message) for record in caplog.records if "refused" in record.message]
     assert said[0] == ("ERROR", f"LOOKUPD({address}): connecting - connection refused")
@@ -151,11 +163,11 @@ def test_the_same_failure_is_logged_once(broker, peers, start, wait_until, caplo
 
 def test_a_suspected_nsqlookupd_is_pinged_at_once(broker, peers, start, wait_until):
     lookupd = start()
-    peers.start([lookupd.address])
+    peers.set_addresses([lookupd.address])
     wait_until(lambda: lookupd.db.producers)
     (producer,) = lookupd.db.producers
     heard_of = producer.last_update
-    peers.suspect(peers.peers[0])
+    peers.peers[0].ping_now()
     wait_until(lambda: producer.last_update > heard_of)
 
 
@@ -177,8 +189,281 @@ def test_an_nsqlookupd_that_keeps_closing_is_connected_to_less_often(broker, pee
     clients = Group()
     with listen("127.0.0.1:0") as listener:
         clients.spawn(accept_for_ever, listener, takes_everything_and_leaves, clients)
-        peers.start([f"127.0.0.1:{port_of(listener)}"])
+        peers.set_addresses([f"127.0.0.1:{port_of(listener)}"])
         wait_until(lambda: len(pauses) >= 8)
         peers.stop()
         clients.kill()
     assert pauses[:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+# --- Channels of a new topic ------------------------------------------------------------------------------------------
+
+
+class Nsqd:
+    """As much of nsqd as there has to be; `patience` is how long an answer may take."""
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self.broker = Broker(QueueLimits())
+        self.peers = LookupPeers(self.broker, INFO, 1000)
+        calls = HttpCalls(connect_timeout=PATIENCE, request_timeout=PATIENCE, tls=ssl.create_default_context())
+        self.channels = TopicChannels(self.broker, self.peers, calls, patience)
+
+    def starts(self, *addresses: str) -> "Nsqd":
+        self.peers.set_addresses(addresses)
+        self.channels.start()
+        return self
+
+    def publishes(self, name: str, body: bytes = b"x") -> Topic:
+        topic = self.broker.topic(name)
+        topic.publish([body], 0.0, NOW_NS)
+        return topic
+
+    def stop(self) -> None:
+        self.channels.stop()
+        self.peers.stop()
+
+
+class Web(socketserver.ThreadingTCPServer):
+    """The HTTP side of an nsqlookupd, which answers with `answer` once `gate` is open."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.daemon_threads = True
+        self.gate = threading.Event()
+        self.gate.set()
+        self.status = 200
+        self.answer = b'{"channels":[]}'
+        self.asked: list[str] = []
+        self.lookupd = LookupdInfo("127.0.0.1", "", self.server_address[1], 1, "1.3.0")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Web
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        self.server.gate.wait(PATIENCE)
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", str(len(self.server.answer)))
+        self.end_headers()
+        self.wfile.write(self.server.answer)
+
+    def log_message(self, *args: object) -> None:
+        """Not logged."""
+
+
+@pytest.fixture
+def nsqd() -> Iterator[Nsqd]:
+    nsqd = Nsqd()
+    yield nsqd
+    nsqd.stop()
+
+
+@pytest.fixture
+def impatient() -> Iterator[Nsqd]:
+    nsqd = Nsqd(patience=SHORT)
+    yield nsqd
+    nsqd.stop()
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with Web() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.gate.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def start_with(start: StartNsqlookupd, monkeypatch: pytest.MonkeyPatch) -> Callable[[Web], str]:
+    """Start an nsqlookupd that names `web` as its HTTP side; its address."""
+
+    def start_one(web: Web) -> str:
+        lookupd = start()
+        monkeypatch.setattr(lookupd, "info", web.lookupd)
+        return lookupd.address
+
+    return start_one
+
+
+def test_the_first_messages_of_a_topic_reach_every_registered_channel(nsqd, start, wait_until):
+    one, two = start(), start()
+    one.db.create_channel("orders", "archive")
+    two.db.create_channel("orders", "metrics")
+    two.db.create_channel("orders", "tail#ephemeral")
+    two.db.create_channel("returns", "another")
+    nsqd.starts(one.address, two.address)
+    topic = nsqd.publishes("orders")
+    assert (topic.depth, topic.channels) == (1, {})
+    wait_until(lambda: not topic.awaits_channels)
+    assert {name: channel.depth for name, channel in topic.channels.items()} == {"archive": 1, "metrics": 1}
+    wait_until(lambda: ("orders", "archive") in two.registered)
+
+
+def test_a_channel_created_meanwhile_gets_them_too(nsqd, web, start_with, wait_until):
+    web.gate.clear()
+    nsqd.starts(start_with(web))
+    topic = nsqd.publishes("orders")
+    topic.channel("own")
+    wait_until(lambda: web.asked)
+    assert topic.awaits_channels
+    assert topic.channels["own"].depth == 0
+    web.answer = b'{"channels":["archive"]}'
+    web.gate.set()
+    wait_until(lambda: not topic.awaits_channels)
+    assert {name: channel.depth for name, channel in topic.channels.items()} == {"archive": 1, "own": 1}
+
+
+def test_names_are_escaped(nsqd, web, start_with, wait_until):
+    nsqd.starts(start_with(web))
+    nsqd.publishes("short#ephemeral")
+    wait_until(lambda: web.asked == ["/channels?topic=short%23ephemeral"])
+
+
+def test_without_an_nsqlookupd_a_topic_does_not_wait(nsqd):
+    topic = nsqd.starts().publishes("orders")
+    assert not topic.awaits_channels
+
+
+def test_an_nsqlookupd_that_is_down_is_not_waited_for(nsqd, start, wait_until, caplog):
+    with listen("127.0.0.1:0") as listener:
+        away = f"127.0.0.1:{port_of(listener)}"
+    nsqd.starts(away)
+    topic = nsqd.publishes("orders")
+    wait_until(lambda: not topic.awaits_channels)
+    assert "no available nsqlookupd to query for channels to pre-create for topic orders" in caplog.text
+
+
+def test_a_slow_nsqlookupd_delays_the_topic_and_other_answers_count(
+    impatient, start, web, start_with, wait_until, caplog
+):
+    well, slow = start(), start_with(web)
+    well.db.create_channel("orders", "archive")
+    web.gate.clear()
+    impatient.starts(slow, well.address)
+    topic = impatient.publishes("orders")
+    wait_until(lambda: not topic.awaits_channels)
+    assert {name: channel.depth for name, channel in topic.channels.items()} == {"archive": 1}
+    reason = f"{slow}: no answer in time"
+    assert f"failed to query nsqlookupd for channels to pre-create for topic orders - {reason}" in caplog.text
+
+
+def test_a_slow_nsqlookupd_is_skipped_for_a_while(impatient, web, start_with, wait_until, monkeypatch):
+    monkeypatch.setattr(lookup_peers, "SKIP_SECONDS", PATIENCE)
+    web.gate.clear()
+    impatient.starts(start_with(web))
+    first = impatient.publishes("first")
+    wait_until(lambda: not first.awaits_channels)
+    second = impatient.publishes("second")
+    wait_until(lambda: not second.awaits_channels)
+    assert "/channels?topic=second" not in web.asked
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "reason"),
+    [
+        (500, b"", "answered with status 500"),
+        (200, b"[]", "not a list of channels"),
+        (200, b'{"channels":{}}', "not a list of channels"),
+        (200, b"\xff", "not a list of channels"),
+    ],
+)
+def test_a_wrong_answer_creates_no_channel(nsqd, web, start_with, wait_until, caplog, status, answer, reason):
+    web.status, web.answer = status, answer
+    nsqd.starts(start_with(web))
+    topic = nsqd.publishes("orders")
+    wait_until(lambda: not topic.awaits_channels)
+    assert topic.channels == {}
+    assert reason in caplog.text
+
+
+def test_a_name_that_is_not_legal_is_skipped(nsqd, web, start_with, wait_until, caplog):
+    web.answer = b'{"channels":["good","b a d",""]}'
+    nsqd.starts(start_with(web))
+    topic = nsqd.publishes("orders")
+    wait_until(lambda: not topic.awaits_channels)
+    assert list(topic.channels) == ["good"]
+    assert "skipping creation of invalid channel b a d" in caplog.text
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_forgotten(nsqd, web, start_with, wait_until):
+    web.gate.clear()
+    nsqd.starts(start_with(web))
+    nsqd.publishes("orders")
+    wait_until(lambda: web.asked)
+    nsqd.broker.delete_topic("orders")
+    again = nsqd.publishes("orders")
+    web.answer = b'{"channels":["archive"]}'
+    web.gate.set()
+    wait_until(lambda: not again.awaits_channels)
+    assert again.channels["archive"].depth == 1
+
+
+def test_a_failed_write_is_repeated(nsqd, start, wait_until, monkeypatch, caplog):
+    monkeypatch.setattr(lookup_peers, "RETRY_SECONDS", 0.01)
+    lookupd = start()
+    lookupd.db.create_channel("orders", "archive")
+    learn = Topic.learn_channels
+    refused: list[list[str]] = []
+
+    def full_at_first(topic: Topic, names: list[str]) -> None:
+        if len(refused) < 3:
+            refused.append(names)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        learn(topic, names)
+
+    monkeypatch.setattr(Topic, "learn_channels", full_at_first)
+    topic = nsqd.starts(lookupd.address).publishes("orders")
+    wait_until(lambda: not topic.awaits_channels)
+    assert topic.channels["archive"].depth == 1
+    assert "TOPIC(orders): cannot create its channels - " in caplog.text
+
+
+def test_a_topic_that_waited_when_the_last_process_ended_is_asked_for_again(nsqd, start, wait_until):
+    lookupd = start()
+    lookupd.db.create_channel("orders", "archive")
+    topic = nsqd.broker.topic("orders")
+    topic.await_channels()
+    topic.publish([b"x"], 0.0, NOW_NS)
+    nsqd.starts(lookupd.address)
+    wait_until(lambda: not topic.awaits_channels)
+    assert topic.channels["archive"].depth == 1
+
+
+def test_without_nsqlookupds_a_waiting_topic_continues_after_a_restart(nsqd, wait_until):
+    topic = nsqd.broker.topic("orders")
+    topic.await_channels()
+    nsqd.starts()
+    wait_until(lambda: not topic.awaits_channels)
+
+
+def test_an_nsqlookupd_whose_answers_fail_is_pinged(nsqd, web, start_with, wait_until, monkeypatch):
+    suspected: list[Peer] = []
+    monkeypatch.setattr(Peer, "ping_now", lambda peer: suspected.append(peer))
+    web.status = 500
+    nsqd.starts(start_with(web))
+    nsqd.publishes("orders")
+    wait_until(lambda: suspected == nsqd.peers.peers)
+
+
+def test_an_internal_error_does_not_keep_a_topic_waiting(nsqd, start, wait_until, monkeypatch, caplog):
+    def fail(*_: object) -> str:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(lookup_peers, "_url", fail)
+    topic = nsqd.starts(start().address).publishes("orders")
+    wait_until(lambda: not topic.awaits_channels)
+    assert "a bug" in caplog.text
+
+
+def test_a_stop_leaves_a_topic_waiting_for_the_next_start(nsqd, web, start_with, wait_until, caplog):
+    web.gate.clear()
+    nsqd.starts(start_with(web))
+    topic = nsqd.publishes("orders")
+    wait_until(lambda: web.asked)
+    with caplog.at_level(logging.DEBUG):
+        nsqd.channels.stop()
+    assert topic.awaits_channels

@@ -9,20 +9,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.request import urlopen
 
 import gevent
 import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests.nsqd.conftest import connect, tcp_address
 from tests.v2_client import Client
 
-NSQD = [sys.executable, "-m", "nsq_compat.nsqd.main"]
-V2_PUB = b"  V2PUB t\n\0\0\0\1x"
 
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*NSQD, *arguments], capture_output=True, text=True, timeout=50)
+def run(*arguments: str, program: str = "nsqd") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"nsq_compat.{program}.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50)
 
 
 @pytest.fixture
@@ -31,31 +29,25 @@ def nsqd(tmp_path: Path) -> Iterator[NsqdProcess]:
         yield process
 
 
-def connect(process: NsqdProcess) -> Client:
-    """A client that has not sent its magic."""
-    return Client(process.tcp_address, b"")
+@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd"])
+def test_the_version_is_printed_in_nsqs_form(program):
+    result = run("--version", program=program)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"{program} v1.3.0 (built w/python3.")
 
 
-def test_the_version_is_printed_in_nsqs_form():
-    result = run("--version")
-    assert result.returncode == 0
-    assert result.stdout.startswith("nsqd v1.3.0 (built w/python3.")
-    assert result.stderr == ""
-
-
-def test_an_unknown_flag_exits_as_gos_do():
-    result = run("-bogus")
+@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd"])
+def test_an_unknown_flag_exits_as_gos_do(program):
+    result = run("-bogus", program=program)
     assert result.returncode == 2
-    assert result.stderr.startswith("flag provided but not defined: -bogus\nUsage of nsqd:\n")
+    assert result.stderr.startswith(f"flag provided but not defined: -bogus\nUsage of {program}:\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (["--max-deflate-level=10"], "--max-deflate-level must be [1,9]"),
-        (["--node-id=1024"], "--node-id must be [0,1024)"),
         (["--tcp-address=127.0.0.1:99999"], "listen (127.0.0.1:99999) failed - invalid port"),
-        (["--tls-required"], "cannot require TLS client connections without TLS key and cert"),
     ],
 )
 def test_a_failed_start_is_one_fatal_line_and_exit_code_1(arguments, reason, tmp_path):
@@ -68,18 +60,12 @@ def test_a_failed_start_is_one_fatal_line_and_exit_code_1(arguments, reason, tmp
 
 @pytest.mark.parametrize("program", ["nsqd", "nsqlookupd", "nsqadmin"])
 def test_with_json_every_log_line_is_json(program, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        f"nsq_compat.{program}.main",
-        "--log-format=json",
-        "--http-address=127.0.0.1:99999",
-    ]
-    command += {
+    addresses = {
         "nsqd": [f"--data-path={tmp_path}", "--tcp-address=127.0.0.1:0"],
         "nsqlookupd": ["--tcp-address=127.0.0.1:0"],
-    }.get(program, ["--nsqd-http-address=127.0.0.1:1"])
-    result = subprocess.run(command, capture_output=True, text=True, timeout=50)
+        "nsqadmin": ["--nsqd-http-address=127.0.0.1:1"],
+    }
+    result = run("--log-format=json", "--http-address=127.0.0.1:99999", *addresses[program], program=program)
     lines = [json.loads(line) for line in result.stderr.splitlines()]
     assert len(lines) >= 2
     assert (lines[0]["level"], lines[0]["prefix"]) == ("INFO", f"[{program}]")
@@ -122,20 +108,19 @@ def test_a_second_daemon_on_the_same_port_is_refused(nsqd):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_stops_cleanly_with_clients_in_every_state(nsqd, number):
-    silent, publishing, half = connect(nsqd), connect(nsqd), connect(nsqd)
-    publishing.says(V2_PUB).hears(b"OK")
-    half.says(b"  V2PUB t\n\0\0")
+    publishing, half = connect(nsqd), connect(nsqd)
+    publishing.publishes(b"x")
+    half.says(b"PUB t\n\0\0")
+    silent = socket.create_connection(tcp_address(nsqd), timeout=20)
     keep_alive = socket.create_connection(nsqd.http_address.split(":"), timeout=20)
     keep_alive.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
     assert b"OK" in keep_alive.recv(1000)
     nsqd._process.send_signal(number)
     nsqd._process.send_signal(number)
     assert nsqd._process.wait(20) == 0
-    with keep_alive:
-        assert keep_alive.recv(100) == b""
-    for client in (silent, publishing, half):
+    for client in (silent, publishing.socket, half.socket, keep_alive):
         with client:
-            assert client.rest() == b""
+            assert client.recv(100) == b""
     nsqd._reader.join()
     assert "NSQ: bye" in nsqd._last_lines[-1]
 
@@ -148,7 +133,7 @@ def test_data_is_private_whatever_the_umask_and_the_mode_of_the_data_path(tmp_pa
         connect(nsqd) as client,
     ):
         nsqd.create_channel("t", "c")
-        client.says(b"  V2").publishes(*[b"x"] * 10)
+        client.publishes(*[b"x"] * 10)
     modes = {path.relative_to(tmp_path).as_posix(): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
     assert {"nsqd.dat", "nsq_compat/t.topic/checkpoint"} <= set(modes)
     assert set(modes.values()) == {0o600, 0o700}
@@ -159,7 +144,7 @@ def test_data_is_private_whatever_the_umask_and_the_mode_of_the_data_path(tmp_pa
 def test_a_damaged_nsqd_dat_is_kept_aside_and_every_message_is_there(tmp_path):
     with NsqdProcess(installed_nsqd(), tmp_path) as nsqd, connect(nsqd) as client:
         nsqd.create_channel("t", "c")
-        client.says(b"  V2").publishes(*[b"x"] * 10)
+        client.publishes(*[b"x"] * 10)
         nsqd.kill()
     (tmp_path / "nsqd.dat").write_bytes(b"garbage")
     with NsqdProcess(installed_nsqd(), tmp_path) as nsqd:
@@ -185,19 +170,16 @@ def test_an_nsqd_dat_that_the_system_does_not_let_it_read_is_one_fatal_line(tmp_
 def test_an_ipv4_wildcard_serves_both_families(tmp_path):
     process = NsqdProcess(installed_nsqd(), tmp_path, options=["--tcp-address=0.0.0.0:0"])
     with process:
-        port = int(process.tcp_address.rpartition(":")[2])
         for host in ("127.0.0.1", "::1"):
-            with Client((host, port)) as client:
+            with Client((host, tcp_address(process)[1])) as client:
                 client.publishes(b"x")
 
 
 def test_unix_sockets_serve_both_protocols_and_are_gone_after_a_clean_stop(tmp_path):
     tcp, http = tmp_path / "tcp.sock", tmp_path / "http.sock"
-    process = subprocess.Popen(
-        [*NSQD, f"--tcp-address={tcp}", f"--http-address={http}", f"--data-path={tmp_path}"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    options = [f"--tcp-address={tcp}", f"--http-address={http}", f"--data-path={tmp_path}"]
+    command = [sys.executable, "-m", "nsq_compat.nsqd.main", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
         if "HTTP: listening on" in line:
@@ -205,7 +187,7 @@ def test_unix_sockets_serve_both_protocols_and_are_gone_after_a_clean_stop(tmp_p
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(20)
         client.connect(str(tcp))
-        client.sendall(V2_PUB)
+        client.sendall(b"  V2PUB t\n\0\0\0\1x")
         assert client.recv(10, socket.MSG_WAITALL).endswith(b"OK")
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(20)
@@ -221,13 +203,11 @@ def test_unix_sockets_serve_both_protocols_and_are_gone_after_a_clean_stop(tmp_p
 
 
 def test_info_and_stats_show_the_real_ports_and_clients(nsqd):
-    with connect(nsqd) as client, urlopen(f"http://{nsqd.http_address}/info", timeout=20) as info:
-        assert f'"tcp_port":{nsqd.tcp_address.rpartition(":")[2]}' in info.read().decode()
-        client.says(V2_PUB).hears(b"OK")
-        with urlopen(f"http://{nsqd.http_address}/stats?format=json", timeout=20) as stats:
-            text = stats.read().decode()
-    assert '"producers":[{' in text
-    assert '"pub_counts":[{"topic":"t","count":1}]' in text
+    assert nsqd.asks("GET", "/info").json()["tcp_port"] == tcp_address(nsqd)[1]
+    with connect(nsqd) as client:
+        client.publishes(b"x")
+        (producer,) = nsqd.stats_document()["producers"]
+    assert producer["pub_counts"] == [{"topic": "t", "count": 1}]
 
 
 def test_a_lack_of_descriptors_is_survived_without_using_the_cpu(tmp_path):
@@ -235,12 +215,10 @@ def test_a_lack_of_descriptors_is_survived_without_using_the_cpu(tmp_path):
     with NsqdProcess(f"bash -c '{script}' nsqd", tmp_path) as nsqd, ExitStack() as stack:
         clients = [stack.enter_context(connect(nsqd)) for _ in range(100)]
         before = _cpu_seconds(nsqd)
-        served = clients[0]
-        served.says(b"  V2").publishes(*[b"x"] * 1000)
+        clients[0].publishes(*[b"x"] * 1000)
         for client in clients[:-1]:
             client.close()
-        last = clients[-1]
-        last.says(V2_PUB).hears(b"OK")
+        clients[-1].publishes(b"x")
         assert _cpu_seconds(nsqd) - before < 5
 
 
@@ -249,15 +227,14 @@ def test_with_a_busy_poll_time_it_does_not_sleep_after_a_command(tmp_path, durab
     options = ["--busy-poll-time=5m", f"--durability={durability}"]
     with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, connect(nsqd) as client:
         # What is published first is answered at the end of the turn, with what others publish in it.
-        client.says(V2_PUB).hears(b"OK")
+        client.publishes(b"x")
         looked_until = _cpu_seconds(nsqd) + 0.5
         with gevent.Timeout(30):
             while _cpu_seconds(nsqd) < looked_until:
                 gevent.sleep(0.05)
         # And no client waits for it.
         client.publishes(b"x")
-        with urlopen(f"http://{nsqd.http_address}/ping", timeout=20) as ping:
-            assert ping.read() == b"OK"
+        assert nsqd.asks("GET", "/ping").body == b"OK"
 
 
 def _cpu_seconds(process: NsqdProcess) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nsq_compat.cli.kinds import OptionError
-from nsq_compat.nsqd.policies import load_policies
+from nsq_compat.nsqd.startup import load_policies
 from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.v2_client import Client, Refused
@@ -214,7 +214,3 @@ def test_policies_are_tables_beside_the_options(write):
 )
 def test_an_error_names_the_line_if_it_is_found(write, text, expected):
     assert complaint(write(text)) == expected
-
-
-def test_a_file_that_is_not_toml_is_refused(write):
-    assert "line 1" in complaint(write("[[policies\n"))

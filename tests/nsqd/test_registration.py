@@ -3,11 +3,10 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 
-from nsq_conformance.cluster import PATIENCE, eventually
+from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
@@ -32,8 +31,7 @@ def test_a_node_registers_its_addresses_and_its_topology(nsqlookupds: list[Nsqlo
     ]  # fmt: skip
     with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd:
         eventually(lambda: nodes(one))
-        with urlopen(f"http://{nsqd.http_address}/info", timeout=PATIENCE) as answer:
-            hostname = json.load(answer)["hostname"]
+        hostname = nsqd.asks("GET", "/info").json()["hostname"]
         assert nodes(one) == [
             {
                 "hostname": hostname, "broadcast_address": "nsqd.example", "tcp_port": 7000, "http_port": 7001,
@@ -49,9 +47,8 @@ def test_nsqlookupds_can_be_changed_while_it_runs(nsqlookupds: list[NsqlookupdPr
     with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd:
         nsqd.create_channel("orders", "archive")
         eventually(lambda: one.get("/channels", topic="orders")["channels"])
-        url = f"http://{nsqd.http_address}/config/nsqlookupd_tcp_addresses"
-        urlopen(Request(url, data=json.dumps([other.tcp_address]).encode(), method="PUT"), timeout=PATIENCE).close()
+        nsqd.asks("PUT", "/config/nsqlookupd_tcp_addresses", json.dumps([other.tcp_address]).encode())
         eventually(lambda: other.get("/channels", topic="orders")["channels"] == ["archive"])
         eventually(lambda: not nodes(one))
-        urlopen(Request(url, data=b"null", method="PUT"), timeout=PATIENCE).close()
+        nsqd.asks("PUT", "/config/nsqlookupd_tcp_addresses", b"null")
         eventually(lambda: not nodes(other))

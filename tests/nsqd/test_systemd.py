@@ -15,7 +15,7 @@ from nsq_compat.cli.flags import parse
 from nsq_compat.cli.options import table_of
 from nsq_compat.nsqadmin.options import NsqadminOptions
 from nsq_compat.nsqd.options import NsqdOptions
-from nsq_compat.nsqlookupd.options import NsqlookupdOptions
+from nsq_compat.nsqlookupd.main import NsqlookupdOptions
 
 UNITS = Path(__file__).parents[2] / "contrib" / "systemd"
 OPTIONS = {"nsqd": NsqdOptions, "nsqlookupd": NsqlookupdOptions, "nsqadmin": NsqadminOptions}

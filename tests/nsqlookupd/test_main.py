@@ -1,6 +1,7 @@
-"""nsqlookupd as a process: start, stop, fatal options, and clients that misbehave."""
+"""nsqlookupd as a process: start, stop, fatal options, and clients that misbehave. Its options are NSQ's."""
 
 import json
+import os
 import random
 import signal
 import socket
@@ -9,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import pytest
 
+from nsq_compat.cli.flags import usage
+from nsq_compat.cli.kinds import OptionError
+from nsq_compat.cli.options import table_of
+from nsq_compat.nsqlookupd.main import NsqlookupdOptions, validate
 from nsq_conformance.lookup_peer import RawLookupPeer
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
@@ -55,18 +58,6 @@ def joins(process: NsqlookupdProcess, *topics: str) -> RawLookupPeer:
 # --- Starting and stopping --------------------------------------------------------------------------------------------
 
 
-def test_the_version_is_printed_in_nsqs_form():
-    result = run("--version")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("nsqlookupd v1.3.0 (built w/python3.")
-
-
-def test_an_unknown_flag_exits_as_gos_does():
-    result = run("-bogus")
-    assert result.returncode == 2
-    assert result.stderr.startswith("flag provided but not defined: -bogus\nUsage of nsqlookupd:\n")
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -80,12 +71,6 @@ def test_an_impossible_option_is_one_fatal_line_and_exit_code_1(arguments, reaso
     last = result.stderr.splitlines()[-1]
     assert last.startswith("[nsqlookupd] ")
     assert last.endswith(f"FATAL: failed to instantiate nsqlookupd - {reason}")
-
-
-def test_a_second_daemon_on_the_same_port_is_refused(nsqlookupd):
-    result = run(f"--tcp-address={nsqlookupd.tcp_address}", "--http-address=127.0.0.1:0")
-    assert result.returncode == 1
-    assert "address already in use" in result.stderr
 
 
 def test_options_come_from_a_config_file_too(tmp_path):
@@ -140,21 +125,6 @@ def test_a_registered_topic_is_found_until_its_producer_leaves(nsqlookupd):
     assert nsqlookupd.get("/topics") == {"topics": ["orders"]}
 
 
-def test_an_operator_deletes_topics_without_producers(nsqlookupd):
-    joins(nsqlookupd, "orders").close()
-    url = f"http://{nsqlookupd.http_address}/topic/delete?topic=orders"
-    with urlopen(Request(url, method="POST"), timeout=20) as answer:
-        assert answer.status == 200
-    with pytest.raises(HTTPError, match="404") as refusal:
-        nsqlookupd.get("/lookup", topic="orders")
-    refusal.value.close()
-
-
-def test_a_profile_of_the_process_can_be_taken(nsqlookupd):
-    with urlopen(f"http://{nsqlookupd.http_address}/debug/pprof/goroutine", timeout=20) as stacks:
-        assert b"accept" in stacks.read()
-
-
 # --- What clients cannot do -------------------------------------------------------------------------------------------
 
 
@@ -190,3 +160,47 @@ def test_garbage_and_truncated_commands_from_a_hundred_clients_are_survived(nsql
                     client.ends_sending()
         assert bystander.says(b"PING\n") == b"OK"
         assert nsqlookupd.get("/lookup", topic="orders")["producers"]
+
+
+# --- Options ----------------------------------------------------------------------------------------------------------
+
+NSQ_FLAGS = {
+    # flag: (type in the usage text, default there)
+    "broadcast-address": ("string", f'"{os.uname().nodename}"'),
+    "config": ("string", ""),
+    "http-address": ("string", '"0.0.0.0:4161"'),
+    "inactive-producer-timeout": ("duration", "5m0s"),
+    "log-level": ("value", "INFO"),
+    "log-prefix": ("string", '"[nsqlookupd] "'),
+    "tcp-address": ("string", '"0.0.0.0:4160"'),
+    "tombstone-lifetime": ("duration", "45s"),
+    "verbose": ("", ""),
+    "version": ("", ""),
+}
+OURS = {"check-config", "log-format"}
+
+
+def test_flags_types_and_defaults_are_nsqs():
+    lines = usage("nsqlookupd", table_of(NsqlookupdOptions)).splitlines()[1:]
+    shown = {}
+    for head, text in zip(lines[::2], lines[1::2], strict=True):
+        flag, _, kind = head.strip().removeprefix("-").partition(" ")
+        _, marked, default = text.partition(" (default ")
+        shown[flag] = (kind, default.removesuffix(")") if marked else "")
+    assert {flag: row for flag, row in shown.items() if flag not in OURS} == NSQ_FLAGS
+
+
+def test_config_keys_are_the_flags_with_underscores():
+    for row in table_of(NsqlookupdOptions):
+        assert row.key == row.flag.replace("-", "_")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", ":4160", "", "[::1]:4160"])
+def test_addresses_have_a_port_or_are_left_open(address):
+    validate(NsqlookupdOptions(tcp_address=address, http_address=address))
+
+
+@pytest.mark.parametrize("options", [{"tcp_address": "/run/nsq.sock"}, {"http_address": "localhost"}])
+def test_an_address_without_a_port_is_refused(options):
+    with pytest.raises(OptionError, match=r"listen \(.*\) failed - missing port in address"):
+        validate(NsqlookupdOptions(**options))

@@ -21,7 +21,7 @@ from nsq_compat.cli.flags import parse
 from nsq_compat.cli.options import table_of
 from nsq_compat.nsqadmin.options import NsqadminOptions
 from nsq_compat.nsqd.options import NsqdOptions
-from nsq_compat.nsqlookupd.options import NsqlookupdOptions
+from nsq_compat.nsqlookupd.main import NsqlookupdOptions
 from nsq_compat.protocol.durations import SECOND
 from tests.docs.sandbox import ROOT, run, search_path
 from tests.packaging.image import Image

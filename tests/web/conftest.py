@@ -31,13 +31,14 @@ class Options:
     max_defer_timeout: int = 3600 * SECOND
     publishing_over_http: bool = True
     peeking_over_http: bool = True
+    metrics_max_names: int = 1000
+    # Only shown by /info.
     max_heartbeat_interval: int = 60 * SECOND
     max_output_buffer_size: int = 65536
     max_output_buffer_timeout: int = 30 * SECOND
     max_deflate_level: int = 6
     topology_zone: str = ""
     topology_region: str = ""
-    metrics_max_names: int = 1000
 
 
 @dataclass
@@ -47,9 +48,6 @@ class Daemon:
     broker: Broker = field(default_factory=lambda: Broker(QueueLimits()))
     options: Options = field(default_factory=Options)
     metrics: Metrics = field(default_factory=lambda: Metrics("nsqd", "1.3.0"))
-    version: str = "1.3.0"
-    version_line: str = "nsqd v1.3.0 (built w/python3)"
-    hostname: str = "host1"
     tcp_port: int = 4150
     http_port: int = 4151
     started_at: float = 1000.0
@@ -65,9 +63,6 @@ class Daemon:
 
     def now_ns(self) -> int:
         return self.wall_ns
-
-    def let_others_run(self) -> None:
-        """No other work exists."""
 
     def health(self) -> str:
         return self.health_text
@@ -103,12 +98,13 @@ class Daemon:
     def save_metadata(self) -> None:
         self.saves += 1
 
-    def sleep(self, seconds: float) -> None:
-        """Uses some CPU time, but no time passes."""
-        sum(number * number for number in range(2_000_000))
 
-    def greenlet_stacks(self) -> str:
-        return "greenlet 1\n"
+def code(response: Response) -> tuple[int, str]:
+    return response.status, response.body.decode()
+
+
+def refused(status: int, name: str) -> tuple[int, str]:
+    return status, f'{{"message":"{name}"}}'
 
 
 class Caller:

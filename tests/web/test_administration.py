@@ -1,4 +1,4 @@
-"""/topic/... and /channel/...: checks in nsqd's order, with nsqd's codes; peek and recent."""
+"""/topic/..., /channel/... and /config/:opt: checks in nsqd's order, with nsqd's codes; peek and recent."""
 
 import base64
 import json
@@ -10,18 +10,10 @@ from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
-from tests.web.conftest import SECOND, Caller
+from tests.web.conftest import SECOND, Caller, code, refused
 
 TOPIC_ROUTES = ["create", "delete", "empty", "pause", "unpause"]
 CHANNEL_ROUTES = TOPIC_ROUTES
-
-
-def code(response):
-    return response.status, response.body.decode()
-
-
-def refused(status, name):
-    return status, f'{{"message":"{name}"}}'
 
 
 @pytest.fixture(autouse=True)
@@ -67,9 +59,11 @@ def test_channel_routes_check_in_nsqds_order(call, route, query, answer):
     assert code(call.post(f"/channel/{route}{query}")) == refused(*answer)
 
 
-@pytest.mark.parametrize("route", ["delete", "empty", "pause", "unpause"])
+@pytest.mark.parametrize("route", ["delete", "empty", "pause", "unpause", "peek"])
 def test_an_unknown_channel_is_not_found(call, route):
-    assert code(call.post(f"/channel/{route}?topic=known&channel=other")) == refused(404, "CHANNEL_NOT_FOUND")
+    method = "GET" if route == "peek" else "POST"
+    answer = call(method, f"/channel/{route}?topic=known&channel=other")
+    assert code(answer) == refused(404, "CHANNEL_NOT_FOUND")
 
 
 @pytest.mark.parametrize("route", TOPIC_ROUTES)
@@ -175,12 +169,6 @@ def test_an_invalid_limit_is_refused(call, channel, limit):
     assert (response.status, json.loads(response.body)) == (400, {"message": "INVALID_ARG_LIMIT"})
 
 
-def test_missing_parameters_topics_and_channels_are_errors(call, channel):
-    assert json.loads(call.get("/channel/peek?topic=t").body) == {"message": "MISSING_ARG_CHANNEL"}
-    assert json.loads(call.get("/channel/peek?topic=x&channel=c").body) == {"message": "TOPIC_NOT_FOUND"}
-    assert json.loads(call.get("/channel/peek?topic=t&channel=x").body) == {"message": "CHANNEL_NOT_FOUND"}
-
-
 def test_with_auth_servers_there_is_no_peek(daemon, channel):
     daemon.options.peeking_over_http = False
     assert json.loads(Caller(daemon).get("/channel/peek?topic=t&channel=c").body) == {"message": "NOT_FOUND"}
@@ -223,3 +211,70 @@ def test_recent_messages_are_shown_even_if_finished(call, daemon, drain, tmp_pat
     assert topic.store is not None
     topic.store.log.close()
     assert json.loads(call.get("/topic/recent").body) == {"message": "MISSING_ARG_TOPIC"}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("raw <text>", "raw <text>"),
+        ("", ""),
+        (True, "true"),
+        (60_000_000_000, "60000000000"),
+        ((), "[]"),
+        (("a:1", "<"), '["a:1","\\u003c"]'),
+        ((1.0, 0.99), "[1,0.99]"),
+        (None, "null"),
+    ],
+)
+def test_strings_are_raw_and_other_values_json(call, daemon, value, text):
+    daemon.config["opt"] = value
+    response = call.get("/config/opt")
+    assert code(response) == (200, text)
+    types = [header for name, header in response.headers if name == "Content-Type"]
+    expected = "text/plain" if isinstance(value, str) else "application/json"
+    assert types == ([f"{expected}; charset=utf-8"] if text else [])
+
+
+def test_unknown_and_other_options_cannot_be_changed(call, daemon):
+    daemon.config["snappy"] = True
+    assert code(call.get("/config/nope")) == refused(400, "INVALID_OPTION")
+    for name in ("nope", "snappy"):
+        assert code(call.put(f"/config/{name}", b"false")) == refused(400, "INVALID_OPTION")
+
+
+def test_the_log_level_is_set_by_name_and_shown_as_a_number(call):
+    assert code(call.put("/config/log_level", b"DEBUG")) == (200, "1")
+    assert code(call.get("/config/log_level")) == (200, "1")
+
+
+@pytest.mark.parametrize("body", [b"warning", b"2", b" info", b"\xff"])
+def test_an_unknown_log_level_is_invalid(call, body):
+    assert code(call.put("/config/log_level", body)) == refused(400, "INVALID_VALUE")
+
+
+@pytest.mark.parametrize(("body", "text"), [(b'["a:1", "b:2"]', '["a:1","b:2"]'), (b"[]", "[]"), (b"null", "null")])
+def test_nsqlookupds_are_replaced(call, body, text):
+    assert code(call.put("/config/nsqlookupd_tcp_addresses", body)) == (200, text)
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[1]", b"[null", b"a:1", b'"a:1"', b"\xff", b"[" * 10_000])
+def test_addresses_must_be_a_list_of_strings(call, body):
+    assert code(call.put("/config/nsqlookupd_tcp_addresses", body)) == refused(400, "INVALID_VALUE")
+
+
+def test_empty_and_large_values_are_413(call, daemon):
+    assert code(call.put("/config/log_level")) == refused(413, "INVALID_VALUE")
+    limit, refusal = call.api.admit("PUT", "/config/log_level")
+    assert (limit, code(refusal)) == (daemon.options.max_msg_size, refused(413, "INVALID_VALUE"))
+
+
+def test_a_drain_starts_with_true_and_cannot_be_undone(call, daemon):
+    daemon.config["drain"] = False
+    assert code(call.get("/config/drain")) == (200, "false")
+    assert code(call.put("/config/drain", b"false")) == refused(400, "INVALID_VALUE")
+    assert not daemon.draining
+    assert code(call.put("/config/drain", b"true\n")) == (200, "true")
+    assert code(call.get("/readyz")) == (503, "draining")
+    assert b"\nnsqd_draining 1.0\n" in call.get("/metrics").body
+    assert code(call.put("/config/drain", b"false")) == refused(400, "INVALID_VALUE")
+    assert daemon.draining

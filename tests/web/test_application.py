@@ -1,13 +1,25 @@
-"""Dispatch, redirects, errors, the access log and required TLS."""
+"""Queries, dispatch, redirects, errors, the access log and required TLS."""
 
+import contextlib
 import logging
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsq_compat.session.http_message import Request, Response
-from nsq_compat.web.application import IGNORED_BODY_LIMIT, Application, Route, Router, TlsRequired
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import (
+    IGNORED_BODY_LIMIT,
+    ApiError,
+    Application,
+    Route,
+    TlsRequired,
+    parse_boolean,
+    parse_query,
+    required,
+    required_name,
+)
 
 
 def refuse(request):
@@ -18,8 +30,8 @@ def fail(request):
     raise RuntimeError("oops")
 
 
-def request(path, method="GET"):
-    return Request(method, path.encode() + b"?q=1", path, b"q=1", {}, b"", "127.0.0.1:5")
+def request(path, method="GET", query=b"q=1"):
+    return Request(method, path.encode() + b"?" + query, path, query, {}, b"", "127.0.0.1:5")
 
 
 @pytest.fixture
@@ -87,7 +99,7 @@ def test_with_tls_required_every_response_names_the_https_port():
 @pytest.fixture
 def router():
     route = Route(lambda request: Response(200))
-    return Router(
+    return Application(
         {
             "/ping": {"GET": route},
             "/pub": {"POST": route},
@@ -161,3 +173,57 @@ def test_options_returns_only_the_methods(router):
     assert router.unmatched("OPTIONS", "/pub", b"") == Response(200, headers=(("Allow", "OPTIONS, POST"),))
     assert router.unmatched("OPTIONS", "*", b"") == Response(200)
     assert router.unmatched("OPTIONS", "/nope", b"").status == 404
+
+
+@pytest.mark.parametrize(
+    ("query", "parameters"),
+    [
+        (b"", {}),
+        (b"topic=a", {"topic": "a"}),
+        (b"topic=a&topic=b", {"topic": "a"}),
+        (b"&&topic=a&", {"topic": "a"}),
+        (b"topic", {"topic": ""}),
+        (b"topic=", {"topic": ""}),
+        (b"=x", {"": "x"}),
+        (b"a=b=c", {"a": "b=c"}),
+        (b"t%6fpic=a%23b", {"topic": "a#b"}),
+        (b"a=b+c%2B", {"a": "b c+"}),
+        (b"a=%C3%A9", {"a": "é"}),
+        (b"a=%ff", {"a": "\udcff"}),
+    ],
+)
+def test_the_first_value_of_a_parameter_is_used(query, parameters):
+    assert parse_query(query) == parameters
+
+
+@pytest.mark.parametrize("query", [b"a=%", b"a=%zz", b"a=%4", b"%g0=a", b"topic=a&x=%", b"a;b", b"topic=a;b=c"])
+def test_a_malformed_query_is_an_invalid_request(query):
+    with pytest.raises(ApiError, match="INVALID_REQUEST") as refusal:
+        parse_query(query)
+    assert refusal.value.status == 400
+
+
+@given(st.binary(max_size=600))
+def test_any_bytes_are_parameters_or_an_invalid_request(query):
+    with contextlib.suppress(ApiError):
+        assert all(isinstance(value, str) for value in parse_query(query).values())
+
+
+def test_booleans_have_four_spellings():
+    spellings = ("true", "1", "false", "0", "", "TRUE", "yes")
+    assert [parse_boolean(each) for each in spellings] == [True, True, False, False, None, None, None]
+
+
+def test_a_missing_or_invalid_parameter_is_named_in_the_error():
+    asked = request("/", query=b"topic=t&channel=&node=anything+at+all")
+    assert required(asked, "node") == "anything at all"
+    assert required(asked, "channel") == ""
+    assert required_name(asked, "topic") == "t"
+    for ask, key, code in (
+        (required, "secret", "MISSING_ARG_SECRET"),
+        (required_name, "secret", "MISSING_ARG_SECRET"),
+        (required_name, "channel", "INVALID_ARG_CHANNEL"),
+        (required_name, "node", "INVALID_ARG_NODE"),
+    ):
+        with pytest.raises(ApiError, match=code):
+            ask(asked, key)

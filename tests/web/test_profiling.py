@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from nsq_compat.net.process import Process
 from nsq_compat.session.http_message import Response
 
 
@@ -14,7 +15,7 @@ from nsq_compat.session.http_message import Response
     [
         ("", b"<html>"),
         ("symbol", b"num_symbols: 0"),
-        ("goroutine?debug=2", b"greenlet 1"),
+        ("goroutine?debug=2", b"*"),
         ("block?debug=1", b"--- contention:"),
         ("threadcreate", b"threadcreate profile: total "),
         ("heap?debug=1", b"heap profile: "),
@@ -32,19 +33,23 @@ def test_the_command_line_is_separated_by_nul(call, monkeypatch):
     assert call.get("/debug/pprof/cmdline").body == b"nsqd\0--x=1"
 
 
-def test_the_cpu_profile_has_stacks_and_restores_the_signal_handler(call):
+def test_the_cpu_profile_has_stacks_and_restores_the_signal_handler(call, monkeypatch):
+    def use_cpu(process: Process, seconds: float) -> None:
+        sum(number * number for number in range(2_000_000))
+
+    monkeypatch.setattr(Process, "sleep", use_cpu)
     before = signal.getsignal(signal.SIGPROF)
     response = call.get("/debug/pprof/profile?seconds=0.1")
     assert response.status == 200
     lines = response.body.decode().splitlines()
-    assert any("Daemon.sleep" in line and line.rpartition(" ")[2].isdigit() for line in lines)
+    assert any("use_cpu" in line and line.rpartition(" ")[2].isdigit() for line in lines)
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
     signal.signal(signal.SIGPROF, before)
 
 
-def test_a_second_cpu_profile_is_refused(call, daemon):
+def test_a_second_cpu_profile_is_refused(call, monkeypatch):
     answers: list[Response] = []
-    daemon.sleep = lambda seconds: answers.append(call.get("/debug/pprof/profile"))
+    monkeypatch.setattr(Process, "sleep", lambda *_: answers.append(call.get("/debug/pprof/profile")))
     call.get("/debug/pprof/profile")
     assert (answers[0].status, b"already in use" in answers[0].body) == (500, True)
 
@@ -58,9 +63,9 @@ def test_outside_the_main_thread_the_cpu_profile_is_refused(call):
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "nan", ""])
-def test_invalid_seconds_are_thirty(call, daemon, text):
+def test_invalid_seconds_are_thirty(call, monkeypatch, text):
     slept: list[float] = []
-    daemon.sleep = slept.append
+    monkeypatch.setattr(Process, "sleep", lambda process, seconds: slept.append(seconds))
     call.get(f"/debug/pprof/profile?seconds={text}")
     assert slept == [30.0]
 

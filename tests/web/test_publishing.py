@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from nsq_compat.protocol import schema
 from nsq_compat.session.http_message import Request
+from nsq_compat.web import publishing
+from nsq_compat.web.application import ApiError
 from nsq_compat.web.nsqd_api import NsqdApi
 from nsq_compat.web.publishing import split_binary, split_text
-from nsq_compat.web.responses import ApiError
+from tests.web.conftest import code, refused
 
 
 def joined(parts):
@@ -21,14 +23,6 @@ def joined(parts):
 def batch(*bodies, count=None):
     sized = b"".join(struct.pack(">i", len(body)) + body for body in bodies)
     return struct.pack(">i", len(bodies) if count is None else count) + sized
-
-
-def code(response):
-    return response.status, response.body.decode()
-
-
-def refused(status, name):
-    return status, f'{{"message":"{name}"}}'
 
 
 # --- /pub -------------------------------------------------------------------------------------------------------------
@@ -151,9 +145,9 @@ def test_a_large_body_of_lines_is_split_in_parts():
     assert max(map(len, parts)) < 20_000
 
 
-def test_a_large_batch_is_published_in_steps_that_let_others_run(call, daemon):
+def test_a_large_batch_is_published_in_steps_that_let_others_run(call, daemon, monkeypatch):
     seen = []
-    daemon.let_others_run = lambda: seen.append(daemon.broker.topics["t"].depth)
+    monkeypatch.setattr(publishing, "let_others_run", lambda: seen.append(daemon.broker.topics["t"].depth))
     assert call.post("/mpub?topic=t", b"x\n" * 100_000).status == 200
     assert (
         daemon.broker.topics["t"].depth

@@ -1,27 +1,46 @@
-"""/ping, /info and /stats as JSON: keys and their order, omitted and null values."""
+"""/ping, /info and /stats: keys of the JSON and their order, omitted and null values; columns of the text; memory."""
 
+import errno
 import json
+import os
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats
-from nsq_compat.web.stats import _report_json
-from nsq_compat.web.stats_text import StatsReport
+from nsq_compat.web.stats import MemoryStats, StatsReport, _report_json, _report_lines, _time_text
 
-CLIENT = ClientStats(
-    client_id="c1",
+MS = 1_000_000
+CHANNEL_COUNTS = (
+    *("depth", "backend_depth", "in_flight_count", "deferred_count", "message_count"),
+    *("requeue_count", "timeout_count", "client_count"),
+)
+CLIENT_COUNTS = ("state", "ready_count", "in_flight_count", "message_count", "finish_count", "requeue_count")
+NO_CLIENT = ClientStats(
+    client_id="vm",
     hostname="vm",
     version="V2",
     remote_address="127.0.0.1:34786",
-    state=3,
-    ready_count=100,
-    in_flight_count=0,
-    message_count=8,
-    finish_count=8,
-    requeue_count=0,
     connect_ts=1125,
+    user_agent="nsq_tail/1.3.0 go-nsq/1.1.0",
+    **dict.fromkeys(CLIENT_COUNTS, 0),  # type: ignore[arg-type]
 )
+
+
+def channel(name, **values):
+    counts = dict.fromkeys(CHANNEL_COUNTS, 0)
+    return ChannelStats(**{"channel_name": name, "clients": (), "paused": False, **counts, **values})
+
+
+def topic(name, *channels, **values):
+    counts = dict.fromkeys(("depth", "backend_depth", "message_count", "message_bytes"), 0)
+    return TopicStats(**{"topic_name": name, "channels": channels, "paused": False, **counts, **values})
+
+
+def client(**values):
+    return replace(NO_CLIENT, **values)
 
 
 def stats(call, query=""):
@@ -42,9 +61,10 @@ def test_ping_tells_the_health_in_plain_text(call, daemon):
 
 def test_info_has_nsqds_keys_in_nsqds_order(call):
     assert call.get("/info").body == (
-        b'{"version":"1.3.0","broadcast_address":"node1","hostname":"host1","http_port":4151,"tcp_port":4150,'
+        b'{"version":"1.3.0","broadcast_address":"node1","hostname":"%b","http_port":4151,"tcp_port":4150,'
         b'"start_time":1000,"max_heartbeat_interval":60000000000,"max_output_buffer_size":65536,'
         b'"max_output_buffer_timeout":30000000000,"max_deflate_level":6,"topology_zone":"","topology_region":""}'
+        % os.uname().nodename.encode()
     )
 
 
@@ -88,7 +108,7 @@ def test_filters_select_topics_and_channels(call, query, topics):
 
 
 def test_stats_of_an_unknown_topic_are_null(call, daemon):
-    daemon.connected_producers = (replace(CLIENT, pub_counts=(("t", 2),)),)
+    daemon.connected_producers = (replace(NO_CLIENT, pub_counts=(("t", 2),)),)
     shown = stats(call, "&topic=nosuch")
     assert (shown["topics"], shown["producers"]) == (None, None)
 
@@ -99,7 +119,7 @@ def test_memory_may_be_left_out(call, query, shown):
 
 
 def test_clients_may_be_left_out(call, daemon):
-    daemon.connected_producers = (replace(CLIENT, pub_counts=(("t", 2),)),)
+    daemon.connected_producers = (replace(NO_CLIENT, pub_counts=(("t", 2),)),)
     call.post("/topic/create?topic=t")
     call.post("/channel/create?topic=t&channel=c")
     shown = stats(call, "&include_clients=0")
@@ -110,7 +130,7 @@ def test_clients_may_be_left_out(call, daemon):
 def test_producers_list_every_topic_unless_one_is_asked_for(call, daemon):
     call.post("/topic/create?topic=t")
     call.post("/topic/create?topic=other")
-    daemon.connected_producers = (replace(CLIENT, pub_counts=(("t", 2), ("u", 3))),)
+    daemon.connected_producers = (replace(NO_CLIENT, pub_counts=(("t", 2), ("u", 3))),)
     counts = [{"topic": "t", "count": 2}, {"topic": "u", "count": 3}]
     assert stats(call)["producers"][0]["pub_counts"] == counts
     assert stats(call, "&topic=t")["producers"][0]["pub_counts"] == counts[:1]
@@ -118,14 +138,14 @@ def test_producers_list_every_topic_unless_one_is_asked_for(call, daemon):
 
 
 def test_clients_have_nsqds_keys_in_nsqds_order(call, daemon):
-    daemon.connected_producers = (CLIENT,)
+    daemon.connected_producers = (NO_CLIENT,)
     assert " ".join(stats(call)["producers"][0]) == (
         "client_id hostname version remote_address state ready_count in_flight_count message_count finish_count "
         "requeue_count connect_ts sample_rate deflate snappy user_agent topology_zone topology_region tls "
         "tls_cipher_suite tls_version tls_negotiated_protocol tls_negotiated_protocol_is_mutual"
     )
     full = replace(
-        CLIENT,
+        NO_CLIENT,
         zone_local_msg_count=1,
         region_local_msg_count=1,
         global_msg_count=1,
@@ -145,38 +165,16 @@ def test_clients_have_nsqds_keys_in_nsqds_order(call, daemon):
 
 
 def test_channels_show_clients_latency_and_what_is_not_zero():
-    channel = ChannelStats(
-        channel_name="c",
-        depth=1,
-        backend_depth=0,
-        in_flight_count=0,
-        deferred_count=0,
-        message_count=8,
-        requeue_count=0,
-        timeout_count=0,
-        client_count=1,
-        clients=(CLIENT,),
-        paused=True,
-        global_msg_count=8,
-        dropped_count=3,
-        e2e_processing_latency=LatencyStats(count=8, percentiles=((1.0, 235346933.0), (0.99, 0.0))),
-    )
-    topic = TopicStats(
-        topic_name="t",
-        channels=(channel,),
-        depth=0,
-        backend_depth=0,
-        message_count=8,
-        message_bytes=17,
-        paused=False,
-    )
-    report = StatsReport("1.3.0", "line", "OK", 1000.0, 0, (topic,), None, ())
-    (shown,) = json.loads(b"".join(_report_json(report, (topic,))))["topics"][0]["channels"]
+    latency = LatencyStats(count=8, percentiles=((1.0, 235346933.0), (0.99, 0.0)))
+    counts = {"message_count": 8, "client_count": 1, "global_msg_count": 8, "dropped_count": 3}
+    known = topic("t", channel("c", clients=(NO_CLIENT,), paused=True, e2e_processing_latency=latency, **counts))
+    report = StatsReport("OK", 1000.0, 0, (known,), None, ())
+    (shown,) = json.loads(b"".join(_report_json(report, (known,))))["topics"][0]["channels"]
     assert " ".join(shown) == (
         "channel_name depth backend_depth in_flight_count deferred_count message_count global_msg_count "
         "requeue_count timeout_count dropped_count client_count clients paused e2e_processing_latency"
     )
-    assert shown["clients"][0]["client_id"] == "c1"
+    assert shown["clients"][0]["client_id"] == "vm"
     assert shown["e2e_processing_latency"] == {
         "count": 8,
         "percentiles": [{"quantile": 1.0, "value": 235346933.0}, {"quantile": 0.99, "value": 0.0}],
@@ -184,14 +182,14 @@ def test_channels_show_clients_latency_and_what_is_not_zero():
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_stats_of_many_topics_let_others_run(call, daemon, form):
+def test_stats_of_many_topics_let_others_run(call, daemon, form, monkeypatch):
     turns: list[int] = []
 
     def let_others_run():
         turns.append(1)
         daemon.broker.topics.pop("t249", None)
 
-    daemon.let_others_run = let_others_run
+    monkeypatch.setattr("nsq_compat.web.stats.let_others_run", let_others_run)
     for number in range(250):
         daemon.broker.topic(f"t{number:03}")
     body = call.get(f"/stats?format={form}").body
@@ -202,3 +200,113 @@ def test_stats_of_many_topics_let_others_run(call, daemon, form):
 
 def test_a_malformed_query_is_refused(call):
     assert call.get("/stats?topic=%zz").body == b'{"message":"INVALID_REQUEST"}'
+
+
+# --- Text -------------------------------------------------------------------------------------------------------------
+
+
+def body(topics=(), producers=(), memory=None):
+    report = StatsReport("OK", 1000.0, 1127_687_255_628, topics, memory, producers)
+    return "".join(f"{line}\n" for line in _report_lines(report, topics)).split("\n\n", 2)[2]
+
+
+def test_the_first_lines_are_version_start_uptime_and_health(call, daemon, monkeypatch):
+    lines = call.get("/stats?include_mem=false").body.decode().split("\n")
+    assert lines[0].startswith("nsqd v1.3.0 (built w/python3.")
+    assert lines[1].startswith("start_time 1970-01-01T")
+    assert lines[2:] == ["uptime 2m7.687255628s", "", "Health: OK", "", "Topics: None", "", "Producers: None", ""]
+
+
+def test_memory_is_a_table_with_a_tab(call):
+    lines = call.get("/stats").body.decode().split("\n")
+    begin = lines.index("Memory:")
+    assert lines[begin + 1] == "   heap_objects             \t0"
+    assert lines[begin + 9] == "   gc_total_runs            \t8"
+    assert lines[begin + 10 : begin + 12] == ["", "Topics: None"]
+
+
+def test_topics_channels_and_clients_are_aligned():
+    latency = LatencyStats(count=8, percentiles=((1.0, 235.3469 * MS), (0.99, 1_500.0), (0.5, 2e9)))
+    consumer = client(state=3, ready_count=100, finish_count=8, message_count=8)
+    text = body(
+        (
+            topic(
+                "orders",
+                channel(
+                    "archive",
+                    depth=11,
+                    message_count=11,
+                    e2e_processing_latency=LatencyStats(count=0, percentiles=((1.0, 0.0),)),
+                ),
+                channel("billing", message_count=8, clients=(consumer,), paused=True, e2e_processing_latency=latency),
+                message_count=11,
+            ),
+            topic("z", paused=True),
+        )
+    )
+    assert text == (
+        "Topics:\n"
+        "   [orders         ] depth: 0     be-depth: 0     msgs: 11       e2e%: \n"
+        "      [archive                  ] depth: 11    be-depth: 0     inflt: 0    def: 0    re-q: 0     "
+        "timeout: 0     msgs: 11       e2e%: 0.0ns\n"
+        "   *P [billing                  ] depth: 0     be-depth: 0     inflt: 0    def: 0    re-q: 0     "
+        "timeout: 0     msgs: 8        e2e%: 235.3ms, 1.5us, 2.0s\n"
+        "        [V2 vm:34786 nsq_tail/1.3.0 go-nsq/1.1.0] state: 3 inflt: 0    rdy: 100  fin: 8        re-q: 0        "
+        "msgs: 8        connected: 2s\n"
+        "\n"
+        "*P [z              ] depth: 0     be-depth: 0     msgs: 0        e2e%: \n"
+        "\n"
+        "Producers: None\n"
+    )
+
+
+def test_producers_show_where_they_published():
+    text = body(producers=(client(user_agent="a", pub_counts=(("orders", 2), ("z", 1))), client(user_agent="b")))
+    assert text == (
+        "Topics: None\n"
+        "\n"
+        "Producers:\n"
+        "   [V2 vm:34786 a           ] msgs: 3        topics: orders=2,z=1 connected: 2s\n"
+        "   [V2 vm:34786 b           ] state: 0 inflt: 0    rdy: 0    fin: 0        re-q: 0        msgs: 0        "
+        "connected: 2s\n"
+    )
+
+
+@pytest.mark.parametrize(("address", "shown"), [("[::1]:5000", "vm:5000 "), ("@", "vm: ")])
+def test_the_port_follows_the_last_colon(address, shown):
+    assert shown in body(producers=(client(remote_address=address),))
+
+
+def test_anything_but_json_is_text(call):
+    for query in ("", "?format=JSON", "?format=text", "?format=text&format=json"):
+        response = call.get("/stats" + query)
+        assert ("Content-Type", "text/plain; charset=utf-8") in response.headers
+        assert response.body.startswith(b"nsqd v1.3.0")
+
+
+@pytest.mark.parametrize(("zone", "text"), [("UTC", "2026-11-21T03:50:26Z"), ("XXX-5:30", "2026-11-21T09:20:26+05:30")])
+def test_times_are_local_and_utc_is_z(monkeypatch, zone, text):
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert _time_text(1795233026.9) == text
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_free_descriptor_the_statistics_are_those_of_the_last_call(monkeypatch):
+    memory = MemoryStats()
+    before = memory.stats()
+    assert before["heap_in_use_bytes"] > 1_000_000
+
+    def no_descriptor(*_: object) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_text", no_descriptor)
+    again = memory.stats()
+    assert again["heap_in_use_bytes"] == before["heap_in_use_bytes"]
+    assert again["heap_idle_bytes"] == before["heap_idle_bytes"]

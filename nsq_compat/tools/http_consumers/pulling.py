@@ -18,8 +18,7 @@ from nsq_compat.protocol.go_json import dumps
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.tools.http_consumers.ack_http import MAX_IGNORED_BODY, AckConnection, ClientGone
 from nsq_compat.tools.http_consumers.on_demand import OnDemand
-from nsq_compat.web.query import parse_query
-from nsq_compat.web.responses import JSON, ApiError, plain
+from nsq_compat.web.application import JSON, ApiError, parse_query, plain
 
 MAX_WAIT_SECONDS: Final = 300.0
 _GATHER_SECONDS: Final = 0.1

@@ -28,8 +28,7 @@ from nsq_compat.tools.http_consumers.ack_http import (
     AckConnection,
     ClientGone,
 )
-from nsq_compat.web.query import parse_query, required_name
-from nsq_compat.web.responses import ApiError, plain
+from nsq_compat.web.application import ApiError, plain, required_name
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +71,7 @@ class PubSub:
 
     def _subscribe(self, request: Request, client: AckConnection) -> bool:
         try:
-            parameters = parse_query(request.query)
-            topic, channel = required_name(parameters, "topic"), required_name(parameters, "channel")
+            topic, channel = required_name(request, "topic"), required_name(request, "channel")
         except ApiError as error:
             return client.reply(request, Response(500, error.code.encode(), (TEXT,)))  # nsq_pubsub: not 400
         if request.method == "HEAD":

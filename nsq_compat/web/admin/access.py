@@ -23,8 +23,8 @@ from flask import Blueprint, Response, current_app, g, redirect, render_template
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
 from nsq_compat.web.admin.users import Role, Users
+from nsq_compat.web.application import ApiError
 from nsq_compat.web.metrics import Metrics
-from nsq_compat.web.responses import ApiError
 
 log = logging.getLogger(__name__)
 

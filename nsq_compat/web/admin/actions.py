@@ -17,7 +17,7 @@ from nsq_compat.cluster.nodes import canonical_address
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.web.admin.access import basic_credentials, check_form, require, service, visitor
 from nsq_compat.web.admin.users import Role
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import ApiError
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from nsq_compat.web.admin.access import require, service
 from nsq_compat.web.admin.graphite import Graphite
 from nsq_compat.web.admin.queries import Queries
 from nsq_compat.web.admin.users import Role
-from nsq_compat.web.query import parse_query
-from nsq_compat.web.responses import JSON, V1, ApiError, picked
+from nsq_compat.web.application import JSON, V1, ApiError, parse_query, picked
 
 api = Blueprint("api", __name__)
 

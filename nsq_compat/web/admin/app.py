@@ -34,8 +34,7 @@ from nsq_compat.web.admin.nodes import nodes
 from nsq_compat.web.admin.operations import operations
 from nsq_compat.web.admin.tables import address, wants_day
 from nsq_compat.web.admin.topics import topics
-from nsq_compat.web.application import INTERNAL_ERROR, log_access, moved
-from nsq_compat.web.responses import ApiError, error
+from nsq_compat.web.application import INTERNAL_ERROR, ApiError, error, log_access, moved
 
 log = logging.getLogger(__name__)
 

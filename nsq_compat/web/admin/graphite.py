@@ -17,7 +17,7 @@ from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.web.admin.access import AdminService, service
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import ApiError
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from nsq_compat.web.admin.actions import form_field, perform
 from nsq_compat.web.admin.queries import Queries, current_snapshot
 from nsq_compat.web.admin.tables import page_of, timeframe
 from nsq_compat.web.admin.users import Role
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import ApiError
 
 nodes = Blueprint("nodes", __name__)
 

@@ -11,8 +11,8 @@ from nsq_compat.cluster.history import History
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.web.admin.access import require, service
 from nsq_compat.web.admin.users import Role
+from nsq_compat.web.application import JSON, V1, ApiError
 from nsq_compat.web.metrics import MetricsUnavailable
-from nsq_compat.web.responses import JSON, V1, ApiError
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -9,7 +9,7 @@ from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.snapshot import Snapshot, take_snapshot
 from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats, sum_channel, sum_topic
 from nsq_compat.web.admin.access import service
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import ApiError
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from nsq_compat.web.admin.actions import form_field, perform
 from nsq_compat.web.admin.queries import Queries, current_snapshot
 from nsq_compat.web.admin.tables import charts_of, part_of, row_of, rows_page, timeframe
 from nsq_compat.web.admin.users import Role
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import ApiError
 
 topics = Blueprint("topics", __name__)
 

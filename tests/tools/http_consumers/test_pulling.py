@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from nsq_compat.tools.http_consumers.pulling import MAX_WAIT_SECONDS, read_wait
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import ApiError
 from nsq_conformance.daemon_process import installed
 from nsq_conformance.http_consumer_process import HttpConsumerProcess
 from tests.client.waiting import wait_until

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.web.admin.api import read_texts
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import ApiError
 from tests.web.admin.conftest import channel_json, topic_json
 
 

@@ -3,7 +3,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from nsq_compat.web.admin.graphite import Graphite
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import ApiError
 
 
 @pytest.fixture
