@@ -152,6 +152,8 @@ class FakeNsqd:
 
 
 def _admit(tokens: Sequence[bytes]) -> CommandSpec:
+    if tokens[0] not in COMMANDS:
+        raise SilentClose
     return COMMANDS[tokens[0]]
 
 

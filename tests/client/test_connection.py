@@ -1,5 +1,6 @@
 """A connection: opening, upgrades, answers, and every way to end."""
 
+import contextlib
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -7,8 +8,18 @@ from concurrent.futures import Future
 
 import pytest
 import trustme
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nsq_compat.client.connection import Connection, ConnectionLost, NotExecuted, split_address
+from nsq_compat.client.connection import (
+    Connection,
+    ConnectionLost,
+    NotExecuted,
+    Observer,
+    TlsStream,
+    split_address,
+    start_threads,
+)
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.protocol import command_writer
@@ -19,7 +30,7 @@ from tests.client.fake_nsqd import CLOSE
 from tests.client.waiting import wait_until
 
 
-class Told:
+class Told(Observer):
     """Records the observer's events."""
 
     def __init__(self) -> None:
@@ -115,8 +126,7 @@ def test_aborting_a_connection_while_it_opens_fails_it(make_nsqd):
         wait_until(lambda: fake.said("IDENTIFY"))
         connection.abort()
 
-    closer = threading.Thread(target=close_it)
-    closer.start()
+    (closer,) = start_threads([close_it])
     with pytest.raises(ConnectionLost):
         connection.open()
     closer.join()
@@ -134,26 +144,96 @@ def test_an_address_may_be_ipv6():
 
 # --- TLS --------------------------------------------------------------------------------------------------------------
 
+AUTHORITY = trustme.CA()
+
+
+def trusting(newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.maximum_version = newest
+    AUTHORITY.configure_trust(context)
+    return context
+
+
+class TlsServer(TlsStream):
+    """The other end of a TLS stream."""
+
+    def __init__(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        AUTHORITY.issue_cert("127.0.0.1").configure_cert(context)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+
+def connected() -> tuple[TlsStream, TlsServer]:
+    stream, server = TlsStream(trusting(), "127.0.0.1"), TlsServer()
+    for _ in range(2):
+        server.decode(stream.encode(b""))
+        stream.decode(server.encode(b""))
+    assert stream.is_established
+    return stream, server
+
+
+PAIR = connected()
+
+
+@given(said=st.binary(max_size=100_000))
+def test_encoded_data_is_decrypted_by_the_peer(said):
+    stream, server = PAIR
+    assert server.decode(stream.encode(said)) == said
+
+
+@given(said=st.binary(min_size=1, max_size=50_000), cut=st.integers(1, 20_000))
+def test_received_data_is_decoded_however_it_is_split(said, cut):
+    stream, server = PAIR
+    wire = server.encode(said)
+    assert b"".join(stream.decode(wire[begin : begin + cut]) for begin in range(0, len(wire), cut)) == said
+
+
+def test_close_notify_is_not_an_error():
+    stream, server = connected()
+    wire = server.encode(b"last words")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        server._tls.unwrap()
+    assert stream.decode(wire + server.encode(b"")) == b"last words"
+
+
+def test_data_that_is_not_tls_is_an_error():
+    with pytest.raises(ssl.SSLError):
+        connected()[0].decode(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def test_data_directly_after_the_handshake_is_returned():
+    # In TLS 1.2 the server sends the last message of the handshake.
+    stream, server = TlsStream(trusting(ssl.TLSVersion.TLSv1_2), "127.0.0.1"), TlsServer()
+    server.decode(stream.encode(b""))
+    stream.decode(server.encode(b""))
+    server.decode(stream.encode(b""))
+    states = [stream.is_established, stream.decode(server.encode(b"at once")), stream.is_established]
+    assert states == [False, b"at once", True]
+    assert not stream.has_pending
+
+
+def test_eof_during_the_handshake_fails_the_connection(make_nsqd):
+    fake = make_nsqd(tls_v1=True)
+    with pytest.raises(ConnectionLost, match=fake.address):
+        Connection(fake.address, ConnectionSettings(tls_v1=True)).open()
+
 
 @pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture(scope="module")
-def authority_file(authority, tmp_path_factory: pytest.TempPathFactory) -> str:
+def authority_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("authority") / "ca.pem"
-    authority.cert_pem.write_to_path(str(path))
+    AUTHORITY.cert_pem.write_to_path(str(path))
     return str(path)
 
 
 @pytest.fixture(scope="module")
-def tls_nsqd(authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
+def tls_nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
     folder = tmp_path_factory.mktemp("tls")
-    issued = authority.issue_cert("127.0.0.1")
+    issued = AUTHORITY.issue_cert("127.0.0.1")
     issued.private_key_pem.write_to_path(str(folder / "key.pem"))
     issued.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
-    options = [f"--tls-cert={folder}/cert.pem", f"--tls-key={folder}/key.pem", "--tls-required=tcp-https"]
+    options = [f"--tls-cert={folder}/cert.pem", f"--tls-key={folder}/key.pem", "--https-address=127.0.0.1:0"]
+    options.append("--tls-required=tcp-https")
     with NsqdProcess(installed_nsqd(), folder, options=options) as process:
         yield process
 
@@ -191,11 +271,8 @@ def test_verification_of_certificates_can_be_turned_off(tls_nsqd, connect):
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_an_ssl_context_is_used_unchanged(tls_nsqd, authority, connect, newest):
-    context = ssl.create_default_context()
-    context.maximum_version = newest
-    authority.configure_trust(context)
-    assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=context).is_closed
+def test_an_ssl_context_is_used_unchanged(tls_nsqd, connect, newest):
+    assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=trusting(newest)).is_closed
 
 
 def test_a_connection_without_tls_is_not_used_if_tls_is_required(nsqd):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nsq_compat.client.dedupe import Deduplicated, KeyState, SlotFilter, overwritten, slots_for
 from nsq_compat.client.message import Message
 from nsq_compat.client.producer import Producer
-from nsq_compat.client.reader import Reader
+from nsq_compat.client.pynsq import Reader
 from tests.client.waiting import wait_until
 
 
