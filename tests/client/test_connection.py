@@ -319,6 +319,7 @@ def test_requests_on_a_closed_connection_are_not_executed(fake, connect):
 
 def test_closing_sends_pending_commands_first(fake, connect, told):
     connection = connect(fake.address, ("t", "c"))
+    connection.send(command_writer.ready(200))
     sent = fake.send_messages([b"x"] * 200)
     wait_until(lambda: len(told.messages) == 200)
     for message in told.messages:
@@ -338,6 +339,7 @@ def test_closing_waits_no_longer_than_its_timeout(fake, connect, monkeypatch):
 
 def test_the_observer_gets_answers_heartbeats_and_the_end(fake, connect, told):
     connection = connect(fake.address, ("t", "c"))
+    connection.send(command_writer.ready(3))
     fake.send_messages([b"1", b"2", b"3"])
     fake.beat()
     wait_until(lambda: len(told.messages) == 3 and told.heartbeats == 1)

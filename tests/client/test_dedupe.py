@@ -1,12 +1,15 @@
 import asyncio
+import functools
 import threading
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.client.dedupe import Deduplicated, KeyState, SlotFilter, overwritten, slots_for
+from nsq_compat.client.dedupe import Deduplicated, Filter, KeyState, SlotFilter, overwritten, slots_for
+from nsq_compat.client.memcached import MemcachedFilter
 from nsq_compat.client.message import Message
 from nsq_compat.client.producer import Producer
 from nsq_compat.client.pynsq import Reader
@@ -67,25 +70,32 @@ def test_the_measured_share_of_forgotten_keys_is_the_computed_one(later):
     assert forgotten / sample == pytest.approx(overwritten(slots, later + sample // 2), abs=0.07)
 
 
-# --- The filter -------------------------------------------------------------------------------------------------------
+# --- Filters ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_new_then_busy_then_seen():
-    filter_ = SlotFilter(100)
+@pytest.fixture(params=[SlotFilter, MemcachedFilter])
+def make_filter(request: pytest.FixtureRequest) -> Callable[[int], Filter]:
+    if request.param is SlotFilter:
+        return SlotFilter
+    return functools.partial(MemcachedFilter, request.getfixturevalue("memcached"))
+
+
+def test_a_key_is_new_then_busy_then_seen(make_filter):
+    filter_ = make_filter(100)
     assert [filter_.claim(b"a"), filter_.claim(b"a")] == [KeyState.NEW, KeyState.BUSY]
     filter_.keep(b"a")
     assert filter_.claim(b"a") is KeyState.SEEN
 
 
-def test_a_key_that_was_not_handled_is_new_again():
-    filter_ = SlotFilter(100)
+def test_a_key_that_was_not_handled_is_new_again(make_filter):
+    filter_ = make_filter(100)
     filter_.claim(b"a")
     filter_.forget(b"a")
     assert filter_.claim(b"a") is KeyState.NEW
 
 
-def test_only_the_key_in_a_slot_is_kept_or_forgotten():
-    filter_ = SlotFilter(1)
+def test_only_the_key_in_a_slot_is_kept_or_forgotten(make_filter):
+    filter_ = make_filter(1)
     filter_.claim(b"a")
     filter_.claim(b"b")
     filter_.keep(b"a")
@@ -189,7 +199,6 @@ def test_a_message_being_handled_is_neither_handled_again_nor_finished(fake, sta
 
     handler = Deduplicated(handle, SlotFilter(1000))
     start_consumer(handler, nsqd_tcp_addresses=fake.address, max_in_flight=10)
-    wait_until(lambda: fake.said("RDY"))
     first, second = fake.send_messages([b"body", b"body"])
     wait_until(lambda: fake.said("REQ"))
     assert fake.said("REQ") == [f"REQ {second.decode()} 90000"]
@@ -205,7 +214,6 @@ def test_any_function_of_a_message_may_be_the_key(fake, start_consumer):
         lambda message: bodies.append(message.body), SlotFilter(1000), key=lambda message: message.body[:1]
     )
     start_consumer(handler, nsqd_tcp_addresses=fake.address, max_in_flight=10)
-    wait_until(lambda: fake.said("RDY"))
     fake.send_messages([b"a1", b"a2", b"b1"])
     wait_until(lambda: len(fake.peer.finished) == 3)
     assert bodies == [b"a1", b"b1"]

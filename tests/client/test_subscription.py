@@ -270,7 +270,6 @@ def test_failures_stop_all_nodes_then_one_is_tested_then_all_resume(make_nsqd, s
 
 def test_a_requeue_without_backoff_does_not_change_the_pace(fake, start_consumer):
     consumer = start_consumer(lambda message: message.requeue(backoff=False), nsqd_tcp_addresses=fake.address)
-    wait_until(lambda: subscribed(fake))
     fake.send_messages([b"x"])
     wait_until(lambda: fake.peer.said("REQ"))
     assert consumer._backoff.pace is Pace.FLOWING
@@ -278,7 +277,6 @@ def test_a_requeue_without_backoff_does_not_change_the_pace(fake, start_consumer
 
 def test_backing_off_can_be_turned_off(fake: FakeNsqd, start_consumer: StartConsumer, make_nsqd: MakeNsqd):
     consumer = start_consumer(lambda message: False, nsqd_tcp_addresses=fake.address, backoff=False)
-    wait_until(lambda: subscribed(fake))
     fake.send_messages([b"x"])
     wait_until(lambda: fake.peer.said("REQ"))
     assert consumer._backoff.pace is Pace.FLOWING
