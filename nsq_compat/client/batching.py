@@ -16,9 +16,6 @@ from typing import NamedTuple
 from nsq_compat.client.nodes import Published, Refused
 from nsq_compat.protocol.errors import NsqError
 
-Publish = Callable[[str, Sequence[bytes], float], Published]
-"""Parameters: topic, bodies, delay in seconds. Raises ``PublishError``."""
-
 
 class Entry(NamedTuple):
     """The messages of one call, which are published together."""
@@ -44,11 +41,14 @@ class Closed(Exception):
 
 
 class Batcher:
-    """`max_messages` and `max_bytes` limit a batch (a larger entry is sent alone), `max_waiting_bytes` all entries."""
+    """`max_messages` and `max_bytes` limit a batch (a larger entry is sent alone), `max_waiting_bytes` all entries.
+
+    The parameters of `publish` are a topic, bodies, and a delay in seconds.
+    """
 
     def __init__(
         self,
-        publish: Publish,
+        publish: Callable[[str, Sequence[bytes], float], Published],
         *,
         max_messages: int = 500,
         max_bytes: int = 1 << 20,
@@ -170,8 +170,9 @@ class Batcher:
             outcome: Published | Exception = self._publish(batch.topic, bodies, batch.defer)
         except Exception as error:  # passed to the caller by its future
             outcome = error
-        if _may_concern_one_entry(outcome) and len(entries) > 1:
-            # nsqd may have refused one entry: try each alone.
+        attempts = outcome.attempts if isinstance(outcome, Refused) else ()
+        if len(entries) > 1 and any(isinstance(attempt.error, NsqError) for attempt in attempts):
+            # nsqd may have refused one entry: try each alone. If none could be reached, they would only wait again.
             for entry in entries:
                 self._send(batch, [entry])
             return
@@ -180,8 +181,3 @@ class Batcher:
                 entry.future.set_exception(outcome)
             else:
                 entry.future.set_result(outcome)
-
-
-def _may_concern_one_entry(outcome: object) -> bool:
-    """Whether a node refused the batch. If no node could be reached, single entries would only wait again."""
-    return isinstance(outcome, Refused) and any(isinstance(attempt.error, NsqError) for attempt in outcome.attempts)

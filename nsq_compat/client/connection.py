@@ -95,10 +95,7 @@ class Observer:
 
     def received(self, connection: "Connection", messages: list[Message]) -> None: ...
     def answered(self, connection: "Connection", succeeded: bool | None) -> None:
-        """A message was finished (True), requeued (False), or requeued without backoff (None).
-
-        Called in the thread that answered.
-        """
+        """A message was finished (True), requeued (False) or requeued without backoff (None); from any thread."""
 
     def heartbeat(self, connection: "Connection") -> None: ...
     def closed(self, connection: "Connection", reason: Exception) -> None: ...
@@ -158,10 +155,7 @@ class Connection:
     # --- Opening ------------------------------------------------------------------------------------------------------
 
     def open(self, deadline: float = math.inf) -> None:
-        """Connect, negotiate and authenticate, until the deadline and within the settings' timeout.
-
-        Raises ``ConnectionLost``.
-        """
+        """Connect and negotiate, by the deadline and within the settings' timeout. Raises ``ConnectionLost``."""
         deadline = min(deadline, time.monotonic() + self.settings.timeout)
         session = self._session
         try:
@@ -213,7 +207,9 @@ class Connection:
             self.abort(error)
         writer.join()
         sock.close()
-        self._fail_unanswered()
+        unknown = NotExecuted if self._session.failure is not None else ConnectionLost
+        while self._session.unanswered:
+            _resolve(self._session.unanswered.popleft(), unknown(f"{self.address}: {self._reason}"))
         self._finished.set()
         self._observer.closed(self, self._reason or ConnectionLost("closed"))
 
@@ -352,13 +348,6 @@ class Connection:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._flush_wanted.set()
-
-    def _fail_unanswered(self) -> None:
-        """Set the error of all unanswered requests."""
-        session, reason = self._session, self._reason
-        unknown = NotExecuted if session.failure is not None else ConnectionLost
-        while session.unanswered:
-            _resolve(session.unanswered.popleft(), unknown(f"{self.address}: {reason}"))
 
 
 def start_threads(calls: Iterable[Callable[[], object]]) -> list[threading.Thread]:

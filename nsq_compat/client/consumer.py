@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import wait
-from dataclasses import dataclass
 from typing import Any, Self
 
 from nsq_compat.bounded_http import FAILURES
@@ -38,14 +37,6 @@ log = logging.getLogger(__name__)
 REDISTRIBUTE_INTERVAL = 5.0
 SETTLE_SECONDS = 0.25
 """Time, in addition to the round trip, in which a connection may still receive messages for an earlier, higher RDY."""
-
-
-@dataclass(slots=True)
-class _Retry:
-    """When a named node is tried again, and the delay after the next failure."""
-
-    due: float
-    delay: float
 
 
 class Subscription(Observer):
@@ -84,7 +75,9 @@ class Subscription(Observer):
         self._discovery = Discovery(topic, lookupds, settings)
         self._lock = threading.Lock()
         self._connections: dict[str, Connection] = {}
-        self._retries = {address: _Retry(0.0, settings.reconnect_delay) for address in nsqds}
+        self._retry_at = dict.fromkeys(nsqds, 0.0)
+        """When a named node is tried again, if it is not connected."""
+        self._retry_delays = dict.fromkeys(nsqds, settings.reconnect_delay)
         self._ready: ReadyCounts[Connection] = ReadyCounts(
             self.max_in_flight, settings.low_rdy_idle_timeout, settle_time=SETTLE_SECONDS
         )
@@ -110,7 +103,13 @@ class Subscription(Observer):
         After `timeout` seconds, waiting messages are requeued.
         """
         deadline = time.monotonic() + timeout
-        self._stop_receiving(timeout)
+        with self._lock:
+            self._stopping = True
+            self._share_out()
+            connections = list(self._ready.shares)
+        self._wake_timer.set()
+        # No message arrives after the responses to CLS.
+        wait([connection.ask(command_writer.CLS) for connection in connections], timeout)
         with self._answers:
             all_answered = self._answers.wait_for(lambda: self.in_flight == 0, max(0.0, deadline - time.monotonic()))
         if not all_answered:
@@ -123,15 +122,6 @@ class Subscription(Observer):
             thread.join()
         with self._answers:
             self._answers.wait_for(lambda: not self._connections, self.settings.timeout)
-
-    def _stop_receiving(self, timeout: float) -> None:
-        """Send CLS to every nsqd and wait for the responses: no message arrives after them."""
-        with self._lock:
-            self._stopping = True
-            self._share_out()
-            connections = list(self._ready.shares)
-        self._wake_timer.set()
-        wait([connection.ask(command_writer.CLS) for connection in connections], timeout)
 
     def requeue_waiting(self) -> None:
         """Let nsqd deliver the waiting messages again at once, here or elsewhere."""
@@ -211,17 +201,17 @@ class Subscription(Observer):
                 del self._connections[address]
             self._ready.remove(connection, now)
             self._send_changes()
-            retry = self._retries.get(address)
-            if retry is not None:
-                retry.due = now + retry.delay
+            delay = self._retry_delays.get(address)
+            if delay is not None:
+                self._retry_at[address] = now + delay
         with self._answers:
             self._answers.notify_all()  # its messages are no longer in flight
         if self._stopping:
             return
         log.warning("[%s/%s] (%s) %s", self.topic, self.channel, address, reason)
-        if retry is not None:
-            log.info("[%s/%s] (%s) re-connecting in %g s", self.topic, self.channel, address, retry.delay)
-            retry.delay = min(2 * retry.delay, self.settings.max_reconnect_delay)
+        if delay is not None:
+            log.info("[%s/%s] (%s) re-connecting in %g s", self.topic, self.channel, address, delay)
+            self._retry_delays[address] = min(2 * delay, self.settings.max_reconnect_delay)
         self._wake_timer.set()
 
     # --- Inside -------------------------------------------------------------------------------------------------------
@@ -229,16 +219,14 @@ class Subscription(Observer):
     def _count_outcome(self, succeeded: bool) -> None:
         now, backoff = time.monotonic(), self._backoff
         with self._lock:
-            changed = backoff.succeeded(now) if succeeded else backoff.failed(now)
-            if changed:
-                self._share_out()
-                wait_for = max(0.0, backoff.until - now)
-        if not changed:
-            return
+            if not (backoff.succeeded(now) if succeeded else backoff.failed(now)):
+                return
+            self._share_out()
         if backoff.pace is Pace.FLOWING:
             log.info("[%s/%s] resuming", self.topic, self.channel)
         else:
-            log.warning("[%s/%s] backing off for %.3g s (level %d)", self.topic, self.channel, wait_for, backoff.level)
+            seconds = backoff.until - now
+            log.warning("[%s/%s] backing off for %.3g s (level %d)", self.topic, self.channel, seconds, backoff.level)
             self._wake_timer.set()
 
     def _share_out(self) -> None:
@@ -289,8 +277,8 @@ class Subscription(Observer):
         with self._lock:
             if self._stopping:
                 connection.abort()
-            elif (retry := self._retries.get(connection.address)) is not None:
-                retry.delay = self.settings.reconnect_delay
+            elif connection.address in self._retry_delays:
+                self._retry_delays[connection.address] = self.settings.reconnect_delay
             self._ready.add(connection, time.monotonic())
             self._send_changes()
         log.info("[%s/%s] (%s) subscribed", self.topic, self.channel, connection.address)
@@ -311,8 +299,8 @@ class Subscription(Observer):
 
     def _run_due(self, now: float) -> float:
         """Do what is due, and return when to run again. The caller holds the lock."""
-        for address, retry in self._retries.items():
-            if retry.due <= now:
+        for address, due in self._retry_at.items():
+            if due <= now:
                 self._connect(address)
         if now >= self._discovery.due:
             for lookupd in self._discovery.poll(now):
@@ -327,14 +315,11 @@ class Subscription(Observer):
             self._redistribute_due = now + REDISTRIBUTE_INTERVAL
             self._ready.redistribute(now)
         self._send_changes()
-        waits = [retry.due for address, retry in self._retries.items() if address not in self._connections]
+        waits = [due for address, due in self._retry_at.items() if address not in self._connections]
         if self._backoff.pace is Pace.WAITING:
             waits.append(self._backoff.until)
         self._next_due = min([self._redistribute_due, self._ready.settles_at, self._discovery.due, *waits])
         return self._next_due
-
-
-# --- Handlers in threads ----------------------------------------------------------------------------------------------
 
 
 class Consumer(Subscription):

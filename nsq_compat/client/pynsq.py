@@ -185,8 +185,7 @@ class Reader:
         threading.Thread(target=self.shut_down, args=(STOP_SECONDS,), name="nsq stop", daemon=True).start()
 
     def shut_down(self, timeout: float) -> None:
-        """`close`, and wait for it; after `timeout`, waiting messages are requeued. Not to be called on the event
-        loop."""
+        """`close`, and wait for it; after `timeout`, waiting messages are requeued. Not for the loop's thread."""
         with self._stop_lock:
             if self._stopped:
                 return

@@ -171,7 +171,7 @@ class ReadyCounts(Generic[C]):
         for share in self._random.sample(holding, max(0, len(holding) - self.permits)):
             self._send(share, 0, now)
         self._reclaim_unused(now)
-        free = self.permits - self._occupied()
+        free = self.permits - sum(share.occupied for share in self.shares.values())
         # A connection that has not settled may still receive messages without RDY.
         waiting = [share for share in self.shares.values() if not share.occupied]
         # A connection that has just lost its permit gets it again only if no other can have it.
@@ -192,14 +192,11 @@ class ReadyCounts(Generic[C]):
                 self._send(share, share.sent - unused, now)
                 excess -= unused
 
-    def _occupied(self) -> int:
-        return sum(share.occupied for share in self.shares.values())
-
     def _raise(self, share: Share[C], wanted: int, now: float, again: bool = False) -> None:
         """Raise RDY up to `wanted`, as far as permits are free; with `again`, send it even if unchanged."""
         if share.sent >= wanted and not again:
             return
-        room = self.permits - (self._occupied() - share.occupied)
+        room = self.permits - sum(other.occupied for other in self.shares.values() if other is not share)
         count = min(wanted, room)
         self.is_short |= count < wanted
         if count > share.sent or (again and count == share.sent):
