@@ -25,6 +25,7 @@ from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.frames import OK, error_frame
+from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.client.fake_nsqd import CLOSE
 from tests.client.waiting import wait_until
@@ -220,27 +221,20 @@ def test_eof_during_the_handshake_fails_the_connection(make_nsqd):
 
 
 @pytest.fixture(scope="module")
-def authority_file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("authority") / "ca.pem"
-    AUTHORITY.cert_pem.write_to_path(str(path))
-    return str(path)
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
-def tls_nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
-    folder = tmp_path_factory.mktemp("tls")
-    issued = AUTHORITY.issue_cert("127.0.0.1")
-    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
-    issued.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
-    options = [f"--tls-cert={folder}/cert.pem", f"--tls-key={folder}/key.pem", "--https-address=127.0.0.1:0"]
-    options.append("--tls-required=tcp-https")
-    with NsqdProcess(installed_nsqd(), folder, options=options) as process:
+def tls_nsqd(certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
+    options = [*certificates.options, "--tls-required=tcp-https"]
+    with NsqdProcess(installed_nsqd(), tmp_path_factory.mktemp("tls"), options=options) as process:
         yield process
 
 
 @pytest.mark.parametrize("compression", [{}, {"snappy": True}, {"deflate": True}], ids=["plain", "snappy", "deflate"])
-def test_messages_go_both_ways_through_tls(tls_nsqd, topic, connect, told, authority_file, compression):
-    options = {"tls_v1": True, "tls_options": {"ca_certs": authority_file}, **compression}
+def test_messages_go_both_ways_through_tls(tls_nsqd, topic, connect, told, certificates, compression):
+    options = {"tls_v1": True, "tls_options": {"ca_certs": certificates.root_ca}, **compression}
     connection = connect(tls_nsqd.tcp_address, (topic, "c"), **options)
     connection.send(command_writer.ready(100))
     bodies = [b"%d" % number * 3000 for number in range(20)]
@@ -253,9 +247,9 @@ def test_messages_go_both_ways_through_tls(tls_nsqd, topic, connect, told, autho
     assert tls_nsqd.channel_stats(topic, "c")["in_flight_count"] == 0
 
 
-def test_a_wrong_host_name_is_refused_if_names_are_verified(tls_nsqd, authority_file):
-    address = tls_nsqd.tcp_address.replace("127.0.0.1", "localhost")
-    options = {"ca_certs": authority_file, "check_hostname": True}
+def test_a_wrong_host_name_is_refused_if_names_are_verified(tls_nsqd, certificates):
+    address = tls_nsqd.tcp_address.replace("127.0.0.1", "127.1")
+    options = {"ca_certs": certificates.root_ca, "check_hostname": True}
     with pytest.raises(ConnectionLost, match="Hostname mismatch"):
         Connection(address, ConnectionSettings(tls_v1=True, tls_options=options)).open()
 
@@ -271,8 +265,10 @@ def test_verification_of_certificates_can_be_turned_off(tls_nsqd, connect):
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_an_ssl_context_is_used_unchanged(tls_nsqd, connect, newest):
-    assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=trusting(newest)).is_closed
+def test_an_ssl_context_is_used_unchanged(tls_nsqd, certificates, connect, newest):
+    context = certificates.trusting()
+    context.maximum_version = newest
+    assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=context).is_closed
 
 
 def test_a_connection_without_tls_is_not_used_if_tls_is_required(nsqd):

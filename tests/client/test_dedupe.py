@@ -13,7 +13,7 @@ from nsq_compat.client.memcached import MemcachedFilter
 from nsq_compat.client.message import Message
 from nsq_compat.client.producer import Producer
 from nsq_compat.client.pynsq import Reader
-from tests.client.waiting import wait_until
+from tests.client.waiting import Keeping, wait_until
 
 
 def numbered(count: int, begin: int = 0) -> list[bytes]:
@@ -191,13 +191,8 @@ def test_a_failure_is_forgotten_so_that_the_redelivery_is_handled(nsqd, topic, s
 
 
 def test_a_message_being_handled_is_neither_handled_again_nor_finished(fake, start_consumer):
-    kept = []
-
-    def handle(message: Message) -> None:
-        message.enable_async()
-        kept.append(message)
-
-    handler = Deduplicated(handle, SlotFilter(1000))
+    kept = Keeping()
+    handler = Deduplicated(kept, SlotFilter(1000))
     start_consumer(handler, nsqd_tcp_addresses=fake.address, max_in_flight=10)
     first, second = fake.send_messages([b"body", b"body"])
     wait_until(lambda: fake.said("REQ"))

@@ -20,6 +20,7 @@ from nsq_compat.client.connection import Connection
 from nsq_compat.client.message import Message
 from nsq_compat.protocol.frames import error_frame
 from tests.client.fake_nsqd import FakeNsqd
+from tests.client.waiting import Keeping
 
 PROGRAM = Path(__file__).with_name("pynsq_program.py")
 COUNT = 6
@@ -160,20 +161,16 @@ def test_the_hooks_of_a_subclass_are_called(fake):
 
 
 def test_closing_answers_messages_in_flight_before_it_disconnects(fake):
-    held = []
-
-    def handle(message: Message) -> None:
-        message.enable_async()
-        held.append(message)
+    kept = Keeping()
 
     async def talk() -> None:
-        reader = reader_of(fake, handle)
+        reader = reader_of(fake, kept)
         await subscribed(fake)
         (sent,) = fake.send_messages([b"x"])
-        await until(lambda: held)
+        await until(lambda: kept)
         reader.close()
         await until(lambda: fake.peer.said("CLS"))
-        held[0].finish()
+        kept[0].finish()
         await until(lambda: fake.peer.finished == [sent] and not reader.conns)
 
     drive(talk())
