@@ -22,6 +22,7 @@ from pyspark_nsq.spool import Spool
 from tests.client.fake_nsqd import FakeNsqd
 from tests.spark.conftest import OptionsWith, Publish
 from tests.spark.dying import die_at
+from tests.spark.frames import bodies_of
 
 
 def origin_of(options: ReadOptions) -> Origin:
@@ -32,7 +33,7 @@ def drained(spool: Spool, options: ReadOptions, count: int, part: int = 0) -> li
     """The bodies that a task reads."""
     partition = spool.partition(1, part)
     pieces = drain(spool, partition, origin_of(options), count, options)
-    return [body for batch in partition.read(pieces) for body in batch.column("body").to_pylist()]
+    return bodies_of(partition, pieces)
 
 
 def waiting(nsqd: NsqdProcess, topic: str) -> int:
@@ -130,7 +131,7 @@ def test_a_message_redelivered_to_the_same_task_is_read_once(nsqd, topic, spool,
 
     partition = spool.partition(1, 0)
     pieces = drain(spool, partition, origin_of(options), 7, options, at)
-    assert sorted(b for batch in partition.read(pieces) for b in batch.column("body").to_pylist()) == sorted(bodies)
+    assert sorted(bodies_of(partition, pieces)) == sorted(bodies)
     assert waiting(nsqd, topic) == 0
 
 
@@ -155,14 +156,14 @@ def test_a_task_killed_at_any_point_loses_and_repeats_nothing(
     bodies = publish(30)
     options = options_with(maxInFlight="10", chunkMessages="5", idleTimeoutMs="1200")
     sealing = point in (drain_module.BEFORE_SEAL, drain_module.SEALED)
-    die_at(point, 1 if sealing else times, spool, origin_of(options), options, 30)
+    die_at(point, 1 if sealing else times, drain, spool, spool.partition(1, 0), origin_of(options), 30, options)
     assert sorted(drained(spool, options, 30) + drained_dry(nsqd, spool, options)) == sorted(bodies)
 
 
 def test_without_suppress_redelivered_unfinished_messages_are_read_twice(nsqd, spool, options_with, publish):
     bodies = publish(5)
     options = options_with(suppressRedelivered="false", idleTimeoutMs="1200")
-    die_at(drain_module.SPOOLED, 1, spool, origin_of(options), options, 5)
+    die_at(drain_module.SPOOLED, 1, drain, spool, spool.partition(1, 0), origin_of(options), 5, options)
     assert sorted(drained(spool, options, 5) + drained_dry(nsqd, spool, options)) == sorted(bodies * 2)
 
 
@@ -206,7 +207,7 @@ def test_a_kill_of_nsqd_after_a_chunk_was_spooled_loses_and_repeats_nothing(tmp_
 
         partition = spool.partition(1, 0)
         pieces = drain(spool, partition, origin_of(options), 20, options, at)
-        first = [body for batch in partition.read(pieces) for body in batch.column("body").to_pylist()]
+        first = bodies_of(partition, pieces)
         assert first
         nsqd.start()
         assert sorted(first + drained_dry(nsqd, spool, options)) == sorted(bodies)

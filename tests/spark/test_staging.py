@@ -1,9 +1,6 @@
 """Staged files are published once to a real nsqd, despite crashes and repeated batches."""
 
 import base64
-import multiprocessing
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,10 +12,7 @@ from pyspark_nsq.options import OptionError, WriteOptions, write_options
 from pyspark_nsq.publisher import CannotPublish
 from pyspark_nsq.staging import BEGUN, COMPLETE, NOTED, SENT, StagedBatch, StagedFile, StagingError, folder_of, prepare
 from tests.spark.conftest import small_disk
-
-# Not forked, because the test process has threads.
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["pyspark_nsq.staging"])
+from tests.spark.dying import die_at
 
 Published = Callable[[], Counter[bytes]]
 
@@ -60,25 +54,6 @@ def once(*numbers: int) -> Counter[bytes]:
     return Counter(b"%d" % number for number in numbers)
 
 
-def die_at(point: str, times: int, batch: StagedBatch, files: list[StagedFile], options: WriteOptions) -> None:
-    """Publish in a process that kills itself when it reaches a point for the n-th time."""
-    process = _processes.Process(target=_run, args=(point, times, batch, files, options))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL, f"the process was not killed: exit code {process.exitcode}"
-    process.close()
-
-
-def _run(point: str, times: int, batch: StagedBatch, files: list[StagedFile], options: WriteOptions) -> None:
-    def at(reached: str) -> None:
-        nonlocal times
-        times -= reached == point
-        if times == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    batch.publish(files, options, at)
-
-
 def test_commit_publishes_everything_once(batch, options, published):
     files = stage(batch, options, range(6), range(6, 10))
     assert published() == once()
@@ -107,7 +82,7 @@ def test_a_published_batch_is_skipped_when_it_is_run_again(batch, options, publi
 )
 def test_a_crash_repeats_at_most_one_command(batch, options, published, point: str, times: int, twice: Sequence[int]):
     files = stage(batch, options, range(8), range(8, 14))
-    die_at(point, times, batch, files, options)
+    die_at(point, times, batch.publish, files, options)
     # The tasks of the repeated batch stage other rows, which are ignored.
     again = stage(batch, options, range(50, 60))
     batch.publish(again, options)
@@ -116,7 +91,7 @@ def test_a_crash_repeats_at_most_one_command(batch, options, published, point: s
 
 def test_a_truncated_last_line_of_the_ledger_is_ignored(batch, options, published):
     files = stage(batch, options, range(8))
-    die_at(NOTED, 1, batch, files, options)
+    die_at(NOTED, 1, batch.publish, files, options)
     with open(batch.folder / "ledger", "ab") as ledger:
         ledger.write(b"0")
     batch.publish([], options)
@@ -128,7 +103,7 @@ def test_an_aborted_batch_leaves_no_files_unless_publishing_has_begun(batch, opt
     batch.discard(files)
     assert not list(batch.folder.glob("*.spool"))
     files = stage(batch, options, range(8))
-    die_at(NOTED, 1, batch, files, options)
+    die_at(NOTED, 1, batch.publish, files, options)
     batch.discard(files)
     batch.publish([], options)
     assert published() == once(*range(8))

@@ -76,12 +76,6 @@ def test_a_batch_read_of_an_empty_channel_has_no_rows(spark: SparkSession, writt
     assert not list(tmp_path.iterdir())
 
 
-def test_a_wrong_option_is_named_before_anything_runs(spark: SparkSession, written: dict[str, str]):
-    stream = spark.readStream.format("nsq").options(**(written | {"channel": "c#ephemeral"})).load()
-    with pytest.raises(Exception, match="channel must be a channel without #ephemeral"):
-        stream.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
-
-
 def test_rows_are_published_as_a_batch_and_as_a_stream(
     spark: SparkSession, written: dict[str, str], publish: Publish, topic: str, tmp_path: Path
 ):
