@@ -1,6 +1,5 @@
 import asyncio
 import functools
-import threading
 from collections import Counter
 from collections.abc import Callable
 
@@ -8,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq_compat.client.connection import start_threads
 from nsq_compat.client.dedupe import Deduplicated, Filter, KeyState, SlotFilter, overwritten, slots_for
 from nsq_compat.client.memcached import MemcachedFilter
 from nsq_compat.client.message import Message
@@ -28,13 +28,9 @@ def test_the_probability_that_a_key_is_overwritten(slots, later, probability):
     assert overwritten(slots, later) == pytest.approx(probability, abs=1e-4)
 
 
-def test_keeping_nine_of_ten_for_an_hour_at_a_thousand_a_second_takes_34_million_slots():
-    assert slots_for(0.9, 3_600_000) == pytest.approx(34.2e6, rel=2e-3)
-
-
-def test_100_slots_keep_one_of_a_hundred_after_459():
-    assert slots_for(0.01, 459) == 101
-    assert overwritten(101, 459) < 0.99
+@pytest.mark.parametrize(("kept", "later", "slots"), [(0.9, 3_600_000, 34.2e6), (0.01, 459, 101)])
+def test_the_number_of_slots_that_keep_a_key_with_this_probability(kept, later, slots):
+    assert slots_for(kept, later) == pytest.approx(slots, rel=2e-3)
 
 
 @given(st.floats(0.001, 0.999), st.integers(1, 10**9))
@@ -134,10 +130,7 @@ def test_one_of_many_threads_claims_a_key():
     def claim_all() -> None:
         wins.update([key for key in keys if filter_.claim(key) is KeyState.NEW])
 
-    threads = [threading.Thread(target=claim_all) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    for thread in start_threads([claim_all] * 8):
         thread.join()
     assert set(wins.values()) == {1}
     assert len(wins) == 500

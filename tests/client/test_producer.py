@@ -1,9 +1,9 @@
-import threading
 import time
 from contextlib import suppress
 
 import pytest
 
+from nsq_compat.client.connection import start_threads
 from nsq_compat.client.nodes import Outcome, Refused, TooFewCopies, Unknown
 from nsq_compat.client.producer import Producer
 from nsq_compat.protocol.frames import OK, error_frame
@@ -135,12 +135,7 @@ def test_messages_after_a_refused_one_are_published_again_without_doubt(make_nsq
     picky = make_nsqd({"PUB": None})
     with Producer(picky.address, batch_workers=1) as producer:
         outcomes: list[object] = []
-        threads = [
-            threading.Thread(target=lambda: outcomes.append(producer.publish("t", b"body", timeout=20)))
-            for _ in range(3)
-        ]
-        for thread in threads:
-            thread.start()
+        threads = start_threads([lambda: outcomes.append(producer.publish("t", b"body", timeout=20))] * 3)
         wait_until(lambda: len(picky.said("PUB")) == 3)
         peer = picky.peer  # the client may reconnect before this ends
         picky.answers["PUB"] = OK
@@ -154,10 +149,7 @@ def test_messages_after_a_refused_one_are_published_again_without_doubt(make_nsq
 
 def test_many_threads_share_one_connection(fake):
     with Producer(fake.address) as producer:
-        threads = [threading.Thread(target=producer.publish, args=("t", b"body")) for _ in range(5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
+        for thread in start_threads([lambda: producer.publish("t", b"body")] * 5):
             thread.join()
     assert len(fake.peers) == 1
 

@@ -20,6 +20,15 @@ class Conn:
     round_trip: float = 0.0
 
 
+def begun(permits: int, *conns: Conn, settle_time: float = 0.0) -> ReadyCounts[Conn]:
+    """Counts for connections that have received their first message."""
+    ready: ReadyCounts[Conn] = ReadyCounts(permits, 10, settle_time=settle_time)
+    for conn in conns:
+        ready.add(conn, 0)
+        ready.received(conn, 1, 0)
+    return ready
+
+
 def said(ready: ReadyCounts[Conn]) -> list[tuple[Conn, int]]:
     changes = list(ready.changes)
     ready.changes.clear()
@@ -50,9 +59,7 @@ def test_a_connection_begins_with_one_and_gets_its_share_with_its_first_message(
 
 
 def test_ready_is_sent_again_when_less_than_a_quarter_remains(a):
-    ready: ReadyCounts[Conn] = ReadyCounts(100, 10)
-    ready.add(a, 0)
-    ready.received(a, 1, 0)
+    ready = begun(100, a)
     said(ready)
     ready.received(a, 75, 1)
     assert said(ready) == []
@@ -62,16 +69,12 @@ def test_ready_is_sent_again_when_less_than_a_quarter_remains(a):
 
 def test_no_rdy_is_above_nsqds_limit(a):
     a.max_rdy_count = 10
-    ready: ReadyCounts[Conn] = ReadyCounts(100, 10)
-    ready.add(a, 0)
-    ready.received(a, 1, 0)
+    ready = begun(100, a)
     assert counts(ready) == [10]
 
 
 def test_permits_are_shared_evenly_and_a_new_connection_waits_for_free_ones(a, b):
-    ready: ReadyCounts[Conn] = ReadyCounts(10, 10)
-    ready.add(a, 0)
-    ready.received(a, 1, 0)
+    ready = begun(10, a)
     a.in_flight = 10
     said(ready)
     ready.add(b, 1)
@@ -87,28 +90,19 @@ def test_permits_are_shared_evenly_and_a_new_connection_waits_for_free_ones(a, b
 
 
 def test_the_share_of_a_lost_connection_goes_to_the_others(a, b):
-    ready: ReadyCounts[Conn] = ReadyCounts(10, 10)
-    for conn in (a, b):
-        ready.add(conn, 0)
-        ready.received(conn, 1, 0)
+    ready = begun(10, a, b)
     assert counts(ready) == [5, 5]
     ready.remove(a, 1)
     assert counts(ready) == [10]
 
 
 def test_at_least_one_each_when_permits_do_not_divide(a, b):
-    ready: ReadyCounts[Conn] = ReadyCounts(3, 10)
-    for conn in (a, b):
-        ready.add(conn, 0)
-        ready.received(conn, 1, 0)
+    ready = begun(3, a, b)
     assert counts(ready) == [1, 1]
 
 
 def test_without_permits_every_rdy_is_zero_and_is_restored_afterwards(a, b):
-    ready: ReadyCounts[Conn] = ReadyCounts(10, 10)
-    for conn in (a, b):
-        ready.add(conn, 0)
-        ready.received(conn, 1, 0)
+    ready = begun(10, a, b)
     ready.set_permits(0, 1)
     assert counts(ready) == [0, 0]
     ready.set_permits(1, 2)
@@ -166,9 +160,7 @@ def test_with_enough_permits_an_idle_connection_keeps_its_share(a, b):
 
 
 def test_starved_means_85_percent_of_rdy_in_flight(a):
-    ready: ReadyCounts[Conn] = ReadyCounts(100, 10)
-    ready.add(a, 0)
-    ready.received(a, 1, 0)
+    ready = begun(100, a)
     starved = []
     for a.in_flight in (0, 84, 85, 100):
         starved.append(ready.is_starved)
@@ -176,10 +168,8 @@ def test_starved_means_85_percent_of_rdy_in_flight(a):
 
 
 def test_a_lowered_share_is_given_to_another_once_it_has_settled(a, b):
-    ready: ReadyCounts[Conn] = ReadyCounts(10, 10, settle_time=0.25)
+    ready = begun(10, a, settle_time=0.25)
     a.round_trip = 0.5
-    ready.add(a, 0)
-    ready.received(a, 1, 0)
     a.in_flight = 3
     said(ready)
     ready.add(b, 1)
@@ -194,9 +184,7 @@ def test_a_lowered_share_is_given_to_another_once_it_has_settled(a, b):
 
 
 def test_a_connection_has_settled_when_all_messages_have_arrived(a, b):
-    ready: ReadyCounts[Conn] = ReadyCounts(10, 10, settle_time=0.25)
-    ready.add(a, 0)
-    ready.received(a, 1, 0)
+    ready = begun(10, a, settle_time=0.25)
     ready.add(b, 1)
     a.in_flight = 10
     ready.received(a, 9, 1)
@@ -207,9 +195,7 @@ def test_a_connection_has_settled_when_all_messages_have_arrived(a, b):
 
 
 def test_a_lost_connection_occupies_nothing(a, b):
-    ready: ReadyCounts[Conn] = ReadyCounts(10, 10, settle_time=0.25)
-    ready.add(a, 0)
-    ready.received(a, 1, 0)
+    ready = begun(10, a, settle_time=0.25)
     ready.add(b, 1)
     said(ready)
     ready.remove(a, 1)

@@ -1,7 +1,6 @@
 """The connection of a task: TLS, authorization, and errors of nsqd."""
 
 import contextlib
-from urllib.request import Request, urlopen
 
 import pytest
 
@@ -21,7 +20,7 @@ def test_messages_arrive_over_tls_from_a_trusted_nsqd(tmp_path, options_with: Op
     (tmp_path / "data").mkdir()
     with NsqdProcess(installed_nsqd(), tmp_path / "data", options=certificates.options) as nsqd:
         nsqd.create_channel(topic, "c")
-        urlopen(Request(f"http://{nsqd.http_address}/pub?topic={topic}", data=b"one"), timeout=10).close()
+        assert nsqd.asks("POST", f"/pub?topic={topic}", b"one").status == 200
         options = options_with(tls="true", tlsCaFile=str(certificates.root_ca), snappy="true")
         with NsqConnection(nsqd.tcp_address, options) as connection:
             connection.subscribe(topic, "c")

@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import time
-from urllib.request import Request, urlopen
 
 import pytest
 
@@ -20,6 +18,7 @@ from pyspark_nsq.options import ReadOptions
 from pyspark_nsq.rows import Origin
 from pyspark_nsq.spool import Spool
 from tests.client.fake_nsqd import FakeNsqd
+from tests.client.waiting import wait_until
 from tests.spark.conftest import OptionsWith, Publish
 from tests.spark.dying import die_at
 from tests.spark.frames import bodies_of
@@ -49,13 +48,6 @@ def drained_dry(nsqd: NsqdProcess, spool: Spool, options: ReadOptions) -> list[b
     while waiting(nsqd, options.topics[0]):
         bodies += drained(spool, options, 100, next(parts))
     return bodies
-
-
-def await_redelivery(nsqd: NsqdProcess, topic: str) -> None:
-    deadline = time.monotonic() + 20
-    while not nsqd.channel_stats(topic, "c")["timeout_count"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_task_reads_its_count_and_leaves_the_rest(nsqd, topic, spool, options_with: OptionsWith, publish):
@@ -127,7 +119,7 @@ def test_a_message_redelivered_to_the_same_task_is_read_once(nsqd, topic, spool,
     def at(point: str) -> None:
         # The chunk is spooled, and its messages time out before nsqd receives the FINs.
         while point == drain_module.SPOOLED and next(late, False):
-            await_redelivery(nsqd, topic)
+            wait_until(lambda: nsqd.channel_stats(topic, "c")["timeout_count"])
 
     partition = spool.partition(1, 0)
     pieces = drain(spool, partition, origin_of(options), 7, options, at)
@@ -191,8 +183,7 @@ def test_a_kill_of_nsqd_after_a_chunk_was_spooled_loses_and_repeats_nothing(tmp_
     listen = [f"--tcp-address={own_host()}:0"]
     with NsqdProcess(installed_nsqd(), tmp_path / "data", options=listen) as nsqd:
         nsqd.create_channel(topic, "c")
-        url = f"http://{nsqd.http_address}/mpub?topic={topic}"
-        urlopen(Request(url, data=b"\n".join(bodies)), timeout=10).close()
+        assert nsqd.asks("POST", f"/mpub?topic={topic}", b"\n".join(bodies)).status == 200
         options = options_with(
             nsqdTcpAddresses=nsqd.tcp_address,
             nsqdHttpAddresses="",

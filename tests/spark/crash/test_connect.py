@@ -10,7 +10,7 @@ import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess
 from tests.spark.crash.conftest import Tell
-from tests.spark.crash.tables import Work
+from tests.spark.crash.running import Work
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

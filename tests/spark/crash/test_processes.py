@@ -10,11 +10,8 @@ from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq.staging import NOTED, SENT
 from tests.spark.conftest import Publish
 from tests.spark.crash.conftest import NSQD, Tell
-from tests.spark.crash.death import deaths
-from tests.spark.crash.handling import EXECUTOR
-from tests.spark.crash.republishing import COMMAND
-from tests.spark.crash.running import Program, await_another, check_repeats, kill, wait_until
-from tests.spark.crash.tables import Kills
+from tests.spark.crash.running import Kills, Program, await_another, check_repeats, kill, wait_until
+from tests.spark.crash.works import COMMAND, EXECUTOR, deaths
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -8,11 +8,9 @@ import pytest
 from pyspark_nsq.drain import SPOOLED
 from tests.spark.conftest import Publish
 from tests.spark.crash.conftest import Tell
-from tests.spark.crash.death import deaths
 from tests.spark.crash.dying_source import POINTS, YIELDING
-from tests.spark.crash.handling import HANDLER
-from tests.spark.crash.running import Program, check_repeats
-from tests.spark.crash.tables import Kills
+from tests.spark.crash.running import Kills, Program, check_repeats
+from tests.spark.crash.works import HANDLER, deaths
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
