@@ -19,7 +19,6 @@ from pyspark_nsq.rows import Origin
 from pyspark_nsq.spool import Spool
 from tests.client.fake_nsqd import FakeNsqd
 from tests.client.waiting import wait_until
-from tests.spark.conftest import OptionsWith, Publish
 from tests.spark.dying import die_at
 from tests.spark.frames import bodies_of
 
@@ -50,7 +49,7 @@ def drained_dry(nsqd: NsqdProcess, spool: Spool, options: ReadOptions) -> list[b
     return bodies
 
 
-def test_a_task_reads_its_count_and_leaves_the_rest(nsqd, topic, spool, options_with: OptionsWith, publish):
+def test_a_task_reads_its_count_and_leaves_the_rest(nsqd, topic, spool, options_with, publish):
     bodies = publish(10)
     assert drained(spool, options_with(), 7) == bodies[:7]
     stats = nsqd.channel_stats(topic, "c")
@@ -142,9 +141,7 @@ def test_a_task_reads_through_compression(spool, options_with, publish, compress
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_task_killed_at_any_point_loses_and_repeats_nothing(
-    nsqd, topic, spool, options_with: OptionsWith, publish: Publish, point: str, times: int
-):
+def test_a_task_killed_at_any_point_loses_and_repeats_nothing(nsqd, topic, spool, options_with, publish, point, times):
     bodies = publish(30)
     options = options_with(maxInFlight="10", chunkMessages="5", idleTimeoutMs="1200")
     sealing = point in (drain_module.BEFORE_SEAL, drain_module.SEALED)

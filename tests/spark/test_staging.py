@@ -14,6 +14,7 @@ from pyspark_nsq.staging import BEGUN, COMPLETE, NOTED, SENT, StagedBatch, Stage
 from tests.spark.conftest import small_disk
 from tests.spark.dying import die_at
 
+STAGED = {"nsqdTcpAddresses": "h:1", "topic": "t", "publishMode": "staged"}
 Published = Callable[[], Counter[bytes]]
 
 
@@ -142,8 +143,7 @@ def test_a_truncated_staged_file_is_reported_as_damaged(batch, options):
 
 
 def test_without_staging_dir_files_are_in_the_spool_folder(options, tmp_path):
-    given = {"nsqdTcpAddresses": "h:1", "topic": "t", "publishMode": "staged", "spoolDir": str(tmp_path)}
-    made = write_options(given)
+    made = write_options(STAGED | {"spoolDir": str(tmp_path)})
     prepare(made)
     assert folder_of(made) == tmp_path / "staging"
     assert folder_of(made).is_dir()
@@ -151,17 +151,15 @@ def test_without_staging_dir_files_are_in_the_spool_folder(options, tmp_path):
 
 @pytest.mark.parametrize("name", ["stagingDir", "spoolDir"])
 def test_a_missing_folder_is_an_error_that_says_what_to_do(name: str, tmp_path: Path):
-    given = {"nsqdTcpAddresses": "h:1", "topic": "t", "publishMode": "staged", name: str(tmp_path / "no")}
     with pytest.raises(StagingError, match="there is no folder .*/no. Create or mount it"):
-        prepare(write_options(given))
+        prepare(write_options(STAGED | {name: str(tmp_path / "no")}))
 
 
 @pytest.mark.parametrize(("read_only", "sentence"), [(True, "Read-only file system"), (False, "No space left")])
 def test_a_folder_that_is_not_writable_is_an_error(tmp_path: Path, read_only: bool, sentence: str):
-    with small_disk(tmp_path, full=True, read_only=read_only) as disk:
-        given = {"nsqdTcpAddresses": "h:1", "topic": "t", "publishMode": "staged", "stagingDir": str(disk)}
-        with pytest.raises(StagingError, match=f"stagingDir: {sentence}"):
-            prepare(write_options(given))
+    refused = pytest.raises(StagingError, match=f"stagingDir: {sentence}")
+    with small_disk(tmp_path, full=True, read_only=read_only) as disk, refused:
+        prepare(write_options(STAGED | {"stagingDir": str(disk)}))
 
 
 @pytest.mark.parametrize(

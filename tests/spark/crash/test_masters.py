@@ -14,7 +14,7 @@ import pyspark
 import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess
-from tests.spark.crash.conftest import NSQD, Tell
+from tests.spark.crash.conftest import NSQD
 from tests.spark.crash.program import WORKS
 from tests.spark.crash.running import Program, Work, environment, wait_until
 
@@ -101,9 +101,7 @@ def master(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield Master(name, cluster.url if cluster else name)
 
 
-def test_streams_arrive_once(
-    master: Master, options: dict[str, str], nsqd: NsqdProcess, topic: str, tmp_path: Path, tell: Tell
-):
+def test_streams_arrive_once(master, options, nsqd, topic, tmp_path, tell):
     bodies = b"\n".join(b"body %d" % number for number in range(MESSAGES))
     with Program(master.url, tmp_path) as program:
         for work in WORKS:
@@ -119,7 +117,7 @@ def test_streams_arrive_once(
             assert (outcome.lost, outcome.twice) == (0, 0), work
 
 
-def test_pipelines_lose_and_repeat_nothing(master: Master, nsqd: NsqdProcess, topic: str, tmp_path: Path, tell: Tell):
+def test_pipelines_lose_and_repeat_nothing(master, nsqd, topic, tmp_path, tell):
     # The last event makes the windows of all others final.
     events = [{"page": f"/{number % 7}", "at": number} for number in range(LINES)] + [{"page": "/", "at": 10 * LINES}]
     (tmp_path / "lines").write_text("\n".join(map(json.dumps, events)))

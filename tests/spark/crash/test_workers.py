@@ -27,9 +27,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_task_killed_at_any_point_loses_and_repeats_nothing(
-    program: Program, options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell, point: str
-):
+def test_a_task_killed_at_any_point_loses_and_repeats_nothing(program, options, publish, tmp_path, tell, point):
     publish(MESSAGES)
     program.begin("copy", options | {"dieAt": f"{point}:{KILLS}"}, tmp_path)
     outcome = program.outcome(MESSAGES)
