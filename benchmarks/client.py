@@ -64,7 +64,7 @@ def _consumer(address: str, count: int, **options: Any) -> dict[str, float]:
 
 def _reader(address: str, count: int) -> dict[str, float]:
     import nsq_compat.client as nsq
-    from nsq_compat.client.event_loop import current_loop
+    from nsq_compat.client.pynsq import current_loop
 
     handler = Count(count, lambda: current_loop().call_soon(current_loop().stop))
     nsq.Reader(_TOPIC, _CHANNEL, handler, nsqd_tcp_addresses=[address], max_in_flight=_READY)

@@ -4,52 +4,36 @@ While a batch is being published, the next one accumulates, so batches grow when
 a `linger` a batch also waits for more messages. One worker preserves the order within a topic.
 """
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from nsq_compat.client.outcomes import Published, Refused
+from nsq_compat.client.nodes import Published, Refused
 from nsq_compat.protocol.errors import NsqError
 
-Publish = Callable[[str, Sequence[bytes], float], Published]
-"""Parameters: topic, bodies, delay in seconds. Raises ``PublishError``."""
 
-
-@dataclass(slots=True)
-class Entry:
+class Entry(NamedTuple):
     """The messages of one call, which are published together."""
 
     bodies: Sequence[bytes]
-    defer: float
     future: Future[Published]
-    at: float
-    size: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.size = sum(map(len, self.bodies)) + 4 * len(self.bodies)
 
 
 @dataclass(slots=True)
-class _Queue:
-    """The waiting entries of a topic, oldest first."""
+class _Batch:
+    """Entries for one topic. A deferred entry is alone."""
 
-    entries: deque[Entry] = field(default_factory=deque)
+    topic: str
+    defer: float
+    since: float
+    entries: list[Entry] = field(default_factory=list)
     messages: int = 0
     size: int = 0
-
-    def append(self, entry: Entry) -> None:
-        self.entries.append(entry)
-        self.messages += len(entry.bodies)
-        self.size += entry.size
-
-    def popleft(self) -> Entry:
-        entry = self.entries.popleft()
-        self.messages -= len(entry.bodies)
-        self.size -= entry.size
-        return entry
 
 
 class Closed(Exception):
@@ -57,11 +41,14 @@ class Closed(Exception):
 
 
 class Batcher:
-    """`max_messages` and `max_bytes` limit a batch (a larger entry is sent alone), `max_waiting_bytes` all entries."""
+    """`max_messages` and `max_bytes` limit a batch (a larger entry is sent alone), `max_waiting_bytes` all entries.
+
+    The parameters of `publish` are a topic, bodies, and a delay in seconds.
+    """
 
     def __init__(
         self,
-        publish: Publish,
+        publish: Callable[[str, Sequence[bytes], float], Published],
         *,
         max_messages: int = 500,
         max_bytes: int = 1 << 20,
@@ -75,7 +62,8 @@ class Batcher:
         self._linger = linger
         self._worker_count = workers
         self._max_waiting_bytes = max_waiting_bytes
-        self._topics: dict[str, _Queue] = {}
+        self._topics: dict[str, deque[_Batch]] = {}
+        """The waiting batches of each topic, oldest first. Only the last one can grow."""
         self._waiting_bytes = 0
         self._unfinished = 0
         self._flushing = 0
@@ -85,21 +73,33 @@ class Batcher:
 
     def add(self, topic: str, bodies: Sequence[bytes], defer: float = 0.0) -> Future[Published]:
         """Add messages; blocks while `max_waiting_bytes` are waiting. Raises ``Closed``."""
-        entry = Entry(bodies, defer, Future(), time.monotonic())
+        entry, size = Entry(bodies, Future()), sum(map(len, bodies)) + 4 * len(bodies)
         with self._changed:
-            while not self._closed and self._waiting_bytes >= self._max_waiting_bytes:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._closed or self._waiting_bytes < self._max_waiting_bytes)
             if self._closed:
                 raise Closed("the producer is closed")
-            waiting = self._topics.get(topic)
-            if waiting is None:
-                waiting = self._topics[topic] = _Queue()
-            waiting.append(entry)
-            self._waiting_bytes += entry.size
+            batch = self._batch_with_room(topic, len(bodies), size, defer)
+            batch.entries.append(entry)
+            batch.messages += len(bodies)
+            batch.size += size
+            self._waiting_bytes += size
             self._unfinished += 1
-            self._start_workers()
+            if not self._workers:
+                name = "nsq publisher"
+                for _ in range(self._worker_count):
+                    self._workers.append(threading.Thread(target=self._work, name=name, daemon=True))
+                    self._workers[-1].start()
             self._changed.notify_all()
         return entry.future
+
+    def _batch_with_room(self, topic: str, messages: int, size: int, defer: float) -> _Batch:
+        batches = self._topics.setdefault(topic, deque())
+        if batches and not defer and not batches[-1].defer:
+            last = batches[-1]
+            if last.messages + messages <= self._max_messages and last.size + size <= self._max_bytes:
+                return last
+        batches.append(_Batch(topic, defer, time.monotonic()))
+        return batches[-1]
 
     def flush(self, timeout: float | None = None) -> bool:
         """Send all waiting entries without lingering, and wait for their outcomes. False after the timeout."""
@@ -116,7 +116,7 @@ class Batcher:
             self._closed = True
         done = self.flush(timeout)
         with self._changed:
-            left = [entry for waiting in self._topics.values() for entry in waiting.entries]
+            left = [entry for batches in self._topics.values() for batch in batches for entry in batch.entries]
             self._topics.clear()
             self._changed.notify_all()
         for entry in left:
@@ -128,79 +128,56 @@ class Batcher:
 
     # --- Workers ------------------------------------------------------------------------------------------------------
 
-    def _start_workers(self) -> None:
-        while len(self._workers) < self._worker_count:
-            worker = threading.Thread(target=self._work, name="nsq publisher", daemon=True)
-            self._workers.append(worker)
-            worker.start()
-
     def _work(self) -> None:
         while (batch := self._next_batch()) is not None:
-            topic, entries = batch
             # A future cannot be cancelled any more once its batch is sent.
-            self._send(topic, [entry for entry in entries if entry.future.set_running_or_notify_cancel()])
+            self._send(batch, [entry for entry in batch.entries if entry.future.set_running_or_notify_cancel()])
             with self._changed:
-                self._unfinished -= len(entries)
+                self._unfinished -= len(batch.entries)
                 self._changed.notify_all()
 
-    def _next_batch(self) -> tuple[str, list[Entry]] | None:
+    def _next_batch(self) -> _Batch | None:
         """Wait for a batch that is due; None after `close`."""
         with self._changed:
             while True:
                 now = time.monotonic()
-                due = float("inf")
-                for topic, waiting in self._topics.items():
-                    due_at = self._due_at(waiting)
-                    if due_at <= now:
-                        return topic, self._take(topic, waiting)
-                    due = min(due, due_at)
+                due = math.inf
+                for topic, batches in self._topics.items():
+                    due = min(due, self._due_at(batches))
+                    if due <= now:
+                        # The topic's further batches come after the other topics.
+                        del self._topics[topic]
+                        batch = batches.popleft()
+                        if batches:
+                            self._topics[topic] = batches
+                        self._waiting_bytes -= batch.size
+                        return batch
                 if self._closed and not self._topics:
                     return None
-                self._changed.wait(None if due == float("inf") else due - now)
+                self._changed.wait(None if due == math.inf else due - now)
 
-    def _due_at(self, waiting: _Queue) -> float:
-        """The time to send the topic's next batch; 0 for at once."""
-        oldest = waiting.entries[0]
-        is_full = waiting.messages >= self._max_messages or waiting.size >= self._max_bytes
-        if self._flushing or self._closed or oldest.defer or is_full:
-            return 0.0
-        return oldest.at + self._linger
+    def _due_at(self, batches: deque[_Batch]) -> float:
+        """The time to send the first of a topic's batches; 0 for at once."""
+        batch = batches[0]
+        is_full = len(batches) > 1 or batch.messages >= self._max_messages or batch.size >= self._max_bytes
+        return 0.0 if is_full or batch.defer or self._flushing or self._closed else batch.since + self._linger
 
-    def _take(self, topic: str, waiting: _Queue) -> list[Entry]:
-        taken, entries = [waiting.popleft()], waiting.entries
-        messages, size = len(taken[0].bodies), taken[0].size
-        while entries and not taken[0].defer and not entries[0].defer:
-            messages, size = messages + len(entries[0].bodies), size + entries[0].size
-            if messages > self._max_messages or size > self._max_bytes:
-                break
-            taken.append(waiting.popleft())
-        del self._topics[topic]
-        if entries:
-            self._topics[topic] = waiting  # after the other topics
-        self._waiting_bytes -= sum(entry.size for entry in taken)
-        return taken
-
-    def _send(self, topic: str, entries: list[Entry]) -> None:
+    def _send(self, batch: _Batch, entries: list[Entry]) -> None:
         if not entries:
             return
         try:
-            outcome: Published | Exception = self._publish(
-                topic, [body for entry in entries for body in entry.bodies], entries[0].defer
-            )
+            bodies = [body for entry in entries for body in entry.bodies]
+            outcome: Published | Exception = self._publish(batch.topic, bodies, batch.defer)
         except Exception as error:  # passed to the caller by its future
             outcome = error
-        if _may_concern_one_entry(outcome) and len(entries) > 1:
-            # nsqd may have refused one entry: try each alone.
+        attempts = outcome.attempts if isinstance(outcome, Refused) else ()
+        if len(entries) > 1 and any(isinstance(attempt.error, NsqError) for attempt in attempts):
+            # nsqd may have refused one entry: try each alone. If none could be reached, they would only wait again.
             for entry in entries:
-                self._send(topic, [entry])
+                self._send(batch, [entry])
             return
         for entry in entries:
             if isinstance(outcome, Exception):
                 entry.future.set_exception(outcome)
             else:
                 entry.future.set_result(outcome)
-
-
-def _may_concern_one_entry(outcome: object) -> bool:
-    """Whether a node refused the batch. If no node could be reached, single entries would only wait again."""
-    return isinstance(outcome, Refused) and any(isinstance(attempt.error, NsqError) for attempt in outcome.attempts)

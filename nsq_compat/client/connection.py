@@ -13,26 +13,24 @@ Invariants:
 
 import contextlib
 import logging
+import math
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Protocol
 
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings
-from nsq_compat.client.tls import TlsStream
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import NsqError
-from nsq_compat.protocol.frames import Message as WireMessage
 from nsq_compat.session.client_session import (
     Answered,
     ClientSession,
     Event,
     Failed,
     Heartbeat,
-    Opened,
     ProtocolError,
     Received,
     Rejected,
@@ -40,10 +38,8 @@ from nsq_compat.session.client_session import (
 
 log = logging.getLogger(__name__)
 
-DEFAULT_MSG_TIMEOUT = 60.0
-_SUB = object()
 _RECEIVE_SIZE = 1 << 18
-_CLOSE_TIMEOUT = 2.0
+_TLS_READ_SIZE = 1 << 16
 
 
 class ConnectionLost(Exception):
@@ -54,15 +50,52 @@ class NotExecuted(ConnectionLost):
     """nsqd did not execute the command: the connection was closed, or nsqd had refused an earlier command."""
 
 
-class ConnectionObserver(Protocol):
-    """Receives the events of a connection, in the thread of its ``run``."""
+class TlsStream:
+    """The client side of TLS, bytes to bytes. The handshake is part of it: `encode` returns what TLS has to send.
+
+    It does not use the socket, so that one thread can receive while another sends; an ``ssl.SSLSocket`` does not allow
+    that. The caller holds a lock around each call. Raises ``ssl.SSLError``.
+    """
+
+    def __init__(self, context: ssl.SSLContext, server_name: str) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
+        self.decode(b"")  # begins the handshake
+
+    @property
+    def is_established(self) -> bool:
+        """Whether the handshake is complete."""
+        return self._tls.version() is not None
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether TLS has data of its own to send."""
+        return self._outgoing.pending > 0
+
+    def decode(self, data: bytes) -> bytes:
+        """Decrypt received bytes; the result may be empty."""
+        self._incoming.write(data)
+        pieces = []
+        # Data before close_notify counts. The socket reports the end itself.
+        with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            while piece := self._tls.read(_TLS_READ_SIZE):
+                pieces.append(piece)
+        return b"".join(pieces)
+
+    def encode(self, data: bytes) -> bytes:
+        """Encrypt `data`, and add pending data of TLS itself."""
+        view = memoryview(data)
+        while view:
+            view = view[self._tls.write(view) :]
+        return self._outgoing.read()
+
+
+class Observer:
+    """Receives the events of a connection, in the thread of its ``run``. This class ignores them."""
 
     def received(self, connection: "Connection", messages: list[Message]) -> None: ...
     def answered(self, connection: "Connection", succeeded: bool | None) -> None:
-        """A message was finished (True), requeued (False), or requeued without backoff (None).
-
-        Called in the thread that answered.
-        """
+        """A message was finished (True), requeued (False) or requeued without backoff (None); from any thread."""
 
     def heartbeat(self, connection: "Connection") -> None: ...
     def closed(self, connection: "Connection", reason: Exception) -> None: ...
@@ -71,25 +104,29 @@ class ConnectionObserver(Protocol):
 class Connection:
     """A connection to the nsqd at `address` (``host:port``).
 
-    A producer needs no `observer`. With a `subscription` (topic and channel), opening the connection includes SUB.
+    With a `subscription` (topic and channel), opening the connection includes SUB.
     """
 
     def __init__(
         self,
         address: str,
         settings: ConnectionSettings,
-        observer: ConnectionObserver | None = None,
+        observer: Observer | None = None,
         subscription: tuple[str, str] | None = None,
     ) -> None:
-        self.address = address
+        self.address = self.id = address
+        """`id` is pynsq's name."""
         self.settings = settings
+        self.is_closed = False
         self.in_flight = 0
         self.rejected_count = 0
         self.round_trip = 0.0
         """The longest round trip while the connection was opened, in seconds."""
         self.requeue_delay = 90.0
         self.max_requeue_delay = 900.0
-        self._observer = observer
+        self._observer = observer or Observer()
+        self._silence = 2 * settings.heartbeat_interval
+        """Seconds without received data after which the connection fails."""
         self._session = ClientSession(settings.identify(), auth_secret=settings.secret())
         self._lock = threading.Lock()
         self._flush_wanted = threading.Event()
@@ -98,24 +135,12 @@ class Connection:
         self._tls: TlsStream | None = None
         self._finished = threading.Event()
         self._closing = False
-        self._closed = False
         self._reason: Exception | None = None
-        self._is_ready = False
         if subscription is not None:
-            self._session.ask(command_writer.subscribe(*subscription), _SUB)
-        self._awaits_sub = subscription is not None
+            self._session.ask(command_writer.subscribe(*subscription), None)
 
     def __repr__(self) -> str:
         return f"<Connection {self.address}>"
-
-    @property
-    def id(self) -> str:
-        """The address; pynsq's name for it."""
-        return self.address
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
 
     @property
     def max_rdy_count(self) -> int:
@@ -125,94 +150,79 @@ class Connection:
     def msg_timeout(self) -> float:
         """Seconds that nsqd waits for an answer to a message."""
         response = self._session.response
-        return response.msg_timeout / 1000 if response and response.msg_timeout else DEFAULT_MSG_TIMEOUT
+        return response.msg_timeout / 1000 if response and response.msg_timeout else 60.0
 
     # --- Opening ------------------------------------------------------------------------------------------------------
 
-    def open(self) -> None:
-        """Connect, negotiate and authenticate, within the settings' timeout. Raises ``ConnectionLost``."""
-        deadline = time.monotonic() + self.settings.timeout
+    def open(self, deadline: float = math.inf) -> None:
+        """Connect and negotiate, by the deadline and within the settings' timeout. Raises ``ConnectionLost``."""
+        deadline = min(deadline, time.monotonic() + self.settings.timeout)
+        session = self._session
         try:
-            self._connect(deadline)
-            while not self._is_ready:
-                self._step(deadline)
-                if self._closed:
+            self._socket = sock = socket.create_connection(split_address(self.address), timeout=_time_left(deadline))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while not session.is_open or session.unanswered:  # SUB
+                self._step(sock, deadline)
+                if self.is_closed:
                     raise ConnectionLost("closed")
-            assert self._socket is not None, "connected above"
-            self._socket.settimeout(self.settings.silence)
+            sock.settimeout(self._silence)
         except (OSError, ProtocolError, NsqError, ValueError, ConnectionLost) as error:
-            self._closed = True
+            self.is_closed = True
             if self._socket is not None:
                 self._socket.close()
             self._finished.set()
             raise ConnectionLost(f"{self.address}: {error}") from error
-        log.info("[%s] connected: %s", self.address, self._session.response)
+        log.info("[%s] connected: %s", self.address, session.response)
 
-    def _connect(self, deadline: float) -> None:
-        host, port = split_address(self.address)
-        self._socket = socket.create_connection((host, port), timeout=_time_left(deadline))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def _step(self, deadline: float) -> None:
+    def _step(self, sock: socket.socket, deadline: float) -> None:
         """One round trip of opening the connection."""
-        sock, session = self._require_socket(), self._session
+        session = self._session
+        if session.tls_wanted and self._tls is None:
+            self._tls = TlsStream(self.settings.tls_context(), split_address(self.address)[0])
         sock.settimeout(_time_left(deadline))
         began = time.monotonic()
-        self._send_pending()
-        data = self._start_tls(sock, deadline) if session.tls_wanted else self._receive(sock)
+        self._send_pending(sock)
+        data = self._receive(sock)
         self.round_trip = max(self.round_trip, time.monotonic() - began)
+        if session.tls_wanted and self._tls is not None and self._tls.is_established:
+            session.tls_established()
         for event in session.receive_data(data) if data else ():
             if isinstance(event, Failed):
                 raise event.error
-            if isinstance(event, Answered) or (isinstance(event, Opened) and not self._awaits_sub):
-                self._is_ready = True
-
-    def _start_tls(self, sock: socket.socket, deadline: float) -> bytes:
-        """Make the TLS handshake. Returns data that nsqd sent directly after it."""
-        tls = TlsStream(self.settings.tls_context(), split_address(self.address)[0])
-
-        def receive() -> bytes:
-            sock.settimeout(_time_left(deadline))
-            return sock.recv(_RECEIVE_SIZE)
-
-        tls.shake_hands(sock.sendall, receive)
-        self._tls = tls
-        self._session.tls_established()
-        return tls.decode(b"")
 
     # --- Receiving ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Receive until the connection ends."""
-        writer = threading.Thread(target=self._write_loop, name=f"nsqd {self.address} writer", daemon=True)
+        sock = self._socket
+        assert sock is not None, "`open` is called first"
+        name = f"nsqd {self.address} writer"
+        writer = threading.Thread(target=self._write_loop, args=(sock,), name=name, daemon=True)
         writer.start()
         try:
-            self._read_loop()
+            self._read_loop(sock)
         except Exception as error:  # the top of a thread
             if not isinstance(error, OSError | ProtocolError | ConnectionLost | NsqError):
                 log.exception("[%s] internal error", self.address)
             self.abort(error)
         writer.join()
-        self._require_socket().close()
-        self._fail_unanswered()
+        sock.close()
+        unknown = NotExecuted if self._session.failure is not None else ConnectionLost
+        while self._session.unanswered:
+            _resolve(self._session.unanswered.popleft(), unknown(f"{self.address}: {self._reason}"))
         self._finished.set()
-        if self._observer is not None:
-            self._observer.closed(self, self._reason or ConnectionLost("closed"))
+        self._observer.closed(self, self._reason or ConnectionLost("closed"))
 
-    def _read_loop(self) -> None:
-        sock = self._require_socket()
-        while not self._closed:
+    def _read_loop(self, sock: socket.socket) -> None:
+        while not self.is_closed:
             try:
                 data = self._receive(sock)
             except TimeoutError:
-                raise ConnectionLost(f"silent for {self.settings.silence:g} s") from None
+                raise ConnectionLost(f"silent for {self._silence:g} s") from None
             with self._lock:
                 events = self._session.receive_data(data) if data else []
-                tls_pending = self._tls is not None and self._tls.has_pending
             for event in events:
                 self._on_event(event)
-            if tls_pending:
-                self._flush_soon()
 
     def _receive(self, sock: socket.socket) -> bytes:
         """Received bytes, decrypted; with TLS they may be empty. Raises ``OSError``."""
@@ -222,17 +232,23 @@ class Connection:
         if self._tls is None:
             return data
         with self._lock:
-            return self._tls.decode(data)
+            data = self._tls.decode(data)
+        if self._tls.has_pending:
+            self._flush_soon()
+        return data
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Received):
-            self._on_messages(event.messages)
+            address = self.address
+            messages = [Message(m.id, m.body, m.timestamp_ns, m.attempts, self, address) for m in event.messages]
+            with self._lock:
+                self.in_flight += len(messages)
+            self._observer.received(self, messages)
         elif isinstance(event, Answered):
             _resolve(event.ticket, event.data)
         elif isinstance(event, Heartbeat):
             self._flush_soon()
-            if self._observer is not None:
-                self._observer.heartbeat(self)
+            self._observer.heartbeat(self)
         elif isinstance(event, Rejected):
             self.rejected_count += 1
             log.warning("[%s] %s", self.address, event.error)
@@ -240,21 +256,13 @@ class Connection:
             _resolve(event.ticket, event.error)
             raise event.error
 
-    def _on_messages(self, wire: Sequence[WireMessage]) -> None:
-        address = self.address
-        messages = [Message(m.id, m.body, m.timestamp_ns, m.attempts, self, address) for m in wire]
-        with self._lock:
-            self.in_flight += len(messages)
-        if self._observer is not None:
-            self._observer.received(self, messages)
-
     # --- Commands -----------------------------------------------------------------------------------------------------
 
     def ask(self, command: bytes) -> Future[bytes]:
         """Send a command that nsqd answers. The future raises ``NsqError``, ``NotExecuted`` or ``ConnectionLost``."""
         answer: Future[bytes] = Future()
         with self._lock:
-            if self._closed:
+            if self.is_closed:
                 answer.set_exception(NotExecuted(f"{self.address}: {self._reason or 'not connected'}"))
                 return answer
             self._session.ask(command, answer)
@@ -273,8 +281,7 @@ class Connection:
             self._session.send(b"FIN %s\n" % message.id)
             self.in_flight -= 1
         self._flush_soon()
-        if self._observer is not None:
-            self._observer.answered(self, True)
+        self._observer.answered(self, True)
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         if delay is None:
@@ -283,8 +290,7 @@ class Connection:
             self._session.send(command_writer.requeue(message.id, int(delay * 1000)))
             self.in_flight -= 1
         self._flush_soon()
-        if self._observer is not None:
-            self._observer.answered(self, False if backoff else None)
+        self._observer.answered(self, False if backoff else None)
 
     def touch(self, message: Message) -> None:
         self.send(command_writer.touch(message.id))
@@ -296,44 +302,45 @@ class Connection:
             self._flush_is_due = True
             self._flush_wanted.set()
 
-    def _write_loop(self) -> None:
+    def _write_loop(self, sock: socket.socket) -> None:
         try:
-            while not self._closed:
+            while not self.is_closed:
                 self._flush_wanted.wait()
                 self._flush_wanted.clear()
                 self._flush_is_due = False
-                self._send_pending()
+                self._send_pending(sock)
                 if self._closing:
-                    self._require_socket().shutdown(socket.SHUT_WR)
+                    sock.shutdown(socket.SHUT_WR)
                     return
         except OSError as error:
             self.abort(error)
 
-    def _send_pending(self) -> None:
-        sock = self._require_socket()
-        while data := self._pending_data():
+    def _send_pending(self, sock: socket.socket) -> None:
+        while True:
+            with self._lock:
+                data = self._session.data_to_send()
+                if self._tls is not None:
+                    data = self._tls.encode(data)
+            if not data:
+                return
             sock.sendall(data)
-
-    def _pending_data(self) -> bytes:
-        with self._lock:
-            data = self._session.data_to_send()
-            return data if self._tls is None else self._tls.encode(data)
 
     # --- Closing ------------------------------------------------------------------------------------------------------
 
-    def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
+    def close(self, timeout: float = 2.0) -> None:
         """Send pending commands, wait until nsqd has read them and closes, at most `timeout` seconds, then close."""
         self._closing = True
         self._flush_wanted.set()
-        self._finished.wait(timeout)
+        if self._session.is_open:
+            self._finished.wait(timeout)
         self.abort()
 
     def abort(self, reason: Exception | None = None) -> None:
         """End the connection immediately. `run` returns soon after."""
         with self._lock:
-            if self._closed:
+            if self.is_closed:
                 return
-            self._closed = True
+            self.is_closed = True
             self._reason = reason or ConnectionLost("closed")
         log.info("[%s] connection closed: %s", self.address, self._reason)
         # Shutting down wakes the threads that use the socket. `run` closes it, when no thread can use its number.
@@ -342,26 +349,13 @@ class Connection:
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._flush_wanted.set()
 
-    def _fail_unanswered(self) -> None:
-        """Set the error of all unanswered requests."""
-        session, reason = self._session, self._reason
-        unknown = NotExecuted if session.failure is not None else ConnectionLost
-        while session.unanswered:
-            _resolve(session.unanswered.popleft(), unknown(f"{self.address}: {reason}"))
 
-    def _require_socket(self) -> socket.socket:
-        if self._socket is None:
-            raise ConnectionLost("not connected")
-        return self._socket
-
-
-def close_all(connections: Iterable[Connection]) -> None:
-    """Close several connections at the same time."""
-    threads = [threading.Thread(target=connection.close, daemon=True) for connection in connections]
+def start_threads(calls: Iterable[Callable[[], object]]) -> list[threading.Thread]:
+    """Start each call in a thread of its own."""
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    return threads
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -11,45 +11,50 @@ message if the first handler failed after nsqd's timeout.
 
 import enum
 import hashlib
-import logging
 import math
 import threading
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from nsq_compat.client.message import FINISH, REQUEUE, Message
-
-log = logging.getLogger(__name__)
+from nsq_compat.client.message import Message
 
 DIGEST_SIZE: Final = 16
 _STATE_MASK: Final = 3
-_CLAIMED: Final = 1
-_KEPT: Final = 2
 
 
-class KeyState(enum.Enum):
-    NEW = "new"
-    """Not seen, or forgotten. The call has claimed it."""
-    BUSY = "busy"
+class KeyState(enum.IntEnum):
+    NEW = 0
+    """Not seen, or forgotten."""
+    BUSY = 1
     """Claimed: a handler is processing it."""
-    SEEN = "seen"
+    SEEN = 2
     """Handled before."""
 
 
-class Filter(Protocol):
-    """Remembers keys. Thread-safe."""
+_STATES: Final = tuple(KeyState)
+
+
+class Filter:
+    """Remembers the states of keys. Thread-safe."""
 
     def claim(self, key: bytes) -> KeyState:
         """Return a key's state, and claim it if it is new, atomically."""
-        ...
+        return self.update(digest(key), lambda state: state or KeyState.BUSY)
 
     def keep(self, key: bytes) -> None:
         """Remember a claimed key: its message was handled."""
-        ...
+        self.update(digest(key), lambda state: state and KeyState.SEEN)
 
     def forget(self, key: bytes) -> None:
         """Forget a claimed key: its message was not handled."""
-        ...
+        self.update(digest(key), lambda state: KeyState.NEW)
+
+    def update(self, wanted: bytes, change: Callable[[KeyState], KeyState]) -> KeyState:
+        """Change the state of the key with this digest, atomically, and return the state before.
+
+        A key whose slot contains another key or none is new.
+        """
+        raise NotImplementedError
 
 
 def digest(key: bytes) -> bytes:
@@ -62,7 +67,7 @@ def slot_of(key_digest: bytes, slots: int) -> int:
     return int.from_bytes(key_digest[:8], "big") % slots
 
 
-class SlotFilter:
+class SlotFilter(Filter):
     """A filter in this process. A slot takes 16 bytes, allocated by the system when first used."""
 
     def __init__(self, slots: int) -> None:
@@ -72,37 +77,17 @@ class SlotFilter:
         self._table = bytearray(slots * DIGEST_SIZE)
         self._lock = threading.Lock()
 
-    def claim(self, key: bytes) -> KeyState:
-        wanted = digest(key)
-        with self._lock:
-            state = self._state(wanted)
-            if state:
-                return KeyState.SEEN if state == _KEPT else KeyState.BUSY
-            self._write(wanted, _CLAIMED)
-        return KeyState.NEW
-
-    def keep(self, key: bytes) -> None:
-        self._change(key, _KEPT)
-
-    def forget(self, key: bytes) -> None:
-        self._change(key, 0)
-
-    def _change(self, key: bytes, state: int) -> None:
-        wanted = digest(key)
-        with self._lock:
-            if self._state(wanted):
-                self._write(wanted, state)
-
-    def _state(self, wanted: bytes) -> int:
-        """The state of a key; 0 if its slot contains another key or none."""
+    def update(self, wanted: bytes, change: Callable[[KeyState], KeyState]) -> KeyState:
         begin = slot_of(wanted, self.slots) * DIGEST_SIZE
-        last = self._table[begin + DIGEST_SIZE - 1]
-        same = self._table[begin : begin + DIGEST_SIZE - 1] == wanted[:-1] and last & ~_STATE_MASK == wanted[-1]
-        return last & _STATE_MASK if same else 0
-
-    def _write(self, wanted: bytes, state: int) -> None:
-        begin = slot_of(wanted, self.slots) * DIGEST_SIZE
-        self._table[begin : begin + DIGEST_SIZE] = wanted[:-1] + bytes([wanted[-1] | state])
+        end = begin + DIGEST_SIZE - 1
+        with self._lock:
+            last = self._table[end]
+            same = self._table[begin:end] == wanted[:-1] and last & ~_STATE_MASK == wanted[-1]
+            before = _STATES[last & _STATE_MASK] if same else KeyState.NEW
+            after = change(before)
+            if after != before:
+                self._table[begin : end + 1] = wanted[:-1] + bytes([wanted[-1] | after])
+        return before
 
 
 def body_of(message: Message) -> bytes:
@@ -140,8 +125,8 @@ class Deduplicated:
             self.postponed += 1
             message.requeue(backoff=False)
             return None
-        message.on(FINISH, lambda message: self._seen.keep(key))
-        message.on(REQUEUE, lambda message: self._seen.forget(key))
+        message.on("finish", lambda message: self._seen.keep(key))
+        message.on("requeue", lambda message: self._seen.forget(key))
         return self._handler(message)
 
 

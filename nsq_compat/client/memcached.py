@@ -9,21 +9,19 @@ If memcached fails, every key is new: duplicates may be handled, but no message 
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from nsq_compat.client.dedupe import KeyState, digest, slot_of
+from nsq_compat.client.dedupe import Filter, KeyState, slot_of
 
 log = logging.getLogger(__name__)
 
-_CLAIMED: Final = b"?"
-_KEPT: Final = b"+"
-_EXPIRED: Final = -1  # an expiry that deletes the key
+_MARKS: Final = {KeyState.NEW: b"-", KeyState.BUSY: b"?", KeyState.SEEN: b"+"}
+"""The first byte of a slot's value; the digest follows."""
+_STATES: Final = {mark: state for state, mark in _MARKS.items()}
 _MAX_TRIES: Final = 3
 
-T = TypeVar("T")
 
-
-class MemcachedFilter:
+class MemcachedFilter(Filter):
     """`client` is a thread-safe client of pymemcache, such as ``PooledClient``.
 
     `prefix` separates several filters on one memcached. Consumers that share a filter need the same `slots`.
@@ -36,45 +34,27 @@ class MemcachedFilter:
         self.failures = 0
         """Failed requests to memcached."""
         self._client = client
-        self._claim_seconds = claim_seconds
+        # An expiry of -1 deletes the slot.
+        self._expiries = {KeyState.NEW: -1, KeyState.BUSY: claim_seconds, KeyState.SEEN: 0}
         self._prefix = prefix
 
-    def claim(self, key: bytes) -> KeyState:
-        return self._or_default(lambda: self._claim(digest(key)), KeyState.NEW)
-
-    def keep(self, key: bytes) -> None:
-        self._or_default(lambda: self._change(digest(key), _KEPT, 0), None)
-
-    def forget(self, key: bytes) -> None:
-        self._or_default(lambda: self._change(digest(key), _CLAIMED, _EXPIRED), None)
-
-    def _claim(self, wanted: bytes) -> KeyState:
-        slot, claim = self._slot(wanted), _CLAIMED + wanted
-        for _ in range(_MAX_TRIES):
-            value, token = self._client.gets(slot)
-            if value is None:
-                done = self._client.add(slot, claim, self._claim_seconds, noreply=False)
-            elif value[1:] == wanted:
-                return KeyState.SEEN if value[:1] == _KEPT else KeyState.BUSY
-            else:
-                done = self._client.cas(slot, claim, token, self._claim_seconds, noreply=False)
-            if done:
-                return KeyState.NEW
-        return KeyState.NEW  # the slot keeps changing: treat it as overwritten
-
-    def _change(self, wanted: bytes, state: bytes, expire: int) -> None:
-        slot = self._slot(wanted)
-        value, token = self._client.gets(slot)
-        if value is not None and value[1:] == wanted:
-            self._client.cas(slot, state + wanted, token, expire, noreply=False)
-
-    def _slot(self, wanted: bytes) -> str:
-        return f"{self._prefix}{slot_of(wanted, self.slots)}"
-
-    def _or_default(self, act: Callable[[], T], otherwise: T) -> T:
+    def update(self, wanted: bytes, change: Callable[[KeyState], KeyState]) -> KeyState:
+        slot = f"{self._prefix}{slot_of(wanted, self.slots)}"
         try:
-            return act()
+            for _ in range(_MAX_TRIES):
+                value, token = self._client.gets(slot)
+                before = _STATES[value[:1]] if value is not None and value[1:] == wanted else KeyState.NEW
+                after = change(before)
+                if after == before:
+                    return before
+                content, expiry = _MARKS[after] + wanted, self._expiries[after]
+                if value is None:
+                    done = self._client.add(slot, content, expiry, noreply=False)
+                else:
+                    done = self._client.cas(slot, content, token, expiry, noreply=False)
+                if done:
+                    return before
         except Exception as error:  # pymemcache raises many kinds
             self.failures += 1
             log.warning("memcached: %s", error)
-            return otherwise
+        return KeyState.NEW  # also if the slot keeps changing: it is treated as overwritten

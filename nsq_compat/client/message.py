@@ -1,19 +1,10 @@
-"""A delivered message, with its answers, and the answer for a handler's outcome.
-
-A handler that returns finishes its message, and requeues it by returning False. If it raises, the exception is logged
-and the message is requeued, with a delay that grows with the attempts. If the handler answers the message itself, or
-calls ``enable_async``, its return value is ignored.
-"""
+"""A delivered message, with its answers, and the answer for a handler's outcome."""
 
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 log = logging.getLogger(__name__)
-
-FINISH: Final = "finish"
-REQUEUE: Final = "requeue"
-TOUCH: Final = "touch"
 
 
 class Delivery(Protocol):
@@ -71,7 +62,7 @@ class Message:
 
     def finish(self) -> None:
         """Finish the message. Raises ``AlreadyAnswered``."""
-        self._answer(FINISH)
+        self._begin_answer("finish")
         self._delivery.finish(self)
 
     def requeue(self, *, delay: float | None = None, time_ms: float | None = None, backoff: bool = True) -> None:
@@ -80,15 +71,14 @@ class Message:
         By default the delay grows with the attempts. With `backoff` False the consumer does not back off. Raises
         ``AlreadyAnswered``.
         """
-        self._answer(REQUEUE)
+        self._begin_answer("requeue")
         if time_ms is not None and time_ms >= 0:
             delay = time_ms / 1000
         self._delivery.requeue(self, delay if delay is not None and delay >= 0 else None, backoff)
 
     def touch(self) -> None:
         """Restart nsqd's timeout. Raises ``AlreadyAnswered``."""
-        self._require_unanswered()
-        self._notify(TOUCH)
+        self._begin_answer("touch")
         self._delivery.touch(self)
 
     def enable_async(self) -> None:
@@ -107,20 +97,14 @@ class Message:
             self._listeners = []
         self._listeners.append((event, listener))
 
-    def _answer(self, event: str) -> None:
-        self._require_unanswered()
-        self.is_answered = True
-        if self._listeners is not None:
-            self._notify(event)
-
-    def _require_unanswered(self) -> None:
+    def _begin_answer(self, event: str) -> None:
         if self.is_answered:
             raise AlreadyAnswered(f"message {self.id.decode('ascii', 'replace')} was answered before")
-
-    def _notify(self, event: str) -> None:
-        for name, listener in self._listeners or ():
-            if name == event:
-                listener(message=self)
+        self.is_answered = event != "touch"
+        if self._listeners is not None:
+            for name, listener in self._listeners:
+                if name == event:
+                    listener(message=self)
 
     def __repr__(self) -> str:
         return f"<Message {self.id.decode('ascii', 'replace')} attempt {self.attempts} from {self.nsqd}>"

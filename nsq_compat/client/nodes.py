@@ -1,125 +1,161 @@
-"""The nodes of a producer: connections made when needed, penalties for failures, and the order of attempts."""
+"""The nodes of a producer: the order in which to try them, and the results of attempts. Without I/O and threads."""
 
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from nsq_compat.client.connection import Connection, ConnectionLost, split_address
-from nsq_compat.client.settings import ConnectionSettings
+from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, E_BAD_TOPIC, E_INVALID, NsqError
 
-_FIRST_PENALTY = 1.0
-_MAX_PENALTY = 60.0
+_MESSAGE_ERRORS: Final = frozenset({E_INVALID, E_BAD_TOPIC, E_BAD_BODY, E_BAD_MESSAGE})
+_FIRST_PENALTY: Final = 1.0
+_MAX_PENALTY: Final = 60.0
 
 
-class Node:
-    """An nsqd. It has at most one connection, which threads share."""
+class Outcome(enum.Enum):
+    SENT = "sent"
+    """nsqd answered OK."""
+    REFUSED = "refused"
+    """The node does not have the message: it refused it, or did not receive it."""
+    UNKNOWN = "unknown"
+    """The message was sent and not answered: the node may have it."""
 
-    def __init__(self, address: str, settings: ConnectionSettings) -> None:
-        split_address(address)
-        self.address = address
-        self.penalized_until = 0.0
-        self._settings = settings
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
-        self._penalty = _FIRST_PENALTY
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The outcome at one node."""
+
+    address: str
+    outcome: Outcome
+    error: Exception | None = None
+
+    def __str__(self) -> str:
+        return f"{self.address} {self.outcome.value}" + (f" ({self.error})" if self.error else "")
 
     @property
-    def connection(self) -> Connection | None:
-        """The open connection, if there is one."""
-        connection = self._connection
-        return None if connection is None or connection.is_closed else connection
+    def is_final(self) -> bool:
+        """Whether nsqd refused the message itself, as every other node would."""
+        return isinstance(self.error, NsqError) and self.error.code in _MESSAGE_ERRORS
 
-    def connect(self, deadline: float) -> Connection:
-        """The open connection, made if necessary. Raises ``ConnectionLost``, at the deadline at the latest."""
-        if connection := self.connection:
-            return connection
-        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise ConnectionLost(f"{self.address}: not connected in time")
-        try:
-            return self.connection or self._make_connection(deadline)
-        finally:
-            self._lock.release()
 
-    def _make_connection(self, deadline: float) -> Connection:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise ConnectionLost(f"{self.address}: not connected in time")
-        connection = Connection(self.address, replace(self._settings, timeout=min(self._settings.timeout, left)))
-        connection.open()
-        self._connection = connection
-        threading.Thread(target=connection.run, name=f"nsqd {self.address}", daemon=True).start()
-        return connection
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A successful publish. If an earlier attempt is unknown, the message may be published twice."""
 
-    def penalize(self, now: float) -> None:
-        """Use other nodes first for a while, which doubles each time. Called after a failure."""
-        self.penalized_until = now + self._penalty
-        self._penalty = min(2 * self._penalty, _MAX_PENALTY)
+    attempts: tuple[Attempt, ...]
 
-    def reset(self) -> None:
-        """Remove the penalty. Called after a success."""
-        self.penalized_until = 0.0
-        self._penalty = _FIRST_PENALTY
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that answered OK."""
+        return _nodes_with(self.attempts, Outcome.SENT)
+
+    @property
+    def doubtful(self) -> tuple[str, ...]:
+        """Other nodes that may have the message."""
+        return _nodes_with(self.attempts, Outcome.UNKNOWN)
+
+
+class Error(Exception):
+    """An error passed to callbacks of ``Writer``; the name is pynsq's."""
+
+
+class PublishError(Error):
+    """The publish failed."""
+
+    def __init__(self, attempts: Sequence[Attempt]) -> None:
+        self.attempts = tuple(attempts)
+        super().__init__("; ".join(map(str, attempts)) or "no time was left to try a node")
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that answered OK; there may be some if several copies were requested."""
+        return _nodes_with(self.attempts, Outcome.SENT)
+
+
+class Refused(PublishError):
+    """No node has the message."""
+
+
+class Unknown(PublishError):
+    """No node answered OK; at least one may have the message."""
+
+
+class TooFewCopies(PublishError):
+    """Fewer nodes than requested have the message."""
+
+
+def _nodes_with(attempts: Sequence[Attempt], outcome: Outcome) -> tuple[str, ...]:
+    return tuple(attempt.address for attempt in attempts if attempt.outcome is outcome)
+
+
+def result_of(attempts: Sequence[Attempt], copies: int) -> Published:
+    """The result of the attempts. Raises a ``PublishError`` if there are too few copies."""
+    sent = len(_nodes_with(attempts, Outcome.SENT))
+    if sent >= copies:
+        return Published(tuple(attempts))
+    if sent:
+        raise TooFewCopies(attempts)
+    raise (Unknown if _nodes_with(attempts, Outcome.UNKNOWN) else Refused)(attempts)
+
+
+# --- The order of attempts --------------------------------------------------------------------------------------------
+
+
+class Nodes:
+    """All nodes of a producer, by address."""
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self.addresses = list(dict.fromkeys(addresses))
+        if not self.addresses:
+            raise ValueError("no nsqd_tcp_addresses to publish to")
+        self._turn = 0
+        self._penalties: dict[str, tuple[float, float]] = {}
+        """For nodes that have failed: until when they are tried last, and the next penalty."""
+
+    def in_order(self, now: float) -> list[str]:
+        """The nodes in the order to try them: each call begins with the next node; penalized nodes are last."""
+        turn = self._turn
+        self._turn = (turn + 1) % len(self.addresses)
+        rotated = [*self.addresses[turn:], *self.addresses[:turn]]
+        if not self._penalties:
+            return rotated
+        return sorted(rotated, key=lambda node: max(now, self._penalties.get(node, (now, 0.0))[0]))
+
+    def note(self, attempt: Attempt, now: float) -> None:
+        """Penalize the node for a failure, each time for twice as long; a success ends the penalty."""
+        if attempt.outcome is Outcome.SENT:
+            self._penalties.pop(attempt.address, None)
+        elif not attempt.is_final:
+            _, penalty = self._penalties.get(attempt.address, (now, _FIRST_PENALTY))
+            self._penalties[attempt.address] = now + penalty, min(2 * penalty, _MAX_PENALTY)
 
 
 class Candidates:
-    """The nodes to try for one publish. Each copy is published in its own thread; no node gets two copies.
+    """The nodes to try for one publish, of which no node gets two copies, and the attempts.
 
     Each node may be tried twice, because a connection may have ended unnoticed while it was idle.
     """
 
-    def __init__(self, nodes: Iterable[Node], attempts: int) -> None:
-        order = list(nodes)
-        self._order = deque([*order, *order])
-        self._left = attempts
-        self._taken: set[Node] = set()
-        self._lock = threading.Lock()
+    def __init__(self, nodes: Sequence[str], copies: int) -> None:
+        self.attempts: list[Attempt] = []
+        self.left = max(2, len(nodes)) + copies - 1
+        """The number of further attempts."""
+        self._order = [*nodes, *nodes]
+        self._taken: set[str] = set()
 
-    @property
-    def left(self) -> int:
-        """The number of attempts left."""
-        return self._left
-
-    def take(self) -> Node | None:
+    def take(self) -> str | None:
         """The next node that no other copy uses; None if there is none, or no attempt is left."""
-        with self._lock:
-            for _ in range(len(self._order) if self._left > 0 else 0):
-                node = self._order.popleft()
-                if node not in self._taken:
-                    self._taken.add(node)
-                    self._left -= 1
-                    return node
-                self._order.append(node)
-        return None
+        node = next((node for node in self._order if node not in self._taken), None) if self.left > 0 else None
+        if node is not None:
+            self._order.remove(node)
+            self._taken.add(node)
+            self.left -= 1
+        return node
 
-    def give_back(self, node: Node) -> None:
-        """Allow a node without a copy to be tried again."""
-        with self._lock:
-            self._taken.discard(node)
-
-
-class Nodes:
-    """All nodes of a producer."""
-
-    def __init__(
-        self, addresses: Iterable[str], settings: ConnectionSettings, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._nodes = [Node(address, settings) for address in dict.fromkeys(addresses)]
-        if not self._nodes:
-            raise ValueError("no nsqd_tcp_addresses to publish to")
-        self._clock = clock
-        self._turn = 0
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    def __iter__(self) -> Iterator[Node]:
-        return iter(self._nodes)
-
-    def in_order(self) -> list[Node]:
-        """The nodes in the order to try them: each call begins with the next node; penalized nodes are last."""
-        now, turn = self._clock(), self._turn
-        self._turn = (turn + 1) % len(self._nodes)
-        rotated = [*self._nodes[turn:], *self._nodes[:turn]]
-        return sorted(rotated, key=lambda node: max(0.0, node.penalized_until - now))
+    def note(self, attempt: Attempt) -> bool:
+        """Record an attempt at a node from `take`. Whether no other node need be tried for its copy."""
+        self.attempts.append(attempt)
+        if attempt.outcome is Outcome.SENT or attempt.is_final:
+            return True
+        self._taken.discard(attempt.address)
+        return False

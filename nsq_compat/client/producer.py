@@ -10,21 +10,17 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from nsq_compat.client.batching import Batcher
-from nsq_compat.client.connection import Connection, ConnectionLost, NotExecuted, close_all
-from nsq_compat.client.nodes import Candidates, Node, Nodes
-from nsq_compat.client.outcomes import Attempt, Outcome, Published, result_of
+from nsq_compat.client.connection import Connection, ConnectionLost, NotExecuted, split_address, start_threads
+from nsq_compat.client.nodes import Attempt, Candidates, Nodes, Outcome, Published, result_of
 from nsq_compat.client.settings import ConnectionSettings, address_list
 from nsq_compat.protocol import command_writer
-from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, E_BAD_TOPIC, E_INVALID, NsqError
+from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.names import is_valid_name
 
 log = logging.getLogger(__name__)
-
-_MESSAGE_ERRORS: Final = frozenset({E_INVALID, E_BAD_TOPIC, E_BAD_BODY, E_BAD_MESSAGE})
-"""Errors that every node would return."""
 
 
 class Producer:
@@ -47,13 +43,19 @@ class Producer:
         batch_workers: int = 1,
         **options: Any,
     ) -> None:
-        self._nodes = Nodes(address_list(nsqd_tcp_addresses), ConnectionSettings(**options))
-        if not 1 <= copies <= len(self._nodes):
-            raise ValueError(f"copies must be 1 to {len(self._nodes)}, the number of nodes, not {copies!r}")
+        self._settings = ConnectionSettings(**options)
+        self._nodes = Nodes(address_list(nsqd_tcp_addresses))
+        for address in self._nodes.addresses:
+            split_address(address)
+        if not 1 <= copies <= (count := len(self._nodes.addresses)):
+            raise ValueError(f"copies must be 1 to {count}, the number of nodes, not {copies!r}")
         self._publish_timeout = publish_timeout
         self._copies = copies
+        self._lock = threading.Lock()
+        self._connections: dict[str, Connection] = {}
+        self._connecting = {address: threading.Lock() for address in self._nodes.addresses}
         self._batcher = Batcher(
-            self._publish_batch,
+            lambda topic, bodies, defer: self._publish(_command(topic, bodies, defer), None),
             max_messages=batch_messages,
             max_bytes=batch_bytes,
             linger=batch_linger,
@@ -91,12 +93,12 @@ class Producer:
     @property
     def connections(self) -> list[Connection]:
         """The open connections. A connection is made when first needed."""
-        return [connection for node in self._nodes if (connection := node.connection) is not None]
+        return [connection for connection in list(self._connections.values()) if not connection.is_closed]
 
     def connect(self) -> None:
         """Connect to every node in the background. Publishing connects by itself."""
-        for node in self._nodes:
-            threading.Thread(target=self._connect, args=(node,), name=f"nsqd {node.address}", daemon=True).start()
+        for node in self._nodes.addresses:
+            threading.Thread(target=self._connect_early, args=(node,), name=f"nsqd {node}", daemon=True).start()
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything published in the background has an outcome. False after the timeout."""
@@ -105,7 +107,8 @@ class Producer:
     def close(self, timeout: float | None = 30.0) -> bool:
         """Publish what is waiting, then disconnect. False if not all was sent in time; the rest is ``Refused``."""
         done = self._batcher.close(timeout)
-        close_all(self.connections)
+        for thread in start_threads(connection.close for connection in self.connections):
+            thread.join()
         return done
 
     def __enter__(self) -> Self:
@@ -116,70 +119,69 @@ class Producer:
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
-    def _connect(self, node: Node) -> None:
+    def _connect_early(self, node: str) -> None:
         try:
-            node.connect(time.monotonic() + self._publish_timeout)
+            self._connect(node, time.monotonic() + self._publish_timeout)
         except ConnectionLost as error:
             log.warning("%s", error)
-            node.penalize(time.monotonic())
+            self._nodes.note(Attempt(node, Outcome.REFUSED, error), time.monotonic())
 
-    def _publish_batch(self, topic: str, bodies: Sequence[bytes], defer: float) -> Published:
-        return self._publish(_command(topic, bodies, defer), None)
+    def _connect(self, node: str, deadline: float) -> Connection:
+        """The open connection to a node, made if necessary. Raises ``ConnectionLost``, by the deadline."""
+        if not self._connecting[node].acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise ConnectionLost(f"{node}: not connected in time")
+        try:
+            connection = self._connections.get(node)
+            if connection is None or connection.is_closed:
+                connection = Connection(node, self._settings)
+                connection.open(deadline)
+                self._connections[node] = connection
+                threading.Thread(target=connection.run, name=f"nsqd {node}", daemon=True).start()
+            return connection
+        finally:
+            self._connecting[node].release()
 
     def _publish(self, command: bytes, timeout: float | None) -> Published:
         deadline = time.monotonic() + (self._publish_timeout if timeout is None else timeout)
-        candidates = Candidates(self._nodes.in_order(), max(2, len(self._nodes)) + self._copies - 1)
-        attempts: list[Attempt] = []
+        candidates = Candidates(self._nodes.in_order(time.monotonic()), self._copies)
         # One copy in this thread, the others in threads of their own.
-        others = [
-            threading.Thread(target=self._publish_copy, args=(command, candidates, deadline, attempts), daemon=True)
-            for _ in range(self._copies - 1)
-        ]
-        for thread in others:
-            thread.start()
-        self._publish_copy(command, candidates, deadline, attempts)
+        others = start_threads([lambda: self._publish_copy(command, candidates, deadline)] * (self._copies - 1))
+        self._publish_copy(command, candidates, deadline)
         for thread in others:
             thread.join()
-        return result_of(attempts, self._copies)
+        return result_of(candidates.attempts, self._copies)
 
-    def _publish_copy(self, command: bytes, candidates: Candidates, deadline: float, attempts: list[Attempt]) -> None:
+    def _publish_copy(self, command: bytes, candidates: Candidates, deadline: float) -> None:
         """Publish one copy: try nodes until one has it, or no node or time is left."""
-        while (left := deadline - time.monotonic()) > 0 and (node := candidates.take()) is not None:
-            attempt = self._attempt(node, command, time.monotonic() + left / (candidates.left + 1))
-            attempts.append(attempt)
-            if attempt.outcome is Outcome.SENT or _is_final(attempt):
+        while (left := deadline - time.monotonic()) > 0:
+            with self._lock:
+                node = candidates.take()
+            if node is None:
                 return
-            candidates.give_back(node)
+            attempt = self._attempt(node, command, time.monotonic() + left / (candidates.left + 1))
+            # NotExecuted: the connection had ended, which says nothing about the node.
+            if not isinstance(attempt.error, NotExecuted):
+                self._nodes.note(attempt, time.monotonic())
+            with self._lock:
+                if candidates.note(attempt):
+                    return
 
-    def _attempt(self, node: Node, command: bytes, deadline: float) -> Attempt:
+    def _attempt(self, node: str, command: bytes, deadline: float) -> Attempt:
         try:
-            connection = node.connect(deadline)
+            connection = self._connect(node, deadline)
         except ConnectionLost as error:
-            node.penalize(time.monotonic())
-            return Attempt(node.address, Outcome.REFUSED, error)
-        answer = connection.ask(command)
+            return Attempt(node, Outcome.REFUSED, error)
         try:
-            answer.result(max(0.0, deadline - time.monotonic()))
-        except TimeoutError as error:
+            connection.ask(command).result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
             # Aborted, so that other threads do not wait for this node.
             connection.abort(ConnectionLost("no answer in time"))
-            node.penalize(time.monotonic())
-            return Attempt(node.address, Outcome.UNKNOWN, TimeoutError(str(error) or "no answer in time"))
-        except NsqError as error:
-            if error.code not in _MESSAGE_ERRORS:
-                node.penalize(time.monotonic())
-            return Attempt(node.address, Outcome.REFUSED, error)
-        except NotExecuted as error:
-            return Attempt(node.address, Outcome.REFUSED, error)
+            return Attempt(node, Outcome.UNKNOWN, TimeoutError("no answer in time"))
+        except (NsqError, NotExecuted) as error:
+            return Attempt(node, Outcome.REFUSED, error)
         except ConnectionLost as error:
-            node.penalize(time.monotonic())
-            return Attempt(node.address, Outcome.UNKNOWN, error)
-        node.reset()
-        return Attempt(node.address, Outcome.SENT)
-
-
-def _is_final(attempt: Attempt) -> bool:
-    return isinstance(attempt.error, NsqError) and attempt.error.code in _MESSAGE_ERRORS
+            return Attempt(node, Outcome.UNKNOWN, error)
+        return Attempt(node, Outcome.SENT)
 
 
 def _command(topic: str, bodies: Sequence[bytes], defer: float) -> bytes:

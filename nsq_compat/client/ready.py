@@ -21,7 +21,7 @@ Nothing here sends: methods add the RDY commands to send to `changes`.
 import enum
 import math
 import random
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -44,18 +44,24 @@ class Consuming(Hashable, Protocol):
 C = TypeVar("C", bound=Consuming)
 
 
-@dataclass(slots=True)
-class Share:
+@dataclass(slots=True, eq=False)
+class Share(Generic[C]):
     """A connection's RDY: as last sent, and what remains of it."""
 
+    connection: C
+    last_message_at: float
     sent: int = 0
     remaining: int = 0
     granted_at: float = 0.0
-    last_message_at: float = 0.0
     has_begun: bool = False
     previous: int = 0
     """A higher RDY that nsqd may still follow, until `settles_at`."""
     settles_at: float = 0.0
+
+    @property
+    def occupied(self) -> int:
+        """The permits that the connection occupies."""
+        return max(self.sent, self.previous, self.connection.in_flight)
 
 
 class ReadyCounts(Generic[C]):
@@ -65,7 +71,7 @@ class ReadyCounts(Generic[C]):
         self, permits: int, idle_timeout: float, generator: random.Random | None = None, settle_time: float = 0.0
     ) -> None:
         self.permits = permits
-        self.shares: dict[C, Share] = {}
+        self.shares: dict[C, Share[C]] = {}
         self.changes: list[tuple[C, int]] = []
         self.is_short = False
         """A connection's RDY can be raised after messages of others are answered."""
@@ -82,7 +88,7 @@ class ReadyCounts(Generic[C]):
         self._share_out(now)
 
     def add(self, connection: C, now: float) -> None:
-        self.shares[connection] = Share(last_message_at=now)
+        self.shares[connection] = Share(connection, last_message_at=now)
         self._share_out(now)
 
     def remove(self, connection: C, now: float) -> None:
@@ -102,9 +108,9 @@ class ReadyCounts(Generic[C]):
         share.last_message_at = now
         share.remaining -= count
         if share.remaining <= 0 or share.remaining < _REFRESH_BELOW * share.sent:
-            wanted = self._wanted(connection, share)
+            wanted = self._wanted(share)
             if share.sent and wanted >= share.sent:
-                self._raise(connection, share, wanted, now, again=True)
+                self._raise(share, wanted, now, again=True)
 
     def answered(self, now: float) -> None:
         """Redistribute after messages were answered."""
@@ -125,95 +131,79 @@ class ReadyCounts(Generic[C]):
         """Move permits between connections if there are too few for all. Called every few seconds."""
         if not 0 < self.permits < len(self.shares):
             return
-        held_long = [
-            (connection, share)
-            for connection, share in self.shares.items()
-            if share.sent and now - max(share.granted_at, share.last_message_at) >= self._idle_timeout
-        ]
-        taken = [connection for connection, _ in held_long if not connection.in_flight]
-        if not taken:
-            busy = [
-                connection
-                for connection, share in self.shares.items()
-                if share.sent and now - share.granted_at >= self._idle_timeout
-            ]
-            taken = self._random.sample(busy, min(1, len(busy)))
-        for connection in taken:
-            self._send(connection, self.shares[connection], 0, now)
-        self._share_out(now, exclude=frozenset(taken))
+        before = now - self._idle_timeout
+        held_long = [share for share in self.shares.values() if share.sent and share.granted_at <= before]
+        idle = [share for share in held_long if share.last_message_at <= before and not share.connection.in_flight]
+        taken = idle or self._random.sample(held_long, min(1, len(held_long)))
+        for share in taken:
+            self._send(share, 0, now)
+        self._share_out(now, exclude=taken)
 
     @property
     def is_starved(self) -> bool:
         """Whether a connection has at least 85 % of its RDY in flight."""
-        return any(0 < connection.in_flight >= _STARVED_FROM * share.sent for connection, share in self.shares.items())
+        return any(0 < share.connection.in_flight >= _STARVED_FROM * share.sent for share in self.shares.values())
 
     # --- Distribution -------------------------------------------------------------------------------------------------
 
-    def _share_out(self, now: float, exclude: frozenset[C] = frozenset()) -> None:
+    def _share_out(self, now: float, exclude: Sequence[Share[C]] = ()) -> None:
         self.is_short = False
-        for connection, share in self.shares.items():
-            wanted = self._wanted(connection, share)
+        for share in self.shares.values():
+            wanted = self._wanted(share)
             if share.sent > wanted:
-                self._send(connection, share, wanted, now)
+                self._send(share, wanted, now)
         if self.permits >= len(self.shares):
             self._reclaim_unused(now)
-            for connection, share in self.shares.items():
-                self._raise(connection, share, self._wanted(connection, share), now)
+            for share in self.shares.values():
+                self._raise(share, self._wanted(share), now)
         else:
             self._share_out_few(now, exclude)
 
-    def _wanted(self, connection: C, share: Share) -> int:
+    def _wanted(self, share: Share[C]) -> int:
         """The RDY that the connection should have if permits are free."""
         even = self.permits // len(self.shares) or min(1, self.permits)
         if not share.has_begun:
             even = min(even, 1)
-        return min(even, connection.max_rdy_count)
+        return min(even, share.connection.max_rdy_count)
 
-    def _share_out_few(self, now: float, exclude: frozenset[C]) -> None:
-        holding = [connection for connection, share in self.shares.items() if share.sent]
-        for connection in self._random.sample(holding, max(0, len(holding) - self.permits)):
-            self._send(connection, self.shares[connection], 0, now)
+    def _share_out_few(self, now: float, exclude: Sequence[Share[C]]) -> None:
+        holding = [share for share in self.shares.values() if share.sent]
+        for share in self._random.sample(holding, max(0, len(holding) - self.permits)):
+            self._send(share, 0, now)
         self._reclaim_unused(now)
-        free = self.permits - self._occupied()
+        free = self.permits - sum(share.occupied for share in self.shares.values())
         # A connection that has not settled may still receive messages without RDY.
-        waiting = [connection for connection in self.shares if not self._occupied_by(connection)]
+        waiting = [share for share in self.shares.values() if not share.occupied]
         # A connection that has just lost its permit gets it again only if no other can have it.
-        preferred = [connection for connection in waiting if connection not in exclude] or waiting
-        for connection in self._random.sample(preferred, max(0, min(free, len(preferred)))):
-            self._send(connection, self.shares[connection], 1, now)
+        preferred = [share for share in waiting if share not in exclude] or waiting
+        for share in self._random.sample(preferred, max(0, min(free, len(preferred)))):
+            self._send(share, 1, now)
         self.is_short = sum(1 for share in self.shares.values() if share.sent) < self.permits
 
     def _reclaim_unused(self, now: float) -> None:
         """Lower unused RDY while connections have more messages in flight than permitted."""
         # A lower RDY does not take back messages in flight.
-        excess = sum(max(share.sent, connection.in_flight) for connection, share in self.shares.items()) - self.permits
+        excess = sum(max(share.sent, share.connection.in_flight) for share in self.shares.values()) - self.permits
         if excess <= 0:
             return
-        for connection in self._random.sample(list(self.shares), len(self.shares)):
-            share = self.shares[connection]
-            unused = min(share.sent - connection.in_flight, excess)
+        for share in self._random.sample(list(self.shares.values()), len(self.shares)):
+            unused = min(share.sent - share.connection.in_flight, excess)
             if unused > 0:
-                self._send(connection, share, share.sent - unused, now)
+                self._send(share, share.sent - unused, now)
                 excess -= unused
 
-    def _occupied_by(self, connection: C) -> int:
-        share = self.shares[connection]
-        return max(share.sent, share.previous, connection.in_flight)
-
-    def _occupied(self) -> int:
-        return sum(map(self._occupied_by, self.shares))
-
-    def _raise(self, connection: C, share: Share, wanted: int, now: float, again: bool = False) -> None:
+    def _raise(self, share: Share[C], wanted: int, now: float, again: bool = False) -> None:
         """Raise RDY up to `wanted`, as far as permits are free; with `again`, send it even if unchanged."""
         if share.sent >= wanted and not again:
             return
-        room = self.permits - (self._occupied() - self._occupied_by(connection))
+        room = self.permits - sum(other.occupied for other in self.shares.values() if other is not share)
         count = min(wanted, room)
         self.is_short |= count < wanted
         if count > share.sent or (again and count == share.sent):
-            self._send(connection, share, count, now)
+            self._send(share, count, now)
 
-    def _send(self, connection: C, share: Share, count: int, now: float) -> None:
+    def _send(self, share: Share[C], count: int, now: float) -> None:
+        connection = share.connection
         if count > 0 and not share.sent:
             share.granted_at = now
         if count < share.sent and connection.in_flight < share.sent and self._settle_time:
@@ -245,6 +235,10 @@ class Backoff:
     level: int = 0
     pace: Pace = Pace.FLOWING
     until: float = 0.0
+
+    def permits(self, most: int) -> int:
+        """How many of `most` permits there are at this pace."""
+        return {Pace.FLOWING: most, Pace.WAITING: 0, Pace.TESTING: min(1, most)}[self.pace]
 
     def failed(self, now: float) -> bool:
         if self.pace is Pace.WAITING or self.longest <= 0:

@@ -2,17 +2,13 @@
 
 import socket
 import ssl
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from nsq_compat import __version__
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from nsq_compat.protocol.identify import IdentifyRequest
-
-DEFAULT_USER_AGENT: Final = f"nsq_compat/{__version__}"
-
-TlsOptions = ssl.SSLContext | Mapping[str, Any]
 
 _TLS_OPTIONS: Final = frozenset({"ca_certs", "cert_reqs", "certfile", "keyfile", "ciphers", "check_hostname"})
 
@@ -31,9 +27,9 @@ class ConnectionSettings:
     msg_timeout: float | None = None
     client_id: str = ""
     hostname: str = field(default_factory=socket.gethostname)
-    user_agent: str = DEFAULT_USER_AGENT
+    user_agent: str = f"nsq_compat/{__version__}"
     tls_v1: bool = False
-    tls_options: TlsOptions | None = None
+    tls_options: ssl.SSLContext | Mapping[str, Any] | None = None
     snappy: bool = False
     deflate: bool = False
     deflate_level: int = 6
@@ -45,23 +41,20 @@ class ConnectionSettings:
     topology_zone: str = ""
 
     def __post_init__(self) -> None:
-        for name, allowed, rule in (
-            ("timeout", self.timeout > 0, "above 0"),
-            ("heartbeat_interval", self.heartbeat_interval >= 1, "1 second or more"),
-            ("msg_timeout", self.msg_timeout is None or self.msg_timeout >= 1, "1 second or more"),
-            ("deflate_level", 1 <= self.deflate_level <= 9, "1 to 9"),
-            ("sample_rate", 0 <= self.sample_rate < 100, "0 to 99 percent"),
-            ("snappy", not (self.snappy and self.deflate), "used without deflate"),
-        ):
+        for name, allowed, rule in self._rules():
             if not allowed:
                 raise ValueError(f"{name} must be {rule}, not {getattr(self, name)!r}")
         if self.snappy and not SNAPPY_INSTALLED:
             raise ValueError(SNAPPY_MISSING)
 
-    @property
-    def silence(self) -> float:
-        """Seconds without received data after which a connection fails: two heartbeat intervals."""
-        return 2 * self.heartbeat_interval
+    def _rules(self) -> Iterator[tuple[str, bool, str]]:
+        """For each option that has limits: its name, whether its value is allowed, and the limits."""
+        yield "timeout", self.timeout > 0, "above 0"
+        yield "heartbeat_interval", self.heartbeat_interval >= 1, "1 second or more"
+        yield "msg_timeout", self.msg_timeout is None or self.msg_timeout >= 1, "1 second or more"
+        yield "deflate_level", 1 <= self.deflate_level <= 9, "1 to 9"
+        yield "sample_rate", 0 <= self.sample_rate < 100, "0 to 99 percent"
+        yield "snappy", not (self.snappy and self.deflate), "used without deflate"
 
     def identify(self) -> IdentifyRequest:
         return IdentifyRequest(
@@ -107,8 +100,8 @@ class ConnectionSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SubscriptionSettings:
-    """Options of a consumer as a whole. Times are in seconds."""
+class SubscriptionSettings(ConnectionSettings):
+    """Options of a consumer and of its connections. Times are in seconds."""
 
     max_in_flight: int = 1
     requeue_delay: float = 90
@@ -124,25 +117,11 @@ class SubscriptionSettings:
     reconnect_delay: float = 8
     max_reconnect_delay: float = 120
 
-    def __post_init__(self) -> None:
-        if self.max_in_flight < 1:
-            raise ValueError(f"max_in_flight must be 1 or more, not {self.max_in_flight!r}")
-        if not 0 <= self.lookupd_poll_jitter <= 1:
-            raise ValueError(f"lookupd_poll_jitter must be 0 to 1, not {self.lookupd_poll_jitter!r}")
-
-
-SETTING_NAMES: Final = frozenset(option.name for option in fields(ConnectionSettings))
-_SUBSCRIPTION_NAMES: Final = frozenset(option.name for option in fields(SubscriptionSettings))
-
-
-def split_options(options: Mapping[str, Any]) -> tuple[SubscriptionSettings, ConnectionSettings]:
-    """The settings in keyword arguments. Raises ``TypeError`` for unknown names, ``ValueError`` for wrong values."""
-    if unknown := options.keys() - _SUBSCRIPTION_NAMES - SETTING_NAMES:
-        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
-    return (
-        SubscriptionSettings(**{name: value for name, value in options.items() if name in _SUBSCRIPTION_NAMES}),
-        ConnectionSettings(**{name: value for name, value in options.items() if name in SETTING_NAMES}),
-    )
+    def _rules(self) -> Iterator[tuple[str, bool, str]]:
+        # Not super(): it does not work in a class with slots.
+        yield from ConnectionSettings._rules(self)
+        yield "max_in_flight", self.max_in_flight >= 1, "1 or more"
+        yield "lookupd_poll_jitter", 0 <= self.lookupd_poll_jitter <= 1, "0 to 1"
 
 
 def address_list(addresses: str | Iterable[str] | None) -> list[str]:

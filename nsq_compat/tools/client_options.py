@@ -7,7 +7,7 @@ that our client does not have are checked and ignored.
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -15,7 +15,7 @@ from nsq_compat.cli.kinds import INTEGER, STRINGS, parse_bool
 from nsq_compat.cli.options import option
 from nsq_compat.client import Consumer, Producer
 from nsq_compat.client.message import Handler
-from nsq_compat.client.settings import SETTING_NAMES
+from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.protocol.durations import MILLISECOND, parse_duration, seconds
@@ -196,5 +196,6 @@ def client_settings(flag: str, words: Iterable[str]) -> dict[str, Any]:
     if not options.get("msg_timeout", 1):
         del options["msg_timeout"]  # nsqd's default
     if flag == "producer-opt":
-        options = {name: value for name, value in options.items() if name in SETTING_NAMES}
+        names = {each.name for each in fields(ConnectionSettings)}
+        options = {name: value for name, value in options.items() if name in names}
     return options

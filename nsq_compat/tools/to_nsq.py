@@ -17,8 +17,7 @@ from typing import Final
 
 from nsq_compat.cli.kinds import INTEGER, STRING, STRINGS
 from nsq_compat.cli.options import option
-from nsq_compat.client import Error, Producer
-from nsq_compat.client.outcomes import Published
+from nsq_compat.client import Error, Producer, Published
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.tools.client_options import ProducerOptions
 from nsq_compat.tools.program import Refused, Stopping, console_script, refuse

@@ -26,9 +26,9 @@ to a spool before it finishes them, and seals the part of the spool that belongs
     option_table    the table of options
     option_parsers  parsers of option values
 
-May import ``nsq_compat.protocol`` and ``nsq_compat.session``, never gevent: executors are forked from Spark's daemon,
-where monkey-patching is not allowed. Only ``source``, ``sink`` and ``duplicates`` import pyspark. Read ``drain`` first,
-then ``spool``.
+May import ``nsq_compat``'s ``protocol``, ``session`` and ``bounded_http``, never gevent: executors are forked from
+Spark's daemon, where monkey-patching is not allowed. Only ``source``, ``sink`` and ``duplicates`` import pyspark. Read
+``drain`` first, then ``spool``.
 """
 
 from collections.abc import Callable, Sequence

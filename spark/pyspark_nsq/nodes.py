@@ -1,20 +1,15 @@
-"""Discovery of the nsqd that have a topic, and of their backlogs, over the HTTP APIs of nsqlookupd and nsqd.
+"""Discovery of the nsqd that have a topic, and of their backlogs, over the HTTP APIs of nsqlookupd and nsqd."""
 
-Only the standard library is used, because this runs in Spark's processes.
-"""
-
-import http.client
 import json
 import logging
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, root_error
 from nsq_compat.protocol.names import address_error, printable
 from pyspark_nsq.options import ReadOptions
 
@@ -65,45 +60,25 @@ def _exchange(
     method: str, address: str, path: str, timeout: float, body: bytes, parameters: dict[str, str]
 ) -> tuple[int, bytes]:
     """Return the status (200 or 404) and the body. `timeout` is for the whole exchange, in seconds."""
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout)
-    url = f"/{path}?{urlencode(parameters)}"
-    deadline = time.monotonic() + timeout
+    url = f"http://{address}/{path}?{urlencode(parameters)}"
     try:
-        connection.connect()
-        with _shut_at(deadline, connection.sock):
-            connection.request(method, url, body, {"Accept": "application/vnd.nsq; version=1.0"})
-            response = connection.getresponse()
-            answer = response.read(_MAX_RESPONSE_BYTES)
-        if response.status not in (200, 404):
-            raise ValueError(f"status {response.status} {answer[:200].decode('utf-8', 'replace')}")
-        return response.status, answer
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise HttpFailed(f"http://{address}{url}: {error}") from None
-    finally:
-        connection.close()
-
-
-@contextmanager
-def _shut_at(deadline: float, connection: socket.socket) -> Iterator[None]:
-    """Shut the connection down at the deadline. The socket's timeout is for one read, and a slow answer has many."""
-
-    def shut() -> None:
-        with suppress(OSError):  # the server has closed it already
-            connection.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(max(0.0, deadline - time.monotonic()), shut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except (OSError, http.client.HTTPException):
-        if time.monotonic() < deadline:
-            raise
-    finally:
-        timer.cancel()
-    if time.monotonic() >= deadline:
-        raise TimeoutError("timed out")
+        with bounded_session() as session:
+            answer = exchange(
+                session,
+                method,
+                url,
+                Deadline(timeout),
+                connect_timeout=timeout,
+                max_body=_MAX_RESPONSE_BYTES,
+                body=body,
+                headers={"Accept": "application/vnd.nsq; version=1.0"},
+            )
+        if answer.status not in (200, 404):
+            raise ValueError(f"status {answer.status} {answer.body[:200].decode('utf-8', 'replace')}")
+    except FAILURES as error:
+        reason = error if isinstance(error, TimeoutError) else root_error(error)
+        raise HttpFailed(f"{url}: {reason}") from None
+    return answer.status, answer.body
 
 
 class Nodes:

@@ -1,15 +1,21 @@
 """Fixtures: a real nsqd, and fake servers on real sockets that misbehave on demand."""
 
 import itertools
+import os
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
+from pymemcache.client.base import PooledClient
 
 from nsq_compat.client.consumer import Consumer
 from nsq_compat.client.message import Handler
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.client.fake_lookupd import FakeLookupd
 from tests.client.fake_nsqd import FakeNsqd, MakeNsqd
+from tests.client.waiting import wait_until
 
 _topic_numbers = itertools.count(1)
 
@@ -66,3 +72,23 @@ def start_consumer() -> Iterator[StartConsumer]:
     yield start
     for consumer in started:
         consumer.stop(timeout=0.5)
+
+
+@pytest.fixture(scope="session")
+def memcached_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A private memcached on a Unix socket."""
+    path = tmp_path_factory.mktemp("memcached") / "socket"
+    as_user = ["-u", "root"] if os.getuid() == 0 else []
+    process = subprocess.Popen(["memcached", *as_user, "-s", str(path), "-m", "16"])
+    wait_until(path.exists)
+    yield path
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture
+def memcached(memcached_socket: Path) -> Iterator[PooledClient]:
+    """A client of an empty memcached."""
+    with closing(PooledClient(str(memcached_socket), timeout=5, connect_timeout=5)) as client:
+        client.flush_all(noreply=False)
+        yield client

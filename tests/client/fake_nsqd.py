@@ -12,6 +12,7 @@ from nsq_compat.protocol.commands import COMMANDS, Command, CommandSpec, Finish,
 from nsq_compat.protocol.errors import FatalClientError, SilentClose
 from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, response_frame
 from nsq_compat.protocol.message import make_frames
+from tests.client.waiting import wait_until
 
 Answer = bytes | list[bytes] | None
 """The response to a command; None for none. The responses of a list are sent in turn, the last one repeatedly."""
@@ -80,15 +81,16 @@ class FakeNsqd:
         """The lines that the last peer sent; none without a peer."""
         return self.peers[-1].said(name) if self.peers else []
 
-    def send_messages(self, bodies: Sequence[bytes], attempts: int = 1, peer: Peer | None = None) -> list[bytes]:
-        """Send messages to the last peer, regardless of its RDY. Returns their ids."""
+    def send_messages(self, bodies: Sequence[bytes], attempts: int = 1) -> list[bytes]:
+        """Send messages to the last peer, after its first RDY, whatever that is. Returns their ids."""
+        wait_until(lambda: self.said("RDY"))
         ids = [b"%016x" % (self._next_id + index) for index in range(len(bodies))]
         self._next_id += len(bodies)
         frames = b"".join(make_frames(ids, 1_000, bodies))
         if attempts != 1:
             assert len(bodies) == 1
             frames = frames[:16] + struct.pack(">H", attempts) + frames[18:]
-        (peer or self.peer).send(frames)
+        self.peer.send(frames)
         return ids
 
     def beat(self) -> None:
@@ -152,6 +154,8 @@ class FakeNsqd:
 
 
 def _admit(tokens: Sequence[bytes]) -> CommandSpec:
+    if tokens[0] not in COMMANDS:
+        raise SilentClose
     return COMMANDS[tokens[0]]
 
 

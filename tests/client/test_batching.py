@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from nsq_compat.client.batching import Batcher, Closed
-from nsq_compat.client.outcomes import Attempt, Outcome, Published, Refused, Unknown
+from nsq_compat.client.nodes import Attempt, Outcome, Published, Refused, Unknown
 from nsq_compat.protocol.errors import E_BAD_MESSAGE, NsqError
 from tests.client.waiting import wait_until
 

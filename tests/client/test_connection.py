@@ -1,5 +1,6 @@
 """A connection: opening, upgrades, answers, and every way to end."""
 
+import contextlib
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -7,19 +8,30 @@ from concurrent.futures import Future
 
 import pytest
 import trustme
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nsq_compat.client.connection import Connection, ConnectionLost, NotExecuted, split_address
+from nsq_compat.client.connection import (
+    Connection,
+    ConnectionLost,
+    NotExecuted,
+    Observer,
+    TlsStream,
+    split_address,
+    start_threads,
+)
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.frames import OK, error_frame
+from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.client.fake_nsqd import CLOSE
 from tests.client.waiting import wait_until
 
 
-class Told:
+class Told(Observer):
     """Records the observer's events."""
 
     def __init__(self) -> None:
@@ -115,8 +127,7 @@ def test_aborting_a_connection_while_it_opens_fails_it(make_nsqd):
         wait_until(lambda: fake.said("IDENTIFY"))
         connection.abort()
 
-    closer = threading.Thread(target=close_it)
-    closer.start()
+    (closer,) = start_threads([close_it])
     with pytest.raises(ConnectionLost):
         connection.open()
     closer.join()
@@ -134,33 +145,96 @@ def test_an_address_may_be_ipv6():
 
 # --- TLS --------------------------------------------------------------------------------------------------------------
 
+AUTHORITY = trustme.CA()
+
+
+def trusting(newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.maximum_version = newest
+    AUTHORITY.configure_trust(context)
+    return context
+
+
+class TlsServer(TlsStream):
+    """The other end of a TLS stream."""
+
+    def __init__(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        AUTHORITY.issue_cert("127.0.0.1").configure_cert(context)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+
+def connected() -> tuple[TlsStream, TlsServer]:
+    stream, server = TlsStream(trusting(), "127.0.0.1"), TlsServer()
+    for _ in range(2):
+        server.decode(stream.encode(b""))
+        stream.decode(server.encode(b""))
+    assert stream.is_established
+    return stream, server
+
+
+PAIR = connected()
+
+
+@given(said=st.binary(max_size=100_000))
+def test_encoded_data_is_decrypted_by_the_peer(said):
+    stream, server = PAIR
+    assert server.decode(stream.encode(said)) == said
+
+
+@given(said=st.binary(min_size=1, max_size=50_000), cut=st.integers(1, 20_000))
+def test_received_data_is_decoded_however_it_is_split(said, cut):
+    stream, server = PAIR
+    wire = server.encode(said)
+    assert b"".join(stream.decode(wire[begin : begin + cut]) for begin in range(0, len(wire), cut)) == said
+
+
+def test_close_notify_is_not_an_error():
+    stream, server = connected()
+    wire = server.encode(b"last words")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        server._tls.unwrap()
+    assert stream.decode(wire + server.encode(b"")) == b"last words"
+
+
+def test_data_that_is_not_tls_is_an_error():
+    with pytest.raises(ssl.SSLError):
+        connected()[0].decode(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def test_data_directly_after_the_handshake_is_returned():
+    # In TLS 1.2 the server sends the last message of the handshake.
+    stream, server = TlsStream(trusting(ssl.TLSVersion.TLSv1_2), "127.0.0.1"), TlsServer()
+    server.decode(stream.encode(b""))
+    stream.decode(server.encode(b""))
+    server.decode(stream.encode(b""))
+    states = [stream.is_established, stream.decode(server.encode(b"at once")), stream.is_established]
+    assert states == [False, b"at once", True]
+    assert not stream.has_pending
+
+
+def test_eof_during_the_handshake_fails_the_connection(make_nsqd):
+    fake = make_nsqd(tls_v1=True)
+    with pytest.raises(ConnectionLost, match=fake.address):
+        Connection(fake.address, ConnectionSettings(tls_v1=True)).open()
+
 
 @pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
-def authority_file(authority, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("authority") / "ca.pem"
-    authority.cert_pem.write_to_path(str(path))
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def tls_nsqd(authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
-    folder = tmp_path_factory.mktemp("tls")
-    issued = authority.issue_cert("127.0.0.1")
-    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
-    issued.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
-    options = [f"--tls-cert={folder}/cert.pem", f"--tls-key={folder}/key.pem", "--tls-required=tcp-https"]
-    with NsqdProcess(installed_nsqd(), folder, options=options) as process:
+def tls_nsqd(certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
+    options = [*certificates.options, "--tls-required=tcp-https"]
+    with NsqdProcess(installed_nsqd(), tmp_path_factory.mktemp("tls"), options=options) as process:
         yield process
 
 
 @pytest.mark.parametrize("compression", [{}, {"snappy": True}, {"deflate": True}], ids=["plain", "snappy", "deflate"])
-def test_messages_go_both_ways_through_tls(tls_nsqd, topic, connect, told, authority_file, compression):
-    options = {"tls_v1": True, "tls_options": {"ca_certs": authority_file}, **compression}
+def test_messages_go_both_ways_through_tls(tls_nsqd, topic, connect, told, certificates, compression):
+    options = {"tls_v1": True, "tls_options": {"ca_certs": certificates.root_ca}, **compression}
     connection = connect(tls_nsqd.tcp_address, (topic, "c"), **options)
     connection.send(command_writer.ready(100))
     bodies = [b"%d" % number * 3000 for number in range(20)]
@@ -173,9 +247,9 @@ def test_messages_go_both_ways_through_tls(tls_nsqd, topic, connect, told, autho
     assert tls_nsqd.channel_stats(topic, "c")["in_flight_count"] == 0
 
 
-def test_a_wrong_host_name_is_refused_if_names_are_verified(tls_nsqd, authority_file):
-    address = tls_nsqd.tcp_address.replace("127.0.0.1", "localhost")
-    options = {"ca_certs": authority_file, "check_hostname": True}
+def test_a_wrong_host_name_is_refused_if_names_are_verified(tls_nsqd, certificates):
+    address = tls_nsqd.tcp_address.replace("127.0.0.1", "127.1")
+    options = {"ca_certs": certificates.root_ca, "check_hostname": True}
     with pytest.raises(ConnectionLost, match="Hostname mismatch"):
         Connection(address, ConnectionSettings(tls_v1=True, tls_options=options)).open()
 
@@ -191,10 +265,9 @@ def test_verification_of_certificates_can_be_turned_off(tls_nsqd, connect):
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_an_ssl_context_is_used_unchanged(tls_nsqd, authority, connect, newest):
-    context = ssl.create_default_context()
+def test_an_ssl_context_is_used_unchanged(tls_nsqd, certificates, connect, newest):
+    context = certificates.trusting()
     context.maximum_version = newest
-    authority.configure_trust(context)
     assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=context).is_closed
 
 
@@ -242,6 +315,7 @@ def test_requests_on_a_closed_connection_are_not_executed(fake, connect):
 
 def test_closing_sends_pending_commands_first(fake, connect, told):
     connection = connect(fake.address, ("t", "c"))
+    connection.send(command_writer.ready(200))
     sent = fake.send_messages([b"x"] * 200)
     wait_until(lambda: len(told.messages) == 200)
     for message in told.messages:
@@ -261,6 +335,7 @@ def test_closing_waits_no_longer_than_its_timeout(fake, connect, monkeypatch):
 
 def test_the_observer_gets_answers_heartbeats_and_the_end(fake, connect, told):
     connection = connect(fake.address, ("t", "c"))
+    connection.send(command_writer.ready(3))
     fake.send_messages([b"1", b"2", b"3"])
     fake.beat()
     wait_until(lambda: len(told.messages) == 3 and told.heartbeats == 1)

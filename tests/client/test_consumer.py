@@ -10,7 +10,7 @@ from nsq_compat.client.message import Message
 from nsq_compat.client.producer import Producer
 from tests.client.conftest import StartConsumer
 from tests.client.fake_nsqd import FakeNsqd, MakeNsqd
-from tests.client.waiting import wait_until
+from tests.client.waiting import Holding, Keeping, wait_until
 
 
 @pytest.fixture
@@ -68,7 +68,6 @@ def test_success_is_fin_and_failure_req_with_a_delay_that_grows_with_the_attempt
         return {b"none": None, b"true": True, b"false": False}[message.body]
 
     start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=9, requeue_delay=10, backoff=False)
-    wait_until(lambda: fake.said("RDY"))
     none, true = fake.send_messages([b"none", b"true"])
     (false,) = fake.send_messages([b"false"])
     (raised,) = fake.send_messages([b"raise"], attempts=3)
@@ -84,7 +83,6 @@ def test_a_handler_that_raises_system_exit_has_failed_and_others_continue(fake, 
         bodies.append(message.body)
 
     start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=5, backoff=False)
-    wait_until(lambda: fake.said("RDY"))
     fake.send_messages([b"exit", b"next"])
     wait_until(lambda: fake.said("REQ") and bodies == [b"next"])
 
@@ -98,7 +96,6 @@ def test_the_delay_of_a_requeue_is_limited(fake, start_consumer):
         max_requeue_delay=25,
         backoff=False,
     )
-    wait_until(lambda: fake.said("RDY"))
     (sent,) = fake.send_messages([b"body"], attempts=1000)
     wait_until(lambda: fake.peer.said("REQ"))
     assert fake.peer.said("REQ") == [f"REQ {sent.decode()} 25000"]
@@ -112,7 +109,6 @@ def test_a_message_with_too_many_attempts_is_given_up_and_finished(fake, start_c
         max_tries=5,
         giving_up=lambda message: given_up.append(message.body),
     )
-    wait_until(lambda: fake.said("RDY"))
     fake.send_messages([b"fifth"], attempts=5)
     fake.send_messages([b"sixth"], attempts=6)
     wait_until(lambda: len(fake.peer.finished) == 2)
@@ -125,7 +121,6 @@ def test_a_handler_may_answer_the_message_itself(fake, start_consumer):
         message.requeue(delay=1.5)
 
     start_consumer(handle, nsqd_tcp_addresses=fake.address, backoff=False)
-    wait_until(lambda: fake.said("RDY"))
     (sent,) = fake.send_messages([b"body"])
     wait_until(lambda: fake.peer.said("REQ"))
     assert fake.peer.said("TOUCH") == [f"TOUCH {sent.decode()}"]
@@ -135,21 +130,14 @@ def test_a_handler_may_answer_the_message_itself(fake, start_consumer):
 
 def test_messages_are_touched_only_by_the_handler(fake, start_consumer):
     start_consumer(lambda message: None, nsqd_tcp_addresses=fake.address)
-    wait_until(lambda: fake.said("RDY"))
     fake.send_messages([b"body"])
     wait_until(lambda: fake.peer.finished)
     assert not fake.peer.said("TOUCH")
 
 
 def test_an_answer_may_come_later_from_another_thread(fake, start_consumer):
-    kept: list[Message] = []
-
-    def handle(message: Message) -> None:
-        message.enable_async()
-        kept.append(message)
-
-    consumer = start_consumer(handle, nsqd_tcp_addresses=fake.address)
-    wait_until(lambda: fake.said("RDY"))
+    kept = Keeping()
+    consumer = start_consumer(kept, nsqd_tcp_addresses=fake.address)
     (sent,) = fake.send_messages([b"body"])
     wait_until(lambda: kept)
     assert consumer.in_flight == 1
@@ -160,12 +148,11 @@ def test_an_answer_may_come_later_from_another_thread(fake, start_consumer):
 
 
 def test_a_late_answer_that_nsqd_refuses_does_not_end_the_connection(nsqd, topic, start_consumer, bodies):
-    first: list[Message] = []
+    first = Keeping()
 
     def handle(message: Message) -> None:
         if message.attempts == 1:
-            message.enable_async()
-            first.append(message)
+            first(message)
         else:
             bodies.append(message.body)
 
@@ -218,89 +205,66 @@ def test_the_number_of_concurrent_handlers_is_limited(nsqd, topic, start_consume
 def test_the_limit_of_concurrent_handlers_holds_if_nsqd_sends_more_than_rdy(fake, start_consumer):
     handler = AtOnce()
     start_consumer(handler, nsqd_tcp_addresses=fake.address, concurrency=10, max_in_flight=2)
-    wait_until(lambda: fake.said("RDY"))
     fake.send_messages([b"x"] * 50)
     wait_until(lambda: len(fake.peer.finished) == 50)
     assert handler.most <= 2
 
 
 def test_a_long_handler_does_not_delay_the_fins_of_others(fake, start_consumer):
-    held, release = threading.Event(), threading.Event()
+    holding = Holding()
 
     def handle(message: Message) -> None:
         if message.body == b"long":
-            held.set()
-            release.wait()
+            holding(message)
 
     start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=10)
-    wait_until(lambda: fake.said("RDY"))
     short, long = fake.send_messages([b"short", b"long"])
-    held.wait()
+    holding.begun.wait()
     wait_until(lambda: fake.peer.finished == [short])
     fake.beat()
     wait_until(lambda: fake.peer.said("NOP"))
-    release.set()
+    holding.released.set()
     wait_until(lambda: fake.peer.finished == [short, long])
 
 
-def test_messages_of_a_broken_connection_are_not_handled(fake, start_consumer, bodies):
-    held, release = threading.Event(), threading.Event()
-
-    def handle(message: Message) -> None:
-        bodies.append(message.body)
-        held.set()
-        release.wait()
-
-    consumer = start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=10, reconnect_delay=0.01)
-    wait_until(lambda: fake.said("RDY"))
+def test_messages_of_a_broken_connection_are_not_handled(fake, start_consumer):
+    holding = Holding()
+    consumer = start_consumer(holding, nsqd_tcp_addresses=fake.address, max_in_flight=10, reconnect_delay=0.01)
     fake.send_messages([b"begun", b"waiting"])
-    held.wait()
+    holding.begun.wait()
     fake.peer.close()
     wait_until(lambda: len(fake.peers) == 2 and fake.said("RDY"))
     fake.send_messages([b"again"])
-    release.set()
-    wait_until(lambda: len(bodies) == 2 and consumer.in_flight == 0)
-    assert bodies == [b"begun", b"again"]
+    holding.released.set()
+    wait_until(lambda: len(holding.bodies) == 2 and consumer.in_flight == 0)
+    assert holding.bodies == [b"begun", b"again"]
 
 
 # --- Stopping ---------------------------------------------------------------------------------------------------------
 
 
-def test_stopping_sends_cls_and_finishes_messages_in_flight(fake, start_consumer, bodies):
-    held, release = threading.Event(), threading.Event()
-
-    def handle(message: Message) -> None:
-        held.set()
-        release.wait()
-        bodies.append(message.body)
-
-    consumer = start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=10)
-    wait_until(lambda: fake.said("RDY"))
+def test_stopping_sends_cls_and_finishes_messages_in_flight(fake, start_consumer):
+    holding = Holding()
+    consumer = start_consumer(holding, nsqd_tcp_addresses=fake.address, max_in_flight=10)
     sent = fake.send_messages([b"one", b"two", b"three"])
-    held.wait()
+    holding.begun.wait()
     consumer.stop_soon()
     wait_until(lambda: fake.peer.said("CLS"))
     assert fake.peer.lines[-2:] == ["RDY 0", "CLS"]  # no message is sent in between
-    release.set()
+    holding.released.set()
     assert consumer.wait(20)
     assert fake.peer.finished == sent
-    assert bodies == [b"one", b"two", b"three"]
+    assert holding.bodies == [b"one", b"two", b"three"]
 
 
 def test_stopping_requeues_messages_that_no_handler_has_begun(fake, start_consumer):
-    held, release = threading.Event(), threading.Event()
-
-    def handle(message: Message) -> None:
-        held.set()
-        release.wait()
-
-    consumer = start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=10)
-    wait_until(lambda: fake.said("RDY"))
+    holding = Holding()
+    consumer = start_consumer(holding, nsqd_tcp_addresses=fake.address, max_in_flight=10)
     _, *others = fake.send_messages([b"one", b"two", b"three"])
-    held.wait()
+    holding.begun.wait()
     consumer.stop_soon(timeout=0.05)
     wait_until(lambda: len(fake.peer.said("REQ")) == 2)
-    release.set()
+    holding.released.set()
     assert consumer.wait(20)
     assert fake.peer.said("REQ") == [f"REQ {each.decode()} 0" for each in others]
 
@@ -371,14 +335,8 @@ def test_an_unknown_option_is_a_type_error(start_consumer):
 
 
 def test_a_consumer_is_starved_if_it_gets_no_more_before_it_answers(fake: FakeNsqd, start_consumer: StartConsumer):
-    kept: list[Message] = []
-
-    def handle(message: Message) -> None:
-        message.enable_async()
-        kept.append(message)
-
-    consumer = start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=20)
-    wait_until(lambda: fake.said("RDY"))
+    kept = Keeping()
+    consumer = start_consumer(kept, nsqd_tcp_addresses=fake.address, max_in_flight=20)
     fake.send_messages([b"x"])
     wait_until(lambda: fake.peer.said("RDY")[-1] == "RDY 20")
     fake.send_messages([b"x"] * 15)
@@ -395,7 +353,6 @@ def test_a_consumer_is_starved_if_it_gets_no_more_before_it_answers(fake: FakeNs
 def test_max_in_flight_can_change_and_zero_pauses(make_nsqd: MakeNsqd, start_consumer: StartConsumer):
     fake = make_nsqd()
     consumer = start_consumer(lambda message: None, nsqd_tcp_addresses=fake.address, max_in_flight=20)
-    wait_until(lambda: fake.said("RDY"))
     fake.send_messages([b"x"])
     wait_until(lambda: fake.peer.said("RDY") == ["RDY 1", "RDY 20"])
     consumer.set_max_in_flight(0)

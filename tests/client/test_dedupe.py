@@ -1,16 +1,19 @@
 import asyncio
-import threading
+import functools
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.client.dedupe import Deduplicated, KeyState, SlotFilter, overwritten, slots_for
+from nsq_compat.client.connection import start_threads
+from nsq_compat.client.dedupe import Deduplicated, Filter, KeyState, SlotFilter, overwritten, slots_for
+from nsq_compat.client.memcached import MemcachedFilter
 from nsq_compat.client.message import Message
 from nsq_compat.client.producer import Producer
-from nsq_compat.client.reader import Reader
-from tests.client.waiting import wait_until
+from nsq_compat.client.pynsq import Reader
+from tests.client.waiting import Keeping, wait_until
 
 
 def numbered(count: int, begin: int = 0) -> list[bytes]:
@@ -25,13 +28,9 @@ def test_the_probability_that_a_key_is_overwritten(slots, later, probability):
     assert overwritten(slots, later) == pytest.approx(probability, abs=1e-4)
 
 
-def test_keeping_nine_of_ten_for_an_hour_at_a_thousand_a_second_takes_34_million_slots():
-    assert slots_for(0.9, 3_600_000) == pytest.approx(34.2e6, rel=2e-3)
-
-
-def test_100_slots_keep_one_of_a_hundred_after_459():
-    assert slots_for(0.01, 459) == 101
-    assert overwritten(101, 459) < 0.99
+@pytest.mark.parametrize(("kept", "later", "slots"), [(0.9, 3_600_000, 34.2e6), (0.01, 459, 101)])
+def test_the_number_of_slots_that_keep_a_key_with_this_probability(kept, later, slots):
+    assert slots_for(kept, later) == pytest.approx(slots, rel=2e-3)
 
 
 @given(st.floats(0.001, 0.999), st.integers(1, 10**9))
@@ -67,25 +66,32 @@ def test_the_measured_share_of_forgotten_keys_is_the_computed_one(later):
     assert forgotten / sample == pytest.approx(overwritten(slots, later + sample // 2), abs=0.07)
 
 
-# --- The filter -------------------------------------------------------------------------------------------------------
+# --- Filters ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_new_then_busy_then_seen():
-    filter_ = SlotFilter(100)
+@pytest.fixture(params=[SlotFilter, MemcachedFilter])
+def make_filter(request: pytest.FixtureRequest) -> Callable[[int], Filter]:
+    if request.param is SlotFilter:
+        return SlotFilter
+    return functools.partial(MemcachedFilter, request.getfixturevalue("memcached"))
+
+
+def test_a_key_is_new_then_busy_then_seen(make_filter):
+    filter_ = make_filter(100)
     assert [filter_.claim(b"a"), filter_.claim(b"a")] == [KeyState.NEW, KeyState.BUSY]
     filter_.keep(b"a")
     assert filter_.claim(b"a") is KeyState.SEEN
 
 
-def test_a_key_that_was_not_handled_is_new_again():
-    filter_ = SlotFilter(100)
+def test_a_key_that_was_not_handled_is_new_again(make_filter):
+    filter_ = make_filter(100)
     filter_.claim(b"a")
     filter_.forget(b"a")
     assert filter_.claim(b"a") is KeyState.NEW
 
 
-def test_only_the_key_in_a_slot_is_kept_or_forgotten():
-    filter_ = SlotFilter(1)
+def test_only_the_key_in_a_slot_is_kept_or_forgotten(make_filter):
+    filter_ = make_filter(1)
     filter_.claim(b"a")
     filter_.claim(b"b")
     filter_.keep(b"a")
@@ -124,10 +130,7 @@ def test_one_of_many_threads_claims_a_key():
     def claim_all() -> None:
         wins.update([key for key in keys if filter_.claim(key) is KeyState.NEW])
 
-    threads = [threading.Thread(target=claim_all) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    for thread in start_threads([claim_all] * 8):
         thread.join()
     assert set(wins.values()) == {1}
     assert len(wins) == 500
@@ -181,15 +184,9 @@ def test_a_failure_is_forgotten_so_that_the_redelivery_is_handled(nsqd, topic, s
 
 
 def test_a_message_being_handled_is_neither_handled_again_nor_finished(fake, start_consumer):
-    kept = []
-
-    def handle(message: Message) -> None:
-        message.enable_async()
-        kept.append(message)
-
-    handler = Deduplicated(handle, SlotFilter(1000))
+    kept = Keeping()
+    handler = Deduplicated(kept, SlotFilter(1000))
     start_consumer(handler, nsqd_tcp_addresses=fake.address, max_in_flight=10)
-    wait_until(lambda: fake.said("RDY"))
     first, second = fake.send_messages([b"body", b"body"])
     wait_until(lambda: fake.said("REQ"))
     assert fake.said("REQ") == [f"REQ {second.decode()} 90000"]
@@ -205,7 +202,6 @@ def test_any_function_of_a_message_may_be_the_key(fake, start_consumer):
         lambda message: bodies.append(message.body), SlotFilter(1000), key=lambda message: message.body[:1]
     )
     start_consumer(handler, nsqd_tcp_addresses=fake.address, max_in_flight=10)
-    wait_until(lambda: fake.said("RDY"))
     fake.send_messages([b"a1", b"a2", b"b1"])
     wait_until(lambda: len(fake.peer.finished) == 3)
     assert bodies == [b"a1", b"b1"]

@@ -90,15 +90,13 @@ def test_the_repr_of_a_message(message):
     assert repr(message) == "<Message 0123456789abcdef attempt 2 from host:1>"
 
 
-def test_success_finishes_a_message_and_a_second_outcome_changes_nothing(message, answers):
-    finish_or_requeue(message, True)
-    finish_or_requeue(message, False)
-    assert answers.given == ["finish"]
-
-
-def test_failure_requeues(message, answers):
-    finish_or_requeue(message, False)
-    assert answers.given == [(None, True)]
+@pytest.mark.parametrize(
+    ("outcomes", "answers_given"), [([True], ["finish"]), ([False], [(None, True)]), ([True, False], ["finish"])]
+)
+def test_a_handlers_first_outcome_answers_the_message(message, answers, outcomes, answers_given):
+    for succeeded in outcomes:
+        finish_or_requeue(message, succeeded)
+    assert answers.given == answers_given
 
 
 def test_an_async_message_is_not_answered_when_the_handler_returns(message, answers):

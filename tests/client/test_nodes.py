@@ -1,118 +1,96 @@
-import threading
-import time
-
 import pytest
 
-from nsq_compat.client.connection import ConnectionLost
-from nsq_compat.client.nodes import Candidates, Node, Nodes
-from nsq_compat.client.settings import ConnectionSettings
-from tests.client.waiting import wait_until
+from nsq_compat.client.nodes import (
+    Attempt,
+    Candidates,
+    Error,
+    Nodes,
+    Outcome,
+    Refused,
+    TooFewCopies,
+    Unknown,
+    result_of,
+)
+from nsq_compat.protocol.errors import E_BAD_TOPIC, NsqError
 
-SETTINGS = ConnectionSettings()
+SENT = Attempt("a:1", Outcome.SENT)
+REFUSED = Attempt("b:1", Outcome.REFUSED, OSError("no route"))
+UNKNOWN = Attempt("c:1", Outcome.UNKNOWN, TimeoutError("no answer"))
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
+def test_enough_copies_are_published_whatever_else_happened():
+    published = result_of([UNKNOWN, REFUSED, SENT], 1)
+    assert published.nodes == ("a:1",)
+    assert published.doubtful == ("c:1",)
 
-    def __call__(self) -> float:
-        return self.now
+
+@pytest.mark.parametrize(
+    ("attempts", "copies", "error"),
+    [
+        ([], 1, Refused),
+        ([REFUSED], 1, Refused),
+        ([REFUSED, UNKNOWN], 1, Unknown),
+        ([SENT, REFUSED], 2, TooFewCopies),
+        ([SENT, UNKNOWN], 2, TooFewCopies),
+    ],
+)
+def test_a_failed_publish_is_refused_only_if_no_node_can_have_the_message(attempts, copies, error):
+    with pytest.raises(error) as raised:
+        result_of(attempts, copies)
+    assert raised.value.attempts == tuple(attempts)
+    assert isinstance(raised.value, Error)
+
+
+def test_an_error_lists_the_attempts():
+    with pytest.raises(Unknown, match=r"b:1 refused \(no route\); c:1 unknown \(no answer\)"):
+        result_of([REFUSED, UNKNOWN], 1)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def nodes(clock) -> Nodes:
-    return Nodes(["a:1", "b:1", "c:1"], SETTINGS, clock)
-
-
-def names(nodes: list[Node]) -> list[str]:
-    return [node.address[0] for node in nodes]
+def nodes() -> Nodes:
+    return Nodes(["a:1", "b:1", "c:1", "a:1"])
 
 
 def test_nodes_take_turns(nodes):
-    assert [names(nodes.in_order()) for _ in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
+    a, b, c = "a:1", "b:1", "c:1"
+    assert [nodes.in_order(0) for _ in range(4)] == [[a, b, c], [b, c, a], [c, a, b], [a, b, c]]
 
 
-def test_a_penalized_node_comes_last_each_time_for_longer(nodes, clock):
-    first = next(iter(nodes))
+def test_a_node_that_fails_comes_last_each_time_for_longer(nodes):
+    now = 100.0
     for penalty in (1, 2, 4, 8, 16, 32, 60, 60):
-        first.penalize(clock.now)
-        assert first.penalized_until == clock.now + penalty
-    assert all(nodes.in_order()[-1] is first for _ in range(3))
-    clock.now = first.penalized_until
-    assert {names(nodes.in_order())[0] for _ in range(3)} == set("abc")
+        nodes.note(REFUSED, now)
+        assert all(nodes.in_order(now + penalty - 0.1)[-1] == "b:1" for _ in range(3))
+        now += penalty
+        assert {nodes.in_order(now)[0] for _ in range(3)} == {"a:1", "b:1", "c:1"}
 
 
-def test_a_success_removes_the_penalty(nodes, clock):
-    first = next(iter(nodes))
-    first.penalize(clock.now)
-    first.penalize(clock.now)
-    first.reset()
-    assert first.penalized_until == 0
-    first.penalize(clock.now)
-    assert first.penalized_until == clock.now + 1
+def test_a_success_removes_the_penalty(nodes):
+    for attempt in (REFUSED, REFUSED, Attempt("b:1", Outcome.SENT)):
+        nodes.note(attempt, 0)
+    assert {nodes.in_order(0)[0] for _ in range(3)} == {"a:1", "b:1", "c:1"}
+    nodes.note(REFUSED, 0)
+    assert {nodes.in_order(1)[0] for _ in range(3)} == {"a:1", "b:1", "c:1"}
 
 
-def test_an_address_given_twice_is_one_node():
-    assert len(Nodes(["a:1", "a:1"], SETTINGS)) == 1
+def test_an_error_of_the_message_is_not_the_nodes(nodes):
+    nodes.note(Attempt("a:1", Outcome.REFUSED, NsqError(E_BAD_TOPIC, "no topic")), 0)
+    assert nodes.in_order(0)[0] == "a:1"
 
 
 def test_candidates_are_tried_in_order_twice(nodes):
-    candidates = Candidates(nodes, 6)
-    seen = []
+    candidates, seen = Candidates(nodes.addresses, 4), []
     while (node := candidates.take()) is not None:
         seen.append(node)
-        candidates.give_back(node)
-    assert names(seen) == list("abcabc")
+        assert not candidates.note(Attempt(node, Outcome.REFUSED))
+    assert seen == ["a:1", "b:1", "c:1"] * 2
     assert candidates.left == 0
+    assert [attempt.address for attempt in candidates.attempts] == seen
 
 
 def test_a_node_in_use_for_one_copy_is_not_used_for_another(nodes):
-    candidates = Candidates(nodes, 100)
-    a = candidates.take()
-    b = candidates.take()
-    assert a is not None
-    assert b is not None
-    candidates.give_back(b)
-    rest = [candidates.take(), candidates.take(), candidates.take()]
-    assert [node and node.address for node in rest] == ["c:1", "b:1", None]
-
-
-def test_many_threads_share_one_connection(fake):
-    node = Node(fake.address, SETTINGS)
-    deadline = time.monotonic() + 20
-    threads = [threading.Thread(target=node.connect, args=(deadline,)) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(fake.peers) == 1
-    node.connect(deadline).close()
-    wait_until(lambda: node.connection is None)
-
-
-def test_waiting_for_another_threads_connection_ends_at_the_deadline(make_nsqd):
-    silent = make_nsqd({"IDENTIFY": None})
-    node = Node(silent.address, ConnectionSettings(timeout=20))
-
-    def connect_for_long() -> None:
-        with pytest.raises(ConnectionLost):
-            node.connect(time.monotonic() + 20)
-
-    other = threading.Thread(target=connect_for_long)
-    other.start()
-    wait_until(lambda: silent.said("IDENTIFY"))
-    with pytest.raises(ConnectionLost, match="not connected in time"):
-        node.connect(time.monotonic() + 0.05)
-    silent.peer.close()
-    other.join()
-
-
-def test_with_no_time_left_nothing_is_tried(fake):
-    with pytest.raises(ConnectionLost, match="in time"):
-        Node(fake.address, SETTINGS).connect(time.monotonic() - 1)
-    assert not fake.peers
+    candidates = Candidates(nodes.addresses, 100)
+    assert [candidates.take(), candidates.take()] == ["a:1", "b:1"]
+    assert candidates.note(SENT)
+    assert not candidates.note(REFUSED)
+    assert [candidates.take(), candidates.take(), candidates.take()] == ["c:1", "b:1", None]

@@ -1,10 +1,10 @@
-import threading
 import time
 from contextlib import suppress
 
 import pytest
 
-from nsq_compat.client.outcomes import Outcome, Refused, TooFewCopies, Unknown
+from nsq_compat.client.connection import start_threads
+from nsq_compat.client.nodes import Outcome, Refused, TooFewCopies, Unknown
 from nsq_compat.client.producer import Producer
 from nsq_compat.protocol.frames import OK, error_frame
 from tests.client.fake_nsqd import CLOSE, FakeNsqd, MakeNsqd
@@ -135,12 +135,7 @@ def test_messages_after_a_refused_one_are_published_again_without_doubt(make_nsq
     picky = make_nsqd({"PUB": None})
     with Producer(picky.address, batch_workers=1) as producer:
         outcomes: list[object] = []
-        threads = [
-            threading.Thread(target=lambda: outcomes.append(producer.publish("t", b"body", timeout=20)))
-            for _ in range(3)
-        ]
-        for thread in threads:
-            thread.start()
+        threads = start_threads([lambda: outcomes.append(producer.publish("t", b"body", timeout=20))] * 3)
         wait_until(lambda: len(picky.said("PUB")) == 3)
         peer = picky.peer  # the client may reconnect before this ends
         picky.answers["PUB"] = OK
@@ -150,6 +145,23 @@ def test_messages_after_a_refused_one_are_published_again_without_doubt(make_nsq
         for thread in threads:
             thread.join()
     assert [each.doubtful for each in outcomes] == [(), (), ()]  # type: ignore[attr-defined]
+
+
+def test_many_threads_share_one_connection(fake):
+    with Producer(fake.address) as producer:
+        for thread in start_threads([lambda: producer.publish("t", b"body")] * 5):
+            thread.join()
+    assert len(fake.peers) == 1
+
+
+def test_waiting_for_another_threads_connection_ends_at_the_deadline(make_nsqd):
+    silent = make_nsqd({"IDENTIFY": None})
+    with Producer(silent.address, timeout=20) as producer:
+        producer.connect()
+        wait_until(lambda: silent.said("IDENTIFY"))
+        with pytest.raises(Refused, match="not connected in time"):
+            producer.publish("t", b"body", timeout=0.05)
+        silent.peer.close()
 
 
 # --- Redundant pairs --------------------------------------------------------------------------------------------------

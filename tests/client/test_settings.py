@@ -2,7 +2,7 @@ import ssl
 
 import pytest
 
-from nsq_compat.client.settings import ConnectionSettings, address_list, split_options
+from nsq_compat.client.settings import ConnectionSettings, address_list
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,6 @@ def test_the_client_id_is_the_short_hostname_unless_given():
     assert ConnectionSettings(hostname="a.b.example", client_id="x").identify().client_id == "x"
 
 
-def test_a_connection_fails_after_two_silent_heartbeats():
-    assert ConnectionSettings(heartbeat_interval=30).silence == 60
-
-
 @pytest.mark.parametrize(("secret", "sent"), [(None, b""), ("geheim", b"geheim"), (b"\xff", b"\xff")])
 def test_a_secret_is_text_or_bytes(secret, sent):
     assert ConnectionSettings(auth_secret=secret).secret() == sent
@@ -64,17 +60,6 @@ def test_an_unknown_tls_option_is_named():
 def test_a_given_ssl_context_is_unchanged():
     context = ssl.create_default_context()
     assert ConnectionSettings(tls_options=context).tls_context() is context
-
-
-def test_options_are_split_by_name():
-    subscription, connection = split_options({"max_in_flight": 7, "snappy": True})
-    assert subscription.max_in_flight == 7
-    assert connection.snappy
-
-
-def test_an_unknown_option_is_named():
-    with pytest.raises(TypeError, match="snapy"):
-        split_options({"snapy": True})
 
 
 @pytest.mark.parametrize(

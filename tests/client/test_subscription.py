@@ -117,7 +117,7 @@ def test_a_discovered_node_is_retried_only_when_a_later_poll_lists_it(fake, look
 
     def poll() -> int:
         # A poll is skipped while the last one is unanswered.
-        consumer.subscription.poll_lookupd()
+        consumer.poll_lookupd()
         return len(lookupd.asked)
 
     wait_until(lambda: poll() >= 5)
@@ -148,6 +148,17 @@ def test_consuming_continues_while_every_nsqlookupd_is_down(fake, start_consumer
     lookupd.close()
     fake.send_messages([b"body"])
     wait_until(lambda: bodies)
+
+
+def test_a_slow_nsqlookupd_delays_no_other_and_is_not_queried_again_before_it_responds(fake, lookupd, start_consumer):
+    slow = FakeLookupd()
+    slow.held = True
+    lookupd.addresses = [fake.address]
+    addresses = [slow.address, lookupd.address]
+    start_consumer(nothing, lookupd_http_addresses=addresses, lookupd_poll_interval=0.01, lookupd_request_timeout=30)
+    wait_until(lambda: subscribed(fake) and len(lookupd.asked) > 5)
+    assert slow.asked == ["t"]
+    slow.close()
 
 
 def test_a_dead_node_does_not_affect_the_others(make_nsqd, start_consumer):
@@ -248,26 +259,24 @@ def test_failures_stop_all_nodes_then_one_is_tested_then_all_resume(make_nsqd, s
     for fake in (a, b):
         fake.send_messages([b"x"])
     wait_until(lambda: a.peer.said("REQ") and b.peer.said("REQ"))
-    wait_until(lambda: consumer.subscription.pace is Pace.TESTING)
+    wait_until(lambda: consumer._backoff.pace is Pace.TESTING)
     wait_until(lambda: sorted(fake.peer.said("RDY")[-1] for fake in (a, b)) == ["RDY 0", "RDY 1"])
     asked = a if a.peer.said("RDY")[-1] == "RDY 1" else b
     failing = False
     asked.send_messages([b"x"])
     wait_until(lambda: a.peer.said("RDY")[-1] == b.peer.said("RDY")[-1] == "RDY 10")
-    assert consumer.subscription.pace is Pace.FLOWING
+    assert consumer._backoff.pace is Pace.FLOWING
 
 
 def test_a_requeue_without_backoff_does_not_change_the_pace(fake, start_consumer):
     consumer = start_consumer(lambda message: message.requeue(backoff=False), nsqd_tcp_addresses=fake.address)
-    wait_until(lambda: subscribed(fake))
     fake.send_messages([b"x"])
     wait_until(lambda: fake.peer.said("REQ"))
-    assert consumer.subscription.pace is Pace.FLOWING
+    assert consumer._backoff.pace is Pace.FLOWING
 
 
 def test_backing_off_can_be_turned_off(fake: FakeNsqd, start_consumer: StartConsumer, make_nsqd: MakeNsqd):
     consumer = start_consumer(lambda message: False, nsqd_tcp_addresses=fake.address, backoff=False)
-    wait_until(lambda: subscribed(fake))
     fake.send_messages([b"x"])
     wait_until(lambda: fake.peer.said("REQ"))
-    assert consumer.subscription.pace is Pace.FLOWING
+    assert consumer._backoff.pace is Pace.FLOWING

@@ -6,27 +6,15 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 
-from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqd_process import NsqdProcess
 from pyspark_nsq.options import ReadOptions, read_options
 from pyspark_nsq.spool import Spool
+from tests.client import conftest as of_client
 
-_topic_numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="session")
-def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
-    """One nsqd for all tests; each test has its own topic."""
-    with NsqdProcess(installed_nsqd(), tmp_path_factory.mktemp("nsqd")) as process:
-        yield process
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"topic.{next(_topic_numbers)}"
+nsqd, topic, lookupd = of_client.nsqd, of_client.topic, of_client.lookupd
 
 
 @pytest.fixture
@@ -93,8 +81,7 @@ def publish(nsqd: NsqdProcess, topic: str) -> Publish:
 
     def send(count: int) -> list[bytes]:
         bodies = [b"body %d" % next(numbers) for _ in range(count)]
-        request = Request(f"http://{nsqd.http_address}/mpub?topic={topic}", data=b"\n".join(bodies))
-        urlopen(request, timeout=10).close()
+        assert nsqd.asks("POST", f"/mpub?topic={topic}", b"\n".join(bodies)).status == 200
         return bodies
 
     return send

@@ -1,33 +1,30 @@
-"""Run a reading task in a process that kills itself at a given point."""
+"""Run a task in a process that kills itself at a given point."""
 
 import multiprocessing
 import os
 import signal
-
-from pyspark_nsq.drain import drain
-from pyspark_nsq.options import ReadOptions
-from pyspark_nsq.rows import Origin
-from pyspark_nsq.spool import Spool
+from collections.abc import Callable
+from typing import Any
 
 # Not forked, because the test process has threads.
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["pyspark_nsq.drain"])
+_processes.set_forkserver_preload(["pyspark_nsq.drain", "pyspark_nsq.staging"])
 
 
-def die_at(point: str, times: int, spool: Spool, origin: Origin, options: ReadOptions, count: int) -> None:
-    """Run the task of batch 1, partition 0 until it reaches a point for the n-th time."""
-    process = _processes.Process(target=_run, args=(point, times, spool, origin, options, count))
+def die_at(point: str, times: int, task: Callable[..., object], *arguments: object) -> None:
+    """Call `task` with the arguments and an `at` that kills the process when it reaches a point for the n-th time."""
+    process = _processes.Process(target=_run, args=(point, times, task, arguments))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL, f"the process was not killed: exit code {process.exitcode}"
     process.close()
 
 
-def _run(point: str, times: int, spool: Spool, origin: Origin, options: ReadOptions, count: int) -> None:
+def _run(point: str, times: int, task: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     def at(reached: str) -> None:
         nonlocal times
         times -= reached == point
         if times == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    drain(spool, spool.partition(1, 0), origin, count, options, at)
+    task(*arguments, at)

@@ -10,6 +10,7 @@ from nsq_compat.protocol.frames import Message
 from nsq_compat.session.client_session import ReceivedFrames
 from pyspark_nsq.decode import decode
 from pyspark_nsq.rows import Origin, spooled
+from pyspark_nsq.spool import Partition, Piece
 
 
 def frames_of(messages: Iterable[Message]) -> tuple[bytes, list[int]]:
@@ -21,3 +22,7 @@ def frames_of(messages: Iterable[Message]) -> tuple[bytes, list[int]]:
 def batch_of(origin: Origin, *messages: Message) -> pa.RecordBatch:
     """Messages as a task spools them."""
     return spooled(origin, decode([ReceivedFrames(*frames_of(messages))]))
+
+
+def bodies_of(partition: Partition, pieces: list[Piece]) -> list[bytes]:
+    return [body for batch in partition.read(pieces) for body in batch.column("body").to_pylist()]

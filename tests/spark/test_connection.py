@@ -1,39 +1,27 @@
 """The connection of a task: TLS, authorization, and errors of nsqd."""
 
 import contextlib
-from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
-import trustme
 
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.frames import OK
 from nsq_compat.protocol.message import make_frame
+from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable
 from pyspark_nsq.decode import decode, finish
 from tests.client.fake_nsqd import FakeNsqd
 from tests.spark.conftest import OptionsWith
 
-AUTHORITY = trustme.CA()
 
-
-@pytest.fixture
-def ca_file(tmp_path: Path) -> Path:
-    path = tmp_path / "ca.pem"
-    AUTHORITY.cert_pem.write_to_path(path)
-    return path
-
-
-def test_messages_arrive_over_tls_from_a_trusted_nsqd(tmp_path, options_with: OptionsWith, ca_file, topic):
-    AUTHORITY.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "nsqd.pem")
+def test_messages_arrive_over_tls_from_a_trusted_nsqd(tmp_path, options_with: OptionsWith, topic):
+    certificates = Certificates(tmp_path)
     (tmp_path / "data").mkdir()
-    tls = [f"--tls-cert={tmp_path}/nsqd.pem", f"--tls-key={tmp_path}/nsqd.pem", "--https-address=127.0.0.1:0"]
-    with NsqdProcess(installed_nsqd(), tmp_path / "data", options=tls) as nsqd:
+    with NsqdProcess(installed_nsqd(), tmp_path / "data", options=certificates.options) as nsqd:
         nsqd.create_channel(topic, "c")
-        urlopen(Request(f"http://{nsqd.http_address}/pub?topic={topic}", data=b"one"), timeout=10).close()
-        options = options_with(tls="true", tlsCaFile=str(ca_file), snappy="true")
+        assert nsqd.asks("POST", f"/pub?topic={topic}", b"one").status == 200
+        options = options_with(tls="true", tlsCaFile=str(certificates.root_ca), snappy="true")
         with NsqConnection(nsqd.tcp_address, options) as connection:
             connection.subscribe(topic, "c")
             connection.send(command_writer.ready(1))

@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import time
-from urllib.request import Request, urlopen
 
 import pytest
 
@@ -20,8 +18,9 @@ from pyspark_nsq.options import ReadOptions
 from pyspark_nsq.rows import Origin
 from pyspark_nsq.spool import Spool
 from tests.client.fake_nsqd import FakeNsqd
-from tests.spark.conftest import OptionsWith, Publish
+from tests.client.waiting import wait_until
 from tests.spark.dying import die_at
+from tests.spark.frames import bodies_of
 
 
 def origin_of(options: ReadOptions) -> Origin:
@@ -32,7 +31,7 @@ def drained(spool: Spool, options: ReadOptions, count: int, part: int = 0) -> li
     """The bodies that a task reads."""
     partition = spool.partition(1, part)
     pieces = drain(spool, partition, origin_of(options), count, options)
-    return [body for batch in partition.read(pieces) for body in batch.column("body").to_pylist()]
+    return bodies_of(partition, pieces)
 
 
 def waiting(nsqd: NsqdProcess, topic: str) -> int:
@@ -50,14 +49,7 @@ def drained_dry(nsqd: NsqdProcess, spool: Spool, options: ReadOptions) -> list[b
     return bodies
 
 
-def await_redelivery(nsqd: NsqdProcess, topic: str) -> None:
-    deadline = time.monotonic() + 20
-    while not nsqd.channel_stats(topic, "c")["timeout_count"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_a_task_reads_its_count_and_leaves_the_rest(nsqd, topic, spool, options_with: OptionsWith, publish):
+def test_a_task_reads_its_count_and_leaves_the_rest(nsqd, topic, spool, options_with, publish):
     bodies = publish(10)
     assert drained(spool, options_with(), 7) == bodies[:7]
     stats = nsqd.channel_stats(topic, "c")
@@ -126,11 +118,11 @@ def test_a_message_redelivered_to_the_same_task_is_read_once(nsqd, topic, spool,
     def at(point: str) -> None:
         # The chunk is spooled, and its messages time out before nsqd receives the FINs.
         while point == drain_module.SPOOLED and next(late, False):
-            await_redelivery(nsqd, topic)
+            wait_until(lambda: nsqd.channel_stats(topic, "c")["timeout_count"])
 
     partition = spool.partition(1, 0)
     pieces = drain(spool, partition, origin_of(options), 7, options, at)
-    assert sorted(b for batch in partition.read(pieces) for b in batch.column("body").to_pylist()) == sorted(bodies)
+    assert sorted(bodies_of(partition, pieces)) == sorted(bodies)
     assert waiting(nsqd, topic) == 0
 
 
@@ -149,20 +141,18 @@ def test_a_task_reads_through_compression(spool, options_with, publish, compress
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_task_killed_at_any_point_loses_and_repeats_nothing(
-    nsqd, topic, spool, options_with: OptionsWith, publish: Publish, point: str, times: int
-):
+def test_a_task_killed_at_any_point_loses_and_repeats_nothing(nsqd, topic, spool, options_with, publish, point, times):
     bodies = publish(30)
     options = options_with(maxInFlight="10", chunkMessages="5", idleTimeoutMs="1200")
     sealing = point in (drain_module.BEFORE_SEAL, drain_module.SEALED)
-    die_at(point, 1 if sealing else times, spool, origin_of(options), options, 30)
+    die_at(point, 1 if sealing else times, drain, spool, spool.partition(1, 0), origin_of(options), 30, options)
     assert sorted(drained(spool, options, 30) + drained_dry(nsqd, spool, options)) == sorted(bodies)
 
 
 def test_without_suppress_redelivered_unfinished_messages_are_read_twice(nsqd, spool, options_with, publish):
     bodies = publish(5)
     options = options_with(suppressRedelivered="false", idleTimeoutMs="1200")
-    die_at(drain_module.SPOOLED, 1, spool, origin_of(options), options, 5)
+    die_at(drain_module.SPOOLED, 1, drain, spool, spool.partition(1, 0), origin_of(options), 5, options)
     assert sorted(drained(spool, options, 5) + drained_dry(nsqd, spool, options)) == sorted(bodies * 2)
 
 
@@ -190,8 +180,7 @@ def test_a_kill_of_nsqd_after_a_chunk_was_spooled_loses_and_repeats_nothing(tmp_
     listen = [f"--tcp-address={own_host()}:0"]
     with NsqdProcess(installed_nsqd(), tmp_path / "data", options=listen) as nsqd:
         nsqd.create_channel(topic, "c")
-        url = f"http://{nsqd.http_address}/mpub?topic={topic}"
-        urlopen(Request(url, data=b"\n".join(bodies)), timeout=10).close()
+        assert nsqd.asks("POST", f"/mpub?topic={topic}", b"\n".join(bodies)).status == 200
         options = options_with(
             nsqdTcpAddresses=nsqd.tcp_address,
             nsqdHttpAddresses="",
@@ -206,7 +195,7 @@ def test_a_kill_of_nsqd_after_a_chunk_was_spooled_loses_and_repeats_nothing(tmp_
 
         partition = spool.partition(1, 0)
         pieces = drain(spool, partition, origin_of(options), 20, options, at)
-        first = [body for batch in partition.read(pieces) for body in batch.column("body").to_pylist()]
+        first = bodies_of(partition, pieces)
         assert first
         nsqd.start()
         assert sorted(first + drained_dry(nsqd, spool, options)) == sorted(bodies)

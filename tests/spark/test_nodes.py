@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,16 +9,8 @@ from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from pyspark_nsq.nodes import HttpFailed, Node, Nodes, NoNodes, ask
 from pyspark_nsq.options import read_options
-from tests.client.fake_lookupd import FakeLookupd
 from tests.cluster.hostile import DEADLINE, DRIPPING, HostileServer
 from tests.spark.conftest import OptionsWith
-
-
-@pytest.fixture
-def fake_lookupd() -> Iterator[FakeLookupd]:
-    server = FakeLookupd()
-    yield server
-    server.close()
 
 
 def test_the_backlog_is_the_depth_of_the_channel(nsqd, topic, options_with: OptionsWith, publish):
@@ -38,15 +29,15 @@ def test_an_unknown_topic_has_no_backlog(options_with):
     assert [depth for _, depth in Nodes(options_with()).backlog()] == [0]
 
 
-def test_the_settled_backlog_includes_messages_on_their_way_to_the_channel(fake_lookupd, options_with):
+def test_the_settled_backlog_includes_messages_on_their_way_to_the_channel(lookupd, options_with):
     def stats(in_topic: int, in_channel: int) -> tuple[int, bytes]:
         channels = [{"channel_name": "c", "depth": in_channel}]
         return 200, json.dumps({"topics": [{"topic_name": "t", "depth": in_topic, "channels": channels}]}).encode()
 
     # As Go's nsqd, which reads the channel's depth first, so that some of the 5,001 messages are not counted at all.
-    fake_lookupd.replies = [stats(4000, 900), stats(60, 4930), stats(0, 4990)]
-    fake_lookupd.reply = stats(0, 5001)
-    nodes = Nodes(options_with(subscribe="t", nsqdTcpAddresses="127.0.0.1:7", nsqdHttpAddresses=fake_lookupd.address))
+    lookupd.replies = [stats(4000, 900), stats(60, 4930), stats(0, 4990)]
+    lookupd.reply = stats(0, 5001)
+    nodes = Nodes(options_with(subscribe="t", nsqdTcpAddresses="127.0.0.1:7", nsqdHttpAddresses=lookupd.address))
     assert [depth for _, depth in nodes.settled_backlog()] == [5001]
 
 
@@ -95,12 +86,12 @@ def test_nodes_are_found_through_nsqlookupd(tmp_path):
             assert nodes.all() == [Node("t", nsqd.tcp_address, nsqd.http_address)]
 
 
-def test_nsqlookupd_is_queried_again_after_the_interval(fake_lookupd):
+def test_nsqlookupd_is_queried_again_after_the_interval(lookupd):
     now = 0.0
-    fake_lookupd.addresses = ["127.0.0.1:7"]
-    nodes = Nodes(looked_up(fake_lookupd.address, lookupIntervalMs="5000"), lambda: now)
+    lookupd.addresses = ["127.0.0.1:7"]
+    nodes = Nodes(looked_up(lookupd.address, lookupIntervalMs="5000"), lambda: now)
     assert [each.tcp for each in nodes.all()] == ["127.0.0.1:7"]
-    fake_lookupd.addresses = ["127.0.0.1:8"]
+    lookupd.addresses = ["127.0.0.1:8"]
     now = 4.9
     assert [each.tcp for each in nodes.all()] == ["127.0.0.1:7"]
     now = 5.1
@@ -113,11 +104,11 @@ def test_a_slow_answer_ends_at_the_deadline(answer):
         ask(server.address, "stats", DEADLINE)
 
 
-def test_an_invalid_registration_is_skipped_and_logged_once(fake_lookupd, caplog):
+def test_an_invalid_registration_is_skipped_and_logged_once(lookupd, caplog):
     bad = {"broadcast_address": "a b", "tcp_port": 1, "http_port": 2, "hostname": "web3"}
     good = {"broadcast_address": "::1", "tcp_port": 1, "http_port": 2}
-    fake_lookupd.reply = 200, json.dumps({"producers": [bad, good, {**good, "tcp_port": 0}]}).encode()
-    nodes = Nodes(looked_up(fake_lookupd.address, lookupIntervalMs="0"))
+    lookupd.reply = 200, json.dumps({"producers": [bad, good, {**good, "tcp_port": 0}]}).encode()
+    nodes = Nodes(looked_up(lookupd.address, lookupIntervalMs="0"))
     for _ in range(3):
         assert nodes.all() == [Node("t", "[::1]:1", "[::1]:2")]
     assert [line.partition("skipped ")[2] for line in caplog.messages] == [
@@ -127,11 +118,11 @@ def test_an_invalid_registration_is_skipped_and_logged_once(fake_lookupd, caplog
 
 
 @pytest.mark.parametrize("reply", [(500, b"{}"), (200, b"no json"), (200, b"[]"), (200, b'{"producers": [{}]}')])
-def test_an_invalid_answer_of_nsqlookupd_keeps_the_known_nodes(fake_lookupd, reply):
-    fake_lookupd.addresses = ["127.0.0.1:7"]
-    nodes = Nodes(looked_up(fake_lookupd.address, lookupIntervalMs="0"))
+def test_an_invalid_answer_of_nsqlookupd_keeps_the_known_nodes(lookupd, reply):
+    lookupd.addresses = ["127.0.0.1:7"]
+    nodes = Nodes(looked_up(lookupd.address, lookupIntervalMs="0"))
     nodes.all()
-    fake_lookupd.reply = reply
+    lookupd.reply = reply
     assert [each.tcp for each in nodes.all()] == ["127.0.0.1:7"]
 
 

@@ -17,6 +17,7 @@ from pyspark_nsq.rows import Origin
 from pyspark_nsq.spool import Piece, Spool
 from pyspark_nsq.spool_file import SpoolError
 from tests.spark.conftest import OptionsWith
+from tests.spark.frames import bodies_of
 
 
 def run_batch(options: ReadOptions, end: Offset) -> list[bytes]:
@@ -34,7 +35,7 @@ def run_batch(options: ReadOptions, end: Offset) -> list[bytes]:
             assert isinstance(work, Piece)
             partition.create()
             pieces = partition.seal([work])
-        bodies += [body for batch in partition.read(pieces) for body in batch.column("body").to_pylist()]
+        bodies += bodies_of(partition, pieces)
     return bodies
 
 
@@ -95,7 +96,7 @@ def test_messages_of_a_late_attempt_are_in_the_next_batch(options, publish, topi
     straggler = spool.partition(1, 1)  # spooled and finished, but not part of the batch
     pieces = drain(spool, straggler, Origin(topic, options.channel, options.nsqd_tcp_addresses[0]), 1, options)
     (straggler.folder / "SEALED").unlink()
-    left_behind = [body for batch in straggler.read(pieces) for body in batch.column("body").to_pylist()]
+    left_behind = bodies_of(straggler, pieces)
     seen = [first]
     for _ in range(4):
         publish(1)

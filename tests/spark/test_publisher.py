@@ -10,6 +10,7 @@ from pyspark_nsq.drain import drain
 from pyspark_nsq.options import WriteOptions, write_options
 from pyspark_nsq.publisher import CannotPublish, commands, publish, split_into_mpubs
 from pyspark_nsq.rows import Origin
+from tests.spark.frames import bodies_of
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def test_every_row_is_a_message(to_topic, topic, spool, options_with):
     assert publish(batches, to_topic, 0) == 100
     origin = Origin(topic, "c", to_topic.nsqd_tcp_addresses[0])
     pieces = drain(spool, spool.partition(1, 0), origin, 100, options_with())
-    bodies = [body for batch in spool.partition(1, 0).read(pieces) for body in batch.column("body").to_pylist()]
+    bodies = bodies_of(spool.partition(1, 0), pieces)
     assert bodies == [b"%d" % number for number in range(100)]
 
 

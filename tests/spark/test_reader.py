@@ -1,7 +1,6 @@
 """The outcomes of handlers' messages, against a real nsqd, without Spark."""
 
 import base64
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from pyspark_nsq.options import OptionError
 from pyspark_nsq.publisher import CannotPublish
 from pyspark_nsq.reader import CannotHandle, Message, Retries, Work, decode_retry, encode_retry, run_reader
-from tests.client.fake_lookupd import FakeLookupd
 
 Handle = Callable[..., dict[str, int]]
 
@@ -132,11 +130,10 @@ def test_another_nsqd_gets_the_retry_if_the_messages_own_is_down(handled: Handle
     assert len(bodies_in(retry.topic)) == 1
 
 
-def test_the_other_nsqd_is_found_through_nsqlookupd(handled: Handle, bodies_in, retry, nsqd):
-    with contextlib.closing(FakeLookupd()) as lookupd:
-        lookupd.addresses = [nsqd.tcp_address]
-        addresses = {"nsqdTcpAddresses": "", "nsqdHttpAddresses": "", "lookupdHttpAddresses": lookupd.address}
-        assert handled(answering("requeue", delay=0), {"nsqd": "127.0.0.1:1"}, **addresses) == {"requeued": 1}
+def test_the_other_nsqd_is_found_through_nsqlookupd(handled: Handle, bodies_in, retry, nsqd, lookupd):
+    lookupd.addresses = [nsqd.tcp_address]
+    addresses = {"nsqdTcpAddresses": "", "nsqdHttpAddresses": "", "lookupdHttpAddresses": lookupd.address}
+    assert handled(answering("requeue", delay=0), {"nsqd": "127.0.0.1:1"}, **addresses) == {"requeued": 1}
     assert len(bodies_in(retry.topic)) == 1
 
 

@@ -31,12 +31,11 @@ def spooled(partition: Partition, *bodies: bytes) -> SpoolFile:
 def rows_of(partition: Partition) -> list[bytes]:
     pieces = partition.sealed()
     assert pieces is not None
-    return [body for batch in partition.read(pieces) for body in batch.column("body").to_pylist()]
+    return frames.bodies_of(partition, pieces)
 
 
 def orphaned(spool: Spool) -> list[bytes]:
-    partition = spool.partition(0, 0)
-    return [body for batch in partition.read(spool.orphans()) for body in batch.column("body").to_pylist()]
+    return frames.bodies_of(spool.partition(0, 0), spool.orphans())
 
 
 def test_a_missing_folder_is_an_error_that_says_what_to_do(tmp_path):

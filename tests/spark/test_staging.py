@@ -1,9 +1,6 @@
 """Staged files are published once to a real nsqd, despite crashes and repeated batches."""
 
 import base64
-import multiprocessing
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,11 +12,9 @@ from pyspark_nsq.options import OptionError, WriteOptions, write_options
 from pyspark_nsq.publisher import CannotPublish
 from pyspark_nsq.staging import BEGUN, COMPLETE, NOTED, SENT, StagedBatch, StagedFile, StagingError, folder_of, prepare
 from tests.spark.conftest import small_disk
+from tests.spark.dying import die_at
 
-# Not forked, because the test process has threads.
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["pyspark_nsq.staging"])
-
+STAGED = {"nsqdTcpAddresses": "h:1", "topic": "t", "publishMode": "staged"}
 Published = Callable[[], Counter[bytes]]
 
 
@@ -60,25 +55,6 @@ def once(*numbers: int) -> Counter[bytes]:
     return Counter(b"%d" % number for number in numbers)
 
 
-def die_at(point: str, times: int, batch: StagedBatch, files: list[StagedFile], options: WriteOptions) -> None:
-    """Publish in a process that kills itself when it reaches a point for the n-th time."""
-    process = _processes.Process(target=_run, args=(point, times, batch, files, options))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL, f"the process was not killed: exit code {process.exitcode}"
-    process.close()
-
-
-def _run(point: str, times: int, batch: StagedBatch, files: list[StagedFile], options: WriteOptions) -> None:
-    def at(reached: str) -> None:
-        nonlocal times
-        times -= reached == point
-        if times == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    batch.publish(files, options, at)
-
-
 def test_commit_publishes_everything_once(batch, options, published):
     files = stage(batch, options, range(6), range(6, 10))
     assert published() == once()
@@ -107,7 +83,7 @@ def test_a_published_batch_is_skipped_when_it_is_run_again(batch, options, publi
 )
 def test_a_crash_repeats_at_most_one_command(batch, options, published, point: str, times: int, twice: Sequence[int]):
     files = stage(batch, options, range(8), range(8, 14))
-    die_at(point, times, batch, files, options)
+    die_at(point, times, batch.publish, files, options)
     # The tasks of the repeated batch stage other rows, which are ignored.
     again = stage(batch, options, range(50, 60))
     batch.publish(again, options)
@@ -116,7 +92,7 @@ def test_a_crash_repeats_at_most_one_command(batch, options, published, point: s
 
 def test_a_truncated_last_line_of_the_ledger_is_ignored(batch, options, published):
     files = stage(batch, options, range(8))
-    die_at(NOTED, 1, batch, files, options)
+    die_at(NOTED, 1, batch.publish, files, options)
     with open(batch.folder / "ledger", "ab") as ledger:
         ledger.write(b"0")
     batch.publish([], options)
@@ -128,7 +104,7 @@ def test_an_aborted_batch_leaves_no_files_unless_publishing_has_begun(batch, opt
     batch.discard(files)
     assert not list(batch.folder.glob("*.spool"))
     files = stage(batch, options, range(8))
-    die_at(NOTED, 1, batch, files, options)
+    die_at(NOTED, 1, batch.publish, files, options)
     batch.discard(files)
     batch.publish([], options)
     assert published() == once(*range(8))
@@ -167,8 +143,7 @@ def test_a_truncated_staged_file_is_reported_as_damaged(batch, options):
 
 
 def test_without_staging_dir_files_are_in_the_spool_folder(options, tmp_path):
-    given = {"nsqdTcpAddresses": "h:1", "topic": "t", "publishMode": "staged", "spoolDir": str(tmp_path)}
-    made = write_options(given)
+    made = write_options(STAGED | {"spoolDir": str(tmp_path)})
     prepare(made)
     assert folder_of(made) == tmp_path / "staging"
     assert folder_of(made).is_dir()
@@ -176,17 +151,15 @@ def test_without_staging_dir_files_are_in_the_spool_folder(options, tmp_path):
 
 @pytest.mark.parametrize("name", ["stagingDir", "spoolDir"])
 def test_a_missing_folder_is_an_error_that_says_what_to_do(name: str, tmp_path: Path):
-    given = {"nsqdTcpAddresses": "h:1", "topic": "t", "publishMode": "staged", name: str(tmp_path / "no")}
     with pytest.raises(StagingError, match="there is no folder .*/no. Create or mount it"):
-        prepare(write_options(given))
+        prepare(write_options(STAGED | {name: str(tmp_path / "no")}))
 
 
 @pytest.mark.parametrize(("read_only", "sentence"), [(True, "Read-only file system"), (False, "No space left")])
 def test_a_folder_that_is_not_writable_is_an_error(tmp_path: Path, read_only: bool, sentence: str):
-    with small_disk(tmp_path, full=True, read_only=read_only) as disk:
-        given = {"nsqdTcpAddresses": "h:1", "topic": "t", "publishMode": "staged", "stagingDir": str(disk)}
-        with pytest.raises(StagingError, match=f"stagingDir: {sentence}"):
-            prepare(write_options(given))
+    refused = pytest.raises(StagingError, match=f"stagingDir: {sentence}")
+    with small_disk(tmp_path, full=True, read_only=read_only) as disk, refused:
+        prepare(write_options(STAGED | {"stagingDir": str(disk)}))
 
 
 @pytest.mark.parametrize(

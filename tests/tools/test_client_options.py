@@ -2,7 +2,7 @@ import ssl
 
 import pytest
 
-from nsq_compat.client.settings import split_options
+from nsq_compat.client.settings import SubscriptionSettings
 from nsq_compat.tools.client_options import client_settings, cluster_of
 from nsq_compat.tools.program import Refused
 
@@ -28,7 +28,7 @@ def test_go_nsqs_options_become_options_of_our_client(word, expected):
 
 def test_a_consumer_has_all_options():
     words = ["tls_v1", "lookupd_poll_interval,1s", "default_requeue_delay,0s", "auth_secret,s", "deflate_level,9"]
-    split_options(client_settings("consumer-opt", words))
+    SubscriptionSettings(**client_settings("consumer-opt", words))
 
 
 def test_options_of_consumers_are_not_for_producers():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
-from tests.spark.crash.tables import Kills, Work, lines
+from tests.spark.crash.running import Kills, Work, lines
 
 NSQD = os.environ.get("NSQD_COMMAND") or installed_nsqd()
 _FOUND = "found"

@@ -18,7 +18,7 @@ from pyspark_nsq.option_table import STREAM
 from pyspark_nsq.options import read_options
 from pyspark_nsq.sink import NsqStreamWriter
 from pyspark_nsq.source import NsqDataSource, NsqPartition, NsqStreamReader, read, writing
-from tests.spark.crash.death import Death, kill_the_jvm
+from tests.spark.crash.works import Death, kill_the_jvm
 
 YIELDING = "yielding"
 POINTS = (*drain.POINTS, YIELDING)

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tests.spark.crash.copying import copy_all
 from tests.spark.crash.dying_source import DyingDataSource
-from tests.spark.crash.handling import handle_all
-from tests.spark.crash.republishing import republish_all
+from tests.spark.crash.works import copy_all, handle_all, republish_all
 
 WORKS = {"copy": copy_all, "handle": handle_all, "republish": republish_all}
 

@@ -1,13 +1,14 @@
-"""Start, watch and kill users' programs."""
+"""Start, watch and kill users' programs, and show the results as rows of the tables in docs/spark.md."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -15,8 +16,9 @@ from typing import Self
 import pyspark
 
 from benchmarks.process_tree import descendants
+from tests.client import waiting
 
-_PATIENCE = 240.0
+wait_until = functools.partial(waiting.wait_until, within=240)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +111,6 @@ class Program:
         return line
 
 
-def wait_until(happens: Callable[[], object]) -> None:
-    deadline = time.monotonic() + _PATIENCE
-    while not happens():
-        assert time.monotonic() < deadline, "the expected event did not happen in time"
-        time.sleep(0.005)
-
-
 def await_another(name: str, program: Program, folder: Path) -> None:
     """Wait for a new file of this name in the spool."""
 
@@ -146,3 +141,51 @@ def _command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kills:
+    """A kind of process, the number of kills, and the outcome."""
+
+    victim: str
+    times: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A work on one of Spark's masters."""
+
+    name: str
+    master: str
+    result: str
+
+
+def lines(found: Iterable[Kills | Work]) -> list[str]:
+    """Return a table of kills and a table of works by master."""
+    kills, works = list[Kills](), dict[str, dict[str, str]]()
+    for each in found:
+        if isinstance(each, Kills):
+            kills.append(each)
+        else:
+            works.setdefault(each.name, {})[each.master] = each.result
+    fields_of: list[str] = []
+    if kills:
+        fields_of += ["", *_table(["Killed (SIGKILL)", "Messages", "Times", "Lost", "Twice"], map(_of_kills, kills))]
+    if works:
+        masters = list(dict.fromkeys(master for by_master in works.values() for master in by_master))
+        rows = ([name, *(by_master.get(master, "") for master in masters)] for name, by_master in works.items())
+        fields_of += ["", *_table(["", *(f"`{master}`" for master in masters)], rows)]
+    return fields_of
+
+
+def _of_kills(row: Kills) -> list[str]:
+    outcome = row.outcome
+    return [row.victim, *(f"{number:,}" for number in (outcome.published, row.times, outcome.lost, outcome.twice))]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows]]

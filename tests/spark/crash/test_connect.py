@@ -8,18 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nsq_conformance.nsqd_process import NsqdProcess
-from tests.spark.crash.conftest import Tell
-from tests.spark.crash.tables import Work
+from tests.spark.crash.running import Work
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 PROGRAM = Path(__file__).with_name("connect_program.py")
 
 
-def test_a_batch_and_a_stream_are_read_over_spark_connect(
-    nsqd: NsqdProcess, topic: str, written: dict[str, str], tmp_path: Path, tell: Tell
-):
+def test_a_batch_and_a_stream_are_read_over_spark_connect(nsqd, topic, written, tmp_path, tell):
     bodies = [f"body {number}" for number in range(20_000)]
     for channel in ("batch", "stream"):
         nsqd.create_channel(topic, channel)

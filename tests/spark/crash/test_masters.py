@@ -2,20 +2,21 @@
 
 import contextlib
 import json
+import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import pyspark
 import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess
-from tests.spark.crash.conftest import NSQD, Tell
+from tests.spark.crash.conftest import NSQD
 from tests.spark.crash.program import WORKS
-from tests.spark.crash.running import Program, environment
-from tests.spark.crash.standalone import Standalone
-from tests.spark.crash.tables import Work
+from tests.spark.crash.running import Program, Work, environment, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -23,6 +24,9 @@ MESSAGES = 20_000
 LINES = 5_000
 LOCAL = ["local[2,4]", "local-cluster[2,1,1024]"]
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+SPARK_CLASS = SUBMIT.with_name("spark-class")
+_MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
+_REGISTERED = "Successfully registered with master"
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -30,6 +34,57 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
 }
 STREAMS = {"copy": "a stream into a table", "handle": "`run_reader`", "republish": "a stream to NSQ, staged"}
+
+
+class Standalone:
+    """A cluster of one master and workers, each a process. A worker has one core; `folder` has logs and work files."""
+
+    def __init__(self, folder: Path, workers: int = 2) -> None:
+        self.url = ""
+        self._folder = folder
+        self._workers = workers
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self.url = self._start("master.Master", [], _MASTER)
+            for number in range(self._workers):
+                work = ["--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / f"work-{number}"), self.url]
+                self._start("worker.Worker", work, re.compile(f"({_REGISTERED})"))
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in self._processes:
+            process.wait(60)
+
+    def _start(self, kind: str, arguments: Sequence[str], sign: re.Pattern[str]) -> str:
+        """Start a process, and return the match of `sign` in its log."""
+        log = self._folder / f"{kind}-{len(self._processes)}.log"
+        address = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                [SPARK_CLASS, f"org.apache.spark.deploy.{kind}", *address, *arguments],
+                stdout=output,
+                stderr=output,
+                env=environment(self._folder),
+            )
+        self._processes.append(process)
+
+        def found() -> re.Match[str] | None:
+            assert process.poll() is None, f"{kind} ended early:\n{log.read_text()[-3000:]}"
+            return sign.search(log.read_text())
+
+        wait_until(found)
+        match = found()
+        assert match is not None, "found by the wait above"
+        return match[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +101,7 @@ def master(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield Master(name, cluster.url if cluster else name)
 
 
-def test_streams_arrive_once(
-    master: Master, options: dict[str, str], nsqd: NsqdProcess, topic: str, tmp_path: Path, tell: Tell
-):
+def test_streams_arrive_once(master, options, nsqd, topic, tmp_path, tell):
     bodies = b"\n".join(b"body %d" % number for number in range(MESSAGES))
     with Program(master.url, tmp_path) as program:
         for work in WORKS:
@@ -64,7 +117,7 @@ def test_streams_arrive_once(
             assert (outcome.lost, outcome.twice) == (0, 0), work
 
 
-def test_pipelines_lose_and_repeat_nothing(master: Master, nsqd: NsqdProcess, topic: str, tmp_path: Path, tell: Tell):
+def test_pipelines_lose_and_repeat_nothing(master, nsqd, topic, tmp_path, tell):
     # The last event makes the windows of all others final.
     events = [{"page": f"/{number % 7}", "at": number} for number in range(LINES)] + [{"page": "/", "at": 10 * LINES}]
     (tmp_path / "lines").write_text("\n".join(map(json.dumps, events)))

@@ -10,11 +10,8 @@ from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq.staging import NOTED, SENT
 from tests.spark.conftest import Publish
 from tests.spark.crash.conftest import NSQD, Tell
-from tests.spark.crash.death import deaths
-from tests.spark.crash.handling import EXECUTOR
-from tests.spark.crash.republishing import COMMAND
-from tests.spark.crash.running import Program, await_another, check_repeats, kill, wait_until
-from tests.spark.crash.tables import Kills
+from tests.spark.crash.running import Kills, Program, await_another, check_repeats, kill, wait_until
+from tests.spark.crash.works import COMMAND, EXECUTOR, deaths
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -33,9 +30,7 @@ VICTIMS: dict[str, Callable[[Program], int]] = {
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_a_restarted_query_continues(
-    options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell, victim: str
-):
+def test_a_restarted_query_continues(options, publish, tmp_path, tell, victim):
     publish(MESSAGES)
     for moment in MOMENTS:
         with Program("local[2,4]", tmp_path) as program:
@@ -71,7 +66,7 @@ def test_a_driver_killed_while_publishing_staged_files_repeats_at_most_one_comma
     assert (outcome.lost, outcome.twice) == (0, times * twice)
 
 
-def test_a_query_survives_kills_of_executors(options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell):
+def test_a_query_survives_kills_of_executors(options, publish, tmp_path, tell):
     publish(MESSAGES)
     with Program(CLUSTER, tmp_path) as program:
         program.begin("copy", options, tmp_path)
@@ -84,9 +79,7 @@ def test_a_query_survives_kills_of_executors(options: dict[str, str], publish: P
     assert (outcome.lost, outcome.twice) == (0, 0)
 
 
-def test_kills_of_executors_leave_no_message_unhandled(
-    options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell
-):
+def test_kills_of_executors_leave_no_message_unhandled(options, publish, tmp_path, tell):
     publish(MESSAGES)
     times = 3
     with Program(CLUSTER, tmp_path) as program:
@@ -99,7 +92,7 @@ def test_kills_of_executors_leave_no_message_unhandled(
     assert 0 < outcome.twice <= kills * TASK
 
 
-def test_a_query_survives_kills_of_nsqd(options: dict[str, str], topic: str, tmp_path: Path, tell: Tell):
+def test_a_query_survives_kills_of_nsqd(options, topic, tmp_path, tell):
     is_ours = installed_nsqd() == NSQD
     # Without durability at nsqd, no message may be left after the first kill.
     times = 3 if is_ours else 1

@@ -8,11 +8,9 @@ import pytest
 from pyspark_nsq.drain import SPOOLED
 from tests.spark.conftest import Publish
 from tests.spark.crash.conftest import Tell
-from tests.spark.crash.death import deaths
 from tests.spark.crash.dying_source import POINTS, YIELDING
-from tests.spark.crash.handling import HANDLER
-from tests.spark.crash.running import Program, check_repeats
-from tests.spark.crash.tables import Kills
+from tests.spark.crash.running import Kills, Program, check_repeats
+from tests.spark.crash.works import HANDLER, deaths
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -29,9 +27,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_task_killed_at_any_point_loses_and_repeats_nothing(
-    program: Program, options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell, point: str
-):
+def test_a_task_killed_at_any_point_loses_and_repeats_nothing(program, options, publish, tmp_path, tell, point):
     publish(MESSAGES)
     program.begin("copy", options | {"dieAt": f"{point}:{KILLS}"}, tmp_path)
     outcome = program.outcome(MESSAGES)

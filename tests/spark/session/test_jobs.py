@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq import command_line
-from tests.spark.conftest import Publish
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("spark")]
 
@@ -48,9 +47,7 @@ def bodies_in(spark: SparkSession, table: Path) -> list[bytes]:
     return sorted(bytes(row.body) for row in spark.read.parquet(str(table)).select("body").collect())
 
 
-def test_lines_are_published_filtered_and_drained(
-    nsqd: NsqdProcess, topic: str, source: list[str], stream: list[str], tmp_path: Path, capsys
-):
+def test_lines_are_published_filtered_and_drained(nsqd, topic, source, stream, tmp_path, capsys):
     nsqd.create_channel(topic, "c")
     nsqd.create_channel(f"{topic}.b", "c")
     lines = [b'{"kind": "view"}', b'{"kind": "order"}', b"", b"no JSON: \xff"]
@@ -69,9 +66,7 @@ def test_lines_are_published_filtered_and_drained(
     assert not list((tmp_path / "spool").glob("batch-*"))
 
 
-def test_a_redelivered_message_is_in_the_table_once(
-    spark: SparkSession, publish: Publish, stream: list[str], tmp_path: Path, capsys
-):
+def test_a_redelivered_message_is_in_the_table_once(spark, publish, stream, tmp_path, capsys):
     bodies = publish(5)
     table = tmp_path / "table"
     assert run("nsq_to_parquet", *stream, f"--path={table}") == 0
@@ -85,9 +80,7 @@ def test_a_redelivered_message_is_in_the_table_once(
     assert [folder.name.startswith("day=20") for folder in table.glob("day=*")] == [True]
 
 
-def test_a_message_that_waited_long_is_not_dropped_as_late(
-    spark: SparkSession, nsqd: NsqdProcess, topic: str, stream: list[str], tmp_path: Path
-):
+def test_a_message_that_waited_long_is_not_dropped_as_late(spark, nsqd, topic, stream, tmp_path):
     forgetful = [*stream, f"--path={tmp_path / 'table'}", "--within=0 seconds"]
     with NsqdProcess(installed_nsqd(), tmp_path) as other:
         for each, body in ((other, b"published first, read last"), (nsqd, b"published last")):
@@ -100,9 +93,7 @@ def test_a_message_that_waited_long_is_not_dropped_as_late(
     assert bodies_in(spark, tmp_path / "table") == [b"published first, read last", b"published last"]
 
 
-def test_copies_from_two_nsqd_become_one_row(
-    spark: SparkSession, nsqd: NsqdProcess, topic: str, stream: list[str], tmp_path: Path
-):
+def test_copies_from_two_nsqd_become_one_row(spark, nsqd, topic, stream, tmp_path):
     with NsqdProcess(installed_nsqd(), tmp_path) as twin:
         for each in (nsqd, twin):
             each.create_channel(topic, "c")
@@ -116,9 +107,7 @@ def event(key: str, time: object) -> bytes:
     return json.dumps({"page": key, "at": time}).encode()
 
 
-def test_final_windows_are_rows_of_a_table(
-    spark: SparkSession, nsqd: NsqdProcess, topic: str, stream: list[str], tmp_path: Path, capsys
-):
+def test_final_windows_are_rows_of_a_table(spark, nsqd, topic, stream, tmp_path, capsys):
     nsqd.create_channel(topic, "c")
     post(nsqd, topic, [event("/", 0), event("/", 59.5), event("/help", 60), b"{}", event("/", 500)])
     counts = [*stream, f"--path={tmp_path / 'table'}", "--key=page", "--time=at", "--watermark=0 seconds"]
@@ -136,7 +125,7 @@ def test_final_windows_are_rows_of_a_table(
     assert "1 left out" in capsys.readouterr().out
 
 
-def test_the_last_windows_are_printed(nsqd: NsqdProcess, topic: str, stream: list[str], capsys):
+def test_the_last_windows_are_printed(nsqd, topic, stream, capsys):
     nsqd.create_channel(topic, "c")
     post(nsqd, topic, [event("/", 0), event("/", 1), event("/help", 2), event("/", 7200), event("/b", 7201)])
     assert run("windowed_counts", *stream, "--key=page", "--time=at", "--windows=2", "--keys=2") == 0
@@ -147,7 +136,7 @@ def test_the_last_windows_are_printed(nsqd: NsqdProcess, topic: str, stream: lis
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_help_shows_the_spark_submit_command(name: str, capsys):
+def test_help_shows_the_spark_submit_command(name, capsys):
     with pytest.raises(SystemExit):
         run(name, "--help")
     assert f"spark-submit {name}.py --" in capsys.readouterr().out
@@ -157,14 +146,14 @@ def test_every_job_has_a_test():
     assert {file.stem for file in Path("spark/jobs").glob("*.py")} == set(JOBS)
 
 
-def test_wrong_flags_are_reported_before_spark_is_called(stream: list[str], capsys):
+def test_wrong_flags_are_reported_before_spark_is_called(stream, capsys):
     assert run("nsq_to_parquet", *stream, "--path=/nowhere", "--channel=c#ephemeral") == 2
     assert capsys.readouterr().err.startswith("nsq_to_parquet.py: channel must be a channel without #ephemeral")
     assert run("nsq_to_parquet", *stream, "--path=/nowhere", "--option=tls") == 2
     assert "--option must be NAME=VALUE" in capsys.readouterr().err
 
 
-def test_a_failure_in_spark_is_reported_in_one_sentence(source: list[str], tmp_path: Path, capsys):
+def test_a_failure_in_spark_is_reported_in_one_sentence(source, tmp_path, capsys):
     unreachable = ["--nsqd-tcp-address=127.0.0.1:1", "--nsqd-http-address=127.0.0.1:1"]
     flags = [*(each for each in source if "address" not in each), *unreachable, f"--path={tmp_path / 'out'}"]
     assert run("batch_drain", *flags) == 1

@@ -1,23 +1,17 @@
 """pynsq's handlers on a real Spark: requeued messages return, dead ones are set aside, and all are counted."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 import pyspark_nsq
-from nsq_conformance.nsqd_process import NsqdProcess
 from pyspark_nsq.reader import OUTCOMES
-from tests.spark.conftest import Publish
 
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_a_handler_gets_every_message_until_it_is_finished_or_dead(
-    spark: SparkSession, nsqd: NsqdProcess, topic: str, publish: Publish, tmp_path: Path
-):
+def test_a_handler_gets_every_message_until_it_is_finished_or_dead(spark, nsqd, topic, publish, tmp_path):
     good, slow, poison, worse = publish(4)
     seen = tmp_path / "seen"
     (tmp_path / "spool").mkdir()

@@ -62,9 +62,7 @@ def speculating(spark: SparkSession) -> SparkSession:
 
 @both
 @pytest.mark.usefixtures("waiting")
-def test_speculation_is_refused_without_register_too(
-    speculating: SparkSession, written: dict[str, str], tmp_path: Path, run: Run
-):
+def test_speculation_is_refused_without_register_too(speculating, written, tmp_path, run):
     with pytest.raises(Exception, match="spark.speculation must be false"):
         run(speculating, written, tmp_path)
 
@@ -79,7 +77,7 @@ SparkSession.builder.getOrCreate().read.format("nsq").options(**json.loads(sys.a
 
 
 @pytest.mark.usefixtures("waiting")
-def test_a_program_submitted_with_speculation_reads_nothing(written: dict[str, str], tmp_path: Path):
+def test_a_program_submitted_with_speculation_reads_nothing(written, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     submit = Path(sys.executable).with_name("spark-submit")
@@ -94,18 +92,18 @@ def test_a_program_submitted_with_speculation_reads_nothing(written: dict[str, s
     assert "spark.speculation must be false (spark-submit --conf spark.speculation=false)" in ended.stderr
 
 
-def test_speculation_is_refused_by_register(speculating: SparkSession):
+def test_speculation_is_refused_by_register(speculating):
     with pytest.raises(ValueError, match="spark.speculation must be false"):
         pyspark_nsq.register(speculating)
 
 
 @pytest.mark.usefixtures("waiting")
-def test_an_rdd_reads_nothing_because_it_cannot_check_the_settings(spark: SparkSession, written: dict[str, str]):
+def test_an_rdd_reads_nothing_because_it_cannot_check_the_settings(spark, written):
     with pytest.raises(Exception, match="run an action of the DataFrame first"):
         loaded(spark, written).rdd.count()
 
 
-def test_an_rdd_has_the_rows_of_its_dataframe(spark: SparkSession, written: dict[str, str], publish: Publish):
+def test_an_rdd_has_the_rows_of_its_dataframe(spark, written, publish):
     bodies = publish(MESSAGES)
     frame = loaded(spark, written)
     assert frame.count() == MESSAGES
@@ -123,9 +121,7 @@ def test_an_rdd_has_the_rows_of_its_dataframe(spark: SparkSession, written: dict
     ],
 )
 @pytest.mark.usefixtures("waiting")
-def test_a_wrong_option_is_reported_in_one_sentence(
-    spark: SparkSession, written: dict[str, str], tmp_path: Path, run: Run, wrong: dict[str, str], sentence: str
-):
+def test_a_wrong_option_is_reported_in_one_sentence(spark, written, tmp_path, run, wrong, sentence):
     with pytest.raises(Exception, match=sentence):
         run(spark, written | wrong, tmp_path)
 
@@ -135,8 +131,6 @@ def test_a_wrong_option_is_reported_in_one_sentence(
     ("read_only", "sentence"), [(True, "spoolDir: Read-only file system"), (False, "spoolDir: No space left")]
 )
 @pytest.mark.usefixtures("waiting")
-def test_a_spool_that_is_not_writable_is_reported_in_one_sentence(
-    spark: SparkSession, written: dict[str, str], tmp_path: Path, run: Run, read_only: bool, sentence: str
-):
+def test_a_spool_that_is_not_writable_is_reported_in_one_sentence(spark, written, tmp_path, run, read_only, sentence):
     with small_disk(tmp_path, full=True, read_only=read_only) as disk, pytest.raises(Exception, match=sentence):
         run(spark, written | {"spoolDir": str(disk)}, tmp_path)

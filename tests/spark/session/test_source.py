@@ -4,10 +4,9 @@ import itertools
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 import pyspark_nsq
-from tests.spark.conftest import Publish
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -27,9 +26,7 @@ def bodies_of(frame: DataFrame) -> list[bytes]:
     return sorted(bytes(row.body) for row in frame.select("body").collect())
 
 
-def test_two_runs_write_every_message_to_the_table_once(
-    spark: SparkSession, written: dict[str, str], publish: Publish, tmp_path: Path
-):
+def test_two_runs_write_every_message_to_the_table_once(spark, written, publish, tmp_path):
     stream = spark.readStream.format("nsq").options(**written, maxMessagesPerTrigger="300").load()
     bodies = publish(500)
     assert run_to_the_end(stream, tmp_path / "checkpoint", path=tmp_path / "table") == 500
@@ -38,9 +35,7 @@ def test_two_runs_write_every_message_to_the_table_once(
     assert bodies_of(spark.read.parquet(str(tmp_path / "table"))) == sorted(bodies)
 
 
-def test_a_batch_that_fails_after_spooling_is_the_same_after_a_restart(
-    spark: SparkSession, written: dict[str, str], publish: Publish, tmp_path: Path
-):
+def test_a_batch_that_fails_after_spooling_is_the_same_after_a_restart(spark, written, publish, tmp_path):
     bodies = publish(20)
     seen: list[list[bytes]] = []
     failures = itertools.count(1)
@@ -58,9 +53,7 @@ def test_a_batch_that_fails_after_spooling_is_the_same_after_a_restart(
     assert seen == [sorted(bodies)] * 4
 
 
-def test_a_batch_read_gives_every_action_the_same_rows_and_only_selected_columns(
-    spark: SparkSession, written: dict[str, str], publish: Publish
-):
+def test_a_batch_read_gives_every_action_the_same_rows_and_only_selected_columns(spark, written, publish):
     bodies = publish(10)
     frame = spark.read.format("nsq").schema("body binary, timestamp_ns bigint").options(**written).load()
     assert frame.columns == ["body", "timestamp_ns"]
@@ -69,22 +62,14 @@ def test_a_batch_read_gives_every_action_the_same_rows_and_only_selected_columns
     assert bodies_of(frame) == sorted(bodies)
 
 
-def test_a_batch_read_of_an_empty_channel_has_no_rows(spark: SparkSession, written: dict[str, str], tmp_path: Path):
+def test_a_batch_read_of_an_empty_channel_has_no_rows(spark, written, tmp_path):
     frame = spark.read.format("nsq").options(**written).load()
     assert bodies_of(frame) == []
     assert pyspark_nsq.ack(frame) == 0
     assert not list(tmp_path.iterdir())
 
 
-def test_a_wrong_option_is_named_before_anything_runs(spark: SparkSession, written: dict[str, str]):
-    stream = spark.readStream.format("nsq").options(**(written | {"channel": "c#ephemeral"})).load()
-    with pytest.raises(Exception, match="channel must be a channel without #ephemeral"):
-        stream.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
-
-
-def test_rows_are_published_as_a_batch_and_as_a_stream(
-    spark: SparkSession, written: dict[str, str], publish: Publish, topic: str, tmp_path: Path
-):
+def test_rows_are_published_as_a_batch_and_as_a_stream(spark, written, publish, topic, tmp_path):
     bodies = publish(5)
     target = {"nsqdTcpAddresses": written["nsqdTcpAddresses"], "topic": f"{topic}.copy"}
     stream = spark.readStream.format("nsq").options(**written).load().select("body")
@@ -97,15 +82,13 @@ def test_rows_are_published_as_a_batch_and_as_a_stream(
     assert bodies_of(copied) == sorted([*bodies, b"six", b"seven"])
 
 
-def test_columns_that_cannot_be_published_are_named_before_anything_runs(spark: SparkSession, written: dict[str, str]):
+def test_columns_that_cannot_be_published_are_named_before_anything_runs(spark, written):
     target = {"nsqdTcpAddresses": written["nsqdTcpAddresses"], "topic": "t"}
     with pytest.raises(Exception, match="column id bigint cannot be published"):
         spark.range(3).write.format("nsq").mode("append").options(**target).save()
 
 
-def test_an_acknowledged_read_leaves_no_files(
-    spark: SparkSession, written: dict[str, str], publish: Publish, tmp_path: Path
-):
+def test_an_acknowledged_read_leaves_no_files(spark, written, publish, tmp_path):
     bodies = publish(4)
     frame = spark.read.format("nsq").options(**written).load()
     with pytest.raises(ValueError, match="no action has read the DataFrame yet"):

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from nsq_conformance.nsqd_process import NsqdProcess
-from tests.spark.conftest import Publish
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -25,15 +23,7 @@ def count(nsqd: NsqdProcess, topic: str) -> int:
     return messages
 
 
-def test_a_repeated_micro_batch_is_published_once(
-    spark: SparkSession,
-    written: dict[str, str],
-    target: dict[str, str],
-    publish: Publish,
-    nsqd: NsqdProcess,
-    topic: str,
-    tmp_path: Path,
-):
+def test_a_repeated_micro_batch_is_published_once(spark, written, target, publish, nsqd, topic, tmp_path):
     checkpoint = tmp_path / "checkpoint"
 
     def run() -> None:
@@ -54,9 +44,7 @@ def test_a_repeated_micro_batch_is_published_once(
     assert not list((tmp_path / "staging").glob("*/[0-9]*"))
 
 
-def test_a_write_is_published_after_all_tasks_or_not_at_all(
-    spark: SparkSession, target: dict[str, str], nsqd: NsqdProcess, topic: str, tmp_path: Path
-):
+def test_a_write_is_published_after_all_tasks_or_not_at_all(spark, target, nsqd, topic, tmp_path):
     rows = spark.range(0, 10, 1, 2)
     good = rows.selectExpr("CAST(id AS STRING) AS value")
     good.write.format("nsq").mode("append").options(**target).save()

@@ -1,7 +1,9 @@
-"""The same programs with pynsq's Reader and ours, and features of ours."""
+"""The same program with pynsq and with our Reader and Writer, and features of ours."""
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,10 +15,12 @@ from typing import Any
 import pytest
 
 import nsq_compat.client as nsq
-from nsq_compat.client import event_loop
+from nsq_compat.client import pynsq
 from nsq_compat.client.connection import Connection
 from nsq_compat.client.message import Message
+from nsq_compat.protocol.frames import error_frame
 from tests.client.fake_nsqd import FakeNsqd
+from tests.client.waiting import Keeping
 
 PROGRAM = Path(__file__).with_name("pynsq_program.py")
 COUNT = 6
@@ -35,7 +39,7 @@ def test_a_pynsq_program_needs_only_another_import(nsqd, topic, module):
     assert report["seen"] == {"plain": expected, "async": expected, "coroutine": expected}
 
 
-# --- In this process --------------------------------------------------------------------------------------------------
+# --- Reader -----------------------------------------------------------------------------------------------------------
 
 
 async def until(condition: Any, within: float = 20.0) -> None:
@@ -45,10 +49,14 @@ async def until(condition: Any, within: float = 20.0) -> None:
 
 
 def drive(conversation: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on its own event loop, then shut its readers down."""
+    """Run a coroutine on its own event loop, then shut its readers and writers down."""
     asyncio.run(conversation)
-    for client in list(event_loop._clients):
-        client.shut_down(0.1)
+    shut_all_down(1)
+
+
+def shut_all_down(timeout: float) -> None:
+    for client in list(pynsq._clients):
+        client.shut_down(timeout)
 
 
 def reader_of(fake: FakeNsqd, handler: Any, **options: Any) -> nsq.Reader:
@@ -153,20 +161,16 @@ def test_the_hooks_of_a_subclass_are_called(fake):
 
 
 def test_closing_answers_messages_in_flight_before_it_disconnects(fake):
-    held = []
-
-    def handle(message: Message) -> None:
-        message.enable_async()
-        held.append(message)
+    kept = Keeping()
 
     async def talk() -> None:
-        reader = reader_of(fake, handle)
+        reader = reader_of(fake, kept)
         await subscribed(fake)
         (sent,) = fake.send_messages([b"x"])
-        await until(lambda: held)
+        await until(lambda: kept)
         reader.close()
         await until(lambda: fake.peer.said("CLS"))
-        held[0].finish()
+        kept[0].finish()
         await until(lambda: fake.peer.finished == [sent] and not reader.conns)
 
     drive(talk())
@@ -199,6 +203,134 @@ def test_messages_are_requeued_if_the_loop_is_closed(fake):
 
     asyncio.run(talk())
     sent = fake.send_messages([b"x", b"y"])
-    for client in list(event_loop._clients):
-        client.shut_down(5)
+    shut_all_down(5)
     assert fake.peer.said("REQ") == [f"REQ {each.decode()} 0" for each in sent]
+
+
+# --- Writer -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_callback_and_the_future_get_ok_from_the_connection_that_took_it(fake):
+    answers: list[tuple[Any, Any]] = []
+
+    async def talk() -> None:
+        writer = nsq.Writer([fake.address])
+
+        def answered(connection: Any, data: Any) -> None:
+            answers.append((connection.id, data))
+
+        assert writer.name == fake.address
+        assert await writer.pub("t", b"one", answered) == b"OK"
+        assert await writer.mpub("t", [b"two", b"three"]) == b"OK"
+        assert await writer.mpub("t", b"four") == b"OK"
+        assert await writer.dpub("t", 1500, b"five") == b"OK"
+        assert list(writer.conns) == [fake.address]
+
+    drive(talk())
+    assert answers == [(fake.address, b"OK")]
+    assert fake.peer.bodies[1:] == [b"one", b"two", b"three", b"four", b"five"]
+    assert fake.peer.said("DPUB") == ["DPUB t 1500"]
+
+
+def test_an_error_goes_to_the_callback_and_to_the_future(make_nsqd):
+    fake = make_nsqd({"PUB": error_frame(b"E_BAD_MESSAGE PUB message too big")})
+    answers: list[tuple[Any, Any]] = []
+
+    async def talk() -> None:
+        writer = nsq.Writer(fake.address)
+        with pytest.raises(nsq.Error, match="too big"):
+            await writer.pub("t", b"x", lambda connection, data: answers.append((connection, data)))
+
+    drive(talk())
+    ((connection, error),) = answers
+    assert connection is None
+    assert isinstance(error, nsq.Refused)
+
+
+def test_without_a_callback_an_error_is_logged(caplog):
+    async def talk() -> None:
+        writer = nsq.Writer("127.0.0.1:1", publish_timeout=0.5)
+        with pytest.raises(nsq.Error):
+            await writer.pub("t", b"x")
+
+    drive(talk())
+    assert "failed to publish to t" in caplog.text
+
+
+def test_messages_published_before_the_loop_ended_are_sent(fake):
+    async def talk() -> None:
+        nsq.Writer(fake.address).pub("t", b"last words")
+
+    drive(talk())
+    assert b"last words" in fake.peer.bodies
+
+
+# --- The event loop ---------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """Shuts down when `gate` opens."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.timeouts: list[float] = []
+
+    def shut_down(self, timeout: float) -> None:
+        self.timeouts.append(timeout)
+        self.gate.wait(min(timeout, 20))
+        pynsq._clients.discard(self)
+
+
+@pytest.fixture
+def client():
+    asyncio.set_event_loop(None)
+    client: Any = Client()
+    pynsq._clients.add(client)
+    yield client
+    client.gate.set()
+    pynsq._clients.discard(client)
+    pynsq.current_loop().close()
+    asyncio.set_event_loop(None)
+
+
+def test_the_current_loop_is_the_running_one():
+    async def ask() -> bool:
+        return pynsq.current_loop() is asyncio.get_running_loop()
+
+    assert asyncio.run(ask())
+
+
+def test_the_current_loop_is_the_threads_if_none_runs(client):
+    assert pynsq.current_loop() is pynsq.current_loop()
+
+
+def test_a_closed_loop_is_replaced(client):
+    closed = pynsq.current_loop()
+    closed.close()
+    assert pynsq.current_loop() is not closed
+
+
+def test_a_signal_stops_the_loop_after_the_clients(client):
+    loop = pynsq.current_loop()
+    before = signal.getsignal(signal.SIGTERM)
+    loop.call_soon(os.kill, os.getpid(), signal.SIGTERM)
+    loop.call_later(0.05, client.gate.set)
+    pynsq.run()
+    assert client.timeouts == [pynsq.STOP_SECONDS]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_signal_stops_the_loop_at_once(client):
+    loop = pynsq.current_loop()
+    loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
+    loop.call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
+    pynsq.run()
+    assert client.timeouts == [pynsq.STOP_SECONDS, 0.0]
+    client.gate.set()
+
+
+def test_run_returns_if_the_program_stops_the_loop(client):
+    loop = pynsq.current_loop()
+    loop.call_soon(loop.stop)
+    pynsq.run()
+    assert client.timeouts == [0.0]
