@@ -52,11 +52,11 @@ class LenientTls(Tls):
         self._outgoing.clear()
         return wire
 
-    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
+    def decode(self, data: bytes) -> Iterator[bytes]:
         self._take(data)
         while True:
             try:
-                piece = self._tls.recv(max(limit, MAX_PIECE))
+                piece = self._tls.recv(MAX_PIECE)
             except SSL.WantReadError:
                 return
             except SSL.ZeroReturnError:

@@ -15,9 +15,9 @@ from nsq_compat.cluster.actions import Actions
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
-from nsq_compat.net.listeners import listen
-from nsq_compat.net.loop_tick import LoopLag
+from nsq_compat.net.event_loop import LoopLag
 from nsq_compat.net.server import HttpServer
+from nsq_compat.net.sockets import listen
 from nsq_compat.nsqadmin.notifications import Notifications
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions
 from nsq_compat.nsqadmin.sampler import Sampler

@@ -11,12 +11,11 @@ from nsq_compat.godata import export as go_export
 from nsq_compat.log.data_path import DataPathError, DataPathLock, make_our_folder, resolved
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
-from nsq_compat.net.busy_poll import BusyPoll, has_spare_cpu
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.listeners import listen, port_of
-from nsq_compat.net.loop_tick import AlarmClock, LoopLag, LoopTick
+from nsq_compat.net.event_loop import AlarmClock, BusyPoll, LoopLag, LoopTick, has_spare_cpu
 from nsq_compat.net.process import descriptors_left_by_clients
 from nsq_compat.net.server import HttpServer, TcpServer
+from nsq_compat.net.sockets import listen, port_of
 from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.drain import Drain
 from nsq_compat.nsqd.durability import Checkpoints, Committer, sync_seconds

@@ -13,7 +13,7 @@ from nsq_compat.log.checkpoint import Encoding
 from nsq_compat.log.data_path import reason
 from nsq_compat.log.storage import Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
-from nsq_compat.net.long_work import let_others_run
+from nsq_compat.net.event_loop import let_others_run
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.topic import Topic
 from nsq_compat.web.metrics import Metrics

@@ -14,7 +14,7 @@ import gevent
 from gevent.event import Event
 
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.dialer import Dialer
+from nsq_compat.net.sockets import Dialer
 from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel

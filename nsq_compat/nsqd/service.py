@@ -10,7 +10,7 @@ import nsq_compat
 from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
 from nsq_compat.log.storage import Storage
-from nsq_compat.net.long_work import let_others_run
+from nsq_compat.net.event_loop import let_others_run
 from nsq_compat.net.process import Process
 from nsq_compat.net.server import TcpServer
 from nsq_compat.nsqd.drain import Drain

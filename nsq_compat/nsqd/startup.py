@@ -11,7 +11,7 @@ from nsq_compat.log.data_path import check_folder, reason, resolved
 from nsq_compat.log.metadata import TopicMetadata, recover_metadata
 from nsq_compat.log.storage import Storage
 from nsq_compat.net.certificates import CertificateError, Certificates, TlsFiles
-from nsq_compat.net.listeners import check_address
+from nsq_compat.net.sockets import check_address
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
 from nsq_compat.nsqd.options import TOPOLOGY_AWARE_CONSUMPTION, NsqdOptions, hostname
 from nsq_compat.nsqd.policies import load_policies

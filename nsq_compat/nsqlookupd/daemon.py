@@ -5,10 +5,10 @@ import time
 
 from nsq_compat import NSQ_VERSION, version_line
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.listeners import listen, port_of
-from nsq_compat.net.loop_tick import LoopLag
+from nsq_compat.net.event_loop import LoopLag
 from nsq_compat.net.process import Process
 from nsq_compat.net.server import HttpServer, TcpServer
+from nsq_compat.net.sockets import listen, port_of
 from nsq_compat.nsqlookupd.options import PROGRAM, NsqlookupdOptions, hostname
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.lookup_commands import LookupdInfo

@@ -7,8 +7,8 @@ from nsq_compat import version_line
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
-from nsq_compat.net.listeners import ListenError, check_address
 from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
+from nsq_compat.net.sockets import ListenError, check_address
 from nsq_compat.nsqlookupd.daemon import Daemon
 from nsq_compat.nsqlookupd.options import PROGRAM, NsqlookupdOptions, validate
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from nsq_compat.protocol import schema
-from nsq_compat.protocol.layout import derive
-from nsq_compat.protocol.receive_buffer import ReceiveBuffer
+from nsq_compat.protocol.layout import ReceiveBuffer, derive
 
 FRAME_TYPE_RESPONSE: Final = 0
 FRAME_TYPE_ERROR: Final = 1
@@ -123,7 +122,7 @@ class FrameReader:
             size, frame_type = unpack_header(data, position)
             is_message = frame_type == message_type
             if not (min_size if is_message else _MIN_FRAME_SIZE) <= size <= max_size:
-                raise _block_error(size, frame_type, max_size)
+                raise _size_error(size, max_size)
             stop = position + to_type + size
             if stop > end:
                 buffer.needed = to_type + size
@@ -195,13 +194,9 @@ def parse_message(data: bytes) -> Message:
     return Message(timestamp_ns, attempts, message_id, data[_MESSAGE_HEADER.size :])
 
 
-def _block_error(size: int, frame_type: int, max_size: int) -> FrameError:
-    if frame_type == FRAME_TYPE_MESSAGE and _MIN_FRAME_SIZE <= size <= max_size:
-        return _short_message_error(size - _MIN_FRAME_SIZE)
-    return _size_error(size, max_size)
-
-
 def _size_error(size: int, max_size: int) -> FrameError:
+    if _MIN_FRAME_SIZE <= size <= max_size:
+        return _short_message_error(size - _MIN_FRAME_SIZE)
     return FrameError(f"invalid frame size {size}, not {_MIN_FRAME_SIZE} to {max_size}")
 
 

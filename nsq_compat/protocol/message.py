@@ -14,7 +14,7 @@ from typing import Final
 from nsq_compat.protocol import schema
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.layout import derive, pack_size
-from nsq_compat.protocol.uniform_bodies import UniformBodies
+from nsq_compat.protocol.schema import UniformBodies
 
 HEADER: Final = derive(schema.MESSAGE_FRAME_HEADER)
 HEADER_SIZE: Final = HEADER.size

@@ -64,6 +64,16 @@ MPUB_BODY: Final = Struct(
 )
 """Follows an MPUB line. It ends after `count` bodies; like nsqd, nothing compares `size` with their sizes."""
 
+
+class UniformBodies(tuple[bytes, ...]):
+    """The bodies of an MPUB if all have one size; the reader has checked it.
+
+    It is in this module because mypyc cannot compile a class derived from tuple.
+    """
+
+    __slots__ = ()
+
+
 MPUB_HEADER: Final = Struct("size" / Int32sb, "count" / Int32sb, "first_size" / Int32sb)
 """The beginning of ``MPUB_BODY``, up to the first body."""
 

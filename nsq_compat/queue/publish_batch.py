@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Final, Protocol
 
-from nsq_compat.protocol.uniform_bodies import UniformBodies
+from nsq_compat.protocol.schema import UniformBodies
 from nsq_compat.queue.errors import Refused
 from nsq_compat.queue.topic import Topic
 

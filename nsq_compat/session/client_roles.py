@@ -16,10 +16,12 @@ Invariants of a subscription:
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final
 
+from nsq_compat.log.data_path import reason
 from nsq_compat.protocol import commands as table
-from nsq_compat.protocol.commands import CommandSpec, Publish
+from nsq_compat.protocol.command_reader import Publish
+from nsq_compat.protocol.commands import CommandSpec
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.frames import OK
 from nsq_compat.protocol.message import message_ids
@@ -32,11 +34,17 @@ from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.wait_queue import Locality
-from nsq_compat.session.admission import failed
 
 DONE: Final = 0  # the only false one, so that the message path tests `state` without a comparison
 POSTED: Final = 1
 IN_STEPS: Final = 2
+
+
+def failed(spec: CommandSpec, error: Exception) -> FatalClientError:
+    """The error of a command that the queue or the operating system refused."""
+    # Of a system error only the reason: clients need not know paths.
+    text = reason(error) if isinstance(error, OSError) else str(error)
+    return FatalClientError(f"E_{spec.name}_FAILED", f"{spec.name} failed {text}")
 
 
 class Publisher:
@@ -157,17 +165,10 @@ class Publisher:
         self._reply(OK if count == 1 or command.spec is table.MPUB else OK * count)
 
 
-class Counts(NamedTuple):
-    """The counters of a consumer, as ``ClientStats`` names them; all 0 for other clients."""
-
-    ready_count: int = 0
-    in_flight_count: int = 0
-    message_count: int = 0
-    finish_count: int = 0
-    requeue_count: int = 0
-    zone_local_msg_count: int = 0
-    region_local_msg_count: int = 0
-    global_msg_count: int = 0
+NO_COUNTS: Final[dict[str, Any]] = dict.fromkeys(
+    ("ready_count", "in_flight_count", "message_count", "finish_count", "requeue_count"), 0
+)
+"""Those of a client that is no consumer."""
 
 
 class Subscription:
@@ -205,18 +206,18 @@ class Subscription:
         self._requeue_count = 0
         channel.add_consumer(self)
 
-    def counts(self) -> Counts:
-        by_locality = [0 for _ in Locality]
+    def counts(self) -> dict[str, Any]:
+        """The consumer's counters, as ``ClientStats`` names them."""
+        counts: dict[str, Any] = {
+            "ready_count": self.ready_count,
+            "in_flight_count": len(self.in_flight),
+            "message_count": self._message_count,
+            "finish_count": self._finish_count,
+            "requeue_count": self._requeue_count,
+        }
         if self._channel.topology_aware:
-            by_locality[self.locality] = self._message_count
-        return Counts(
-            self.ready_count,
-            len(self.in_flight),
-            self._message_count,
-            self._finish_count,
-            self._requeue_count,
-            *by_locality,
-        )
+            counts[f"{self.locality.name.lower()}_msg_count"] = self._message_count
+        return counts
 
     # --- Messages out -------------------------------------------------------------------------------------------------
 

@@ -129,7 +129,7 @@ class LookupPeer(Conversation):
             self._check_deadline(now)
         if self.closing:
             return b""
-        commands = [*self._send_opening(), *self._send_ping(now), *self._send_registrations()]
+        commands = [*self._commands(now)]
         if commands and self._deadline == NEVER:
             self._deadline = now + REPLY_TIMEOUT
         self.next_wakeup = min(self._ping_due, self._deadline)
@@ -144,23 +144,20 @@ class LookupPeer(Conversation):
 
     # --- Commands -----------------------------------------------------------------------------------------------------
 
-    def _send_opening(self) -> Iterator[bytes]:
+    def _commands(self, now: float) -> Iterator[bytes]:
         if self._opening:
             opening, self._opening = self._opening, b""
             self._unanswered.append("IDENTIFY")
             yield opening
-
-    def _send_ping(self, now: float) -> Iterator[bytes]:
-        if now >= self._ping_due:
+        is_ping_due = now >= self._ping_due
+        if is_ping_due:
             self._ping_due = now + PING_SECONDS
-            if self._identified:
-                log.debug("LOOKUPD(%s): sending heartbeat", self._address)
-                self._unanswered.append("PING")
-                yield lookup_commands.PING
-
-    def _send_registrations(self) -> Iterator[bytes]:
         if not self._identified:
             return
+        if is_ping_due:
+            log.debug("LOOKUPD(%s): sending heartbeat", self._address)
+            self._unanswered.append("PING")
+            yield lookup_commands.PING
         while len(self._unanswered) < MAX_UNANSWERED:
             if self._removed:
                 name, _ = self._removed.popitem(last=False)

@@ -1,7 +1,7 @@
 """Measures every iteration of an event loop, and says where the loop was held too long.
 
 For tests: a callback for each iteration costs about a microsecond, which is too much for a daemon in production
-(`nsq_compat.net.loop_tick` samples there). What counts is the CPU time of the loop's own thread, so a busy machine
+(`nsq_compat.net.event_loop` samples there). What counts is the CPU time of the loop's own thread, so a busy machine
 changes nothing.
 """
 

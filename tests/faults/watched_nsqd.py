@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from nsq_compat.net.loop_tick import LoopLag
+from nsq_compat.net.event_loop import LoopLag
 from nsq_compat.nsqd import daemon
 from nsq_compat.nsqd.main import main
 from tests.faults.loop_watchdog import HELD_SECONDS, LoopWatchdog

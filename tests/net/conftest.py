@@ -12,12 +12,10 @@ import gevent.socket
 import pytest
 import trustme
 
-from nsq_compat.net.busy_poll import BusyPoll
 from nsq_compat.net.certificates import Certificates, TlsFiles
-from nsq_compat.net.connection import CodecStack
-from nsq_compat.net.listeners import listen
-from nsq_compat.net.loop_tick import AlarmClock, LoopTick
+from nsq_compat.net.event_loop import AlarmClock, BusyPoll, LoopTick
 from nsq_compat.net.server import TcpServer
+from nsq_compat.net.sockets import listen
 from nsq_compat.net.tls import Tls
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.frames import Frame, FrameReader
@@ -75,7 +73,7 @@ class Server:
         self.alarms.stop()
 
 
-class TlsClient:
+class TlsClient(Codec):
     """The client's side of TLS, bytes to bytes."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
@@ -96,11 +94,11 @@ class TlsClient:
             self.tls.write(data)
         return self.outgoing.read()
 
-    def decode(self, data: bytes, limit: int = 1 << 16) -> Iterator[bytes]:
+    def decode(self, data: bytes) -> Iterator[bytes]:
         self.incoming.write(data)
         with suppress(ssl.SSLWantReadError):
             while self.incoming.pending or self.tls.pending():
-                yield self.tls.read(limit)
+                yield self.tls.read(65536)
 
 
 class Client:
@@ -117,13 +115,19 @@ class Client:
             self.socket.close()
             raise
         # The same as the server's: they are proven by themselves, and the official clients have others.
-        self.codecs = CodecStack()
+        self.codecs: list[Codec] = []
         self._reader = FrameReader()
         self._received: list[bytes] = []
 
     def says(self, data: bytes) -> "Client":
-        self.socket.sendall(self.codecs.encode(data))
+        self.socket.sendall(self.encoded(data))
         return self
+
+    def encoded(self, data: bytes) -> bytes:
+        """What the codecs make of it."""
+        for codec in reversed(self.codecs):
+            data = codec.encode(data)
+        return data
 
     def publishes(self, topic: bytes, *bodies: bytes) -> "Client":
         for body in bodies:
@@ -164,11 +168,8 @@ class Client:
     def puts_on(self, codec: Codec) -> None:
         """From here on everything is said and heard through it."""
         behind = self._reader.hand_back()
-        self.codecs.push(codec)
-        self._hears(behind, len(self.codecs) - 1)
-
-    def _hears(self, data: bytes, level: int = 0) -> None:
-        self._received += self.codecs.decode(data, level)
+        self.codecs.append(codec)
+        self._received += codec.decode(behind)
 
     def frame(self) -> Frame:
         """The next frame; EOFError when the server has closed."""
@@ -179,7 +180,10 @@ class Client:
             data = self.socket.recv(65536)
             if not data:
                 raise EOFError
-            self._hears(data)
+            pieces = [data]
+            for codec in self.codecs:
+                pieces = [plain for piece in pieces for plain in codec.decode(piece)]
+            self._received += pieces
 
     def frames(self, count: int) -> list[Frame]:
         return [self.frame() for _ in range(count)]

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import gevent
 import pytest
 
-from nsq_compat.net.listeners import listen
 from nsq_compat.net.server import TcpServer
+from nsq_compat.net.sockets import listen
 
 
 def test_a_wrong_magic_is_answered_and_closed(connect):

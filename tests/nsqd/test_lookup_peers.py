@@ -10,7 +10,7 @@ import gevent.socket
 import pytest
 from gevent.pool import Group
 
-from nsq_compat.net.listeners import listen, port_of
+from nsq_compat.net.sockets import listen, port_of
 from nsq_compat.nsqd.lookup_peers import LookupPeers
 from nsq_compat.protocol.lookup_commands import PeerInfo, reply
 from nsq_compat.queue.broker import Broker

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from nsq_compat.net.listeners import listen, port_of
+from nsq_compat.net.sockets import listen, port_of
 from nsq_compat.nsqd import topic_channels
 from nsq_compat.nsqd.http_calls import HttpCalls
 from nsq_compat.nsqd.lookup_peers import LookupPeers, Peer
