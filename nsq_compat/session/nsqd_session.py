@@ -14,18 +14,7 @@ from typing import Final
 
 from nsq_compat.protocol import commands as table
 from nsq_compat.protocol.command_reader import Command, CommandReader, Finish, Publish, SimpleCommand
-from nsq_compat.protocol.commands import (
-    CLOSING,
-    INIT,
-    SUBSCRIBED,
-    CommandSpec,
-    check,
-    delay_of,
-    not_in_flight,
-    parse_number,
-    tls_missing,
-    wrong_state,
-)
+from nsq_compat.protocol.commands import INIT, CommandSpec, parse_number, tls_missing
 from nsq_compat.protocol.errors import (
     E_AUTH_DISABLED,
     E_BAD_PROTOCOL,
@@ -44,19 +33,11 @@ from nsq_compat.queue.errors import Exiting
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.stats import ClientStats
+from nsq_compat.session import negotiation
 from nsq_compat.session.authorization import Access, AuthFailed, Authorize, Credentials, Grants, not_asked
 from nsq_compat.session.client_roles import DONE, IN_STEPS, NO_COUNTS, Publisher, Subscription, failed
 from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, TlsFacts, Upgrade
-from nsq_compat.session.negotiation import (
-    Layers,
-    NsqdLimits,
-    grant,
-    identify_response,
-    locality,
-    negotiate,
-    patience,
-    settings_before_identify,
-)
+from nsq_compat.session.negotiation import Layers, NsqdLimits, patience
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +88,7 @@ class NsqdSession(Conversation):
         self._reader = CommandReader(self._admit, max_msg_size=limits.max_msg_size, max_body_size=limits.max_body_size)
         self._commands: Iterator[Command] = iter(())
         self._effort = 0  # of the commands executed in this call
-        self._settings = settings_before_identify(host, limits)
+        self._settings = negotiation.settings_before_identify(host, limits)
         self._patience = patience(self._settings)
         # nsqd: the first IDENTIFY fixes the settings of deliveries; another one changes the rest.
         self._delivery = self._settings
@@ -197,7 +178,7 @@ class NsqdSession(Conversation):
 
     @property
     def write_timeout(self) -> float | None:
-        """The heartbeat interval; None without heartbeats (nsqd)."""
+        # nsqd: the heartbeat interval; None without heartbeats.
         return self._settings.heartbeat_interval / 1000 or None
 
     @property
@@ -319,9 +300,9 @@ class NsqdSession(Conversation):
         # checks permissions.
         if self._lacks_tls() and tokens[0] != b"IDENTIFY":
             raise tls_missing(tokens[0])
-        spec = check(tokens, self.state, heartbeats=self._settings.heartbeat_interval > 0)
+        spec = table.check(tokens, self.state, heartbeats=self._settings.heartbeat_interval > 0)
         if spec is table.DPUB:
-            delay_of(tokens, self._limits.max_defer_timeout_ms)
+            table.delay_of(tokens, self._limits.max_defer_timeout_ms)
         elif spec is table.MPUB:
             # nsqd: only MPUB checks permission, and creates its topic, before its body is received.
             self._require(spec, tokens[1])
@@ -337,7 +318,7 @@ class NsqdSession(Conversation):
     # --- Commands -----------------------------------------------------------------------------------------------------
 
     def _publish_deferred(self, command: SimpleCommand) -> None:
-        delay = delay_of(command.tokens, self._limits.max_defer_timeout_ms)
+        delay = table.delay_of(command.tokens, self._limits.max_defer_timeout_ms)
         publish = Publish(command.spec, command.tokens, [command.body])
         self._publisher.publish(publish, self._now, self._now_ns, delay)
         self._effort += _DPUB_EFFORT - 1
@@ -345,7 +326,7 @@ class NsqdSession(Conversation):
     def _finish(self, command: Finish) -> None:
         subscription = self._subscribed(table.FIN)
         for message_id in subscription.finish(command.ids, self._now, self._now_ns):
-            self._refuse(not_in_flight(table.FIN, message_id, subscription.why_not(message_id)))
+            self._refuse(table.not_in_flight(table.FIN, message_id, subscription.why_not(message_id)))
             self._effort += subscription.consumer_count >> 5  # each of them is searched
 
     def _requeue(self, command: SimpleCommand) -> None:
@@ -360,15 +341,13 @@ class NsqdSession(Conversation):
         try:
             subscription.requeue(message_id, self._now, delay_ms / 1000)
         except NotInFlight as error:
-            self._refuse(not_in_flight(command.spec, message_id, str(error)))
+            self._refuse(table.not_in_flight(command.spec, message_id, str(error)))
 
     def _touch(self, command: SimpleCommand) -> None:
-        subscription = self._subscribed(command.spec)
-        message_id = command.tokens[1]
         try:
-            subscription.touch(message_id, self._now)
+            self._subscribed(command.spec).touch(command.tokens[1], self._now)
         except NotInFlight as error:
-            self._refuse(not_in_flight(command.spec, message_id, str(error)))
+            self._refuse(table.not_in_flight(command.spec, command.tokens[1], str(error)))
 
     def _subscribe(self, command: SimpleCommand) -> None:
         self._require(command.spec, *command.tokens[1:3])
@@ -378,7 +357,7 @@ class NsqdSession(Conversation):
                 self._broker.topic(topic).channel(channel),
                 msg_timeout=self._delivery.msg_timeout / 1000,
                 touch_timeout=self._settings.msg_timeout / 1000,
-                locality=locality(self._delivery, self._limits),
+                locality=negotiation.locality(self._delivery, self._limits),
                 sample_rate=self._delivery.sample_rate,
                 wake=self.wake,
                 close=self.abort,
@@ -386,12 +365,12 @@ class NsqdSession(Conversation):
             )
         except (Exiting, TooManyConsumers, OSError) as error:
             raise failed(command.spec, error) from None
-        self.state = SUBSCRIBED
+        self.state = table.SUBSCRIBED
         self._replies.append(OK)
 
     def _ready(self, command: SimpleCommand) -> None:
         subscription = self._subscribed(command.spec)
-        if self.state == CLOSING:
+        if self.state == table.CLOSING:
             return  # nsqd: its count is not even parsed
         raw = command.tokens[1] if len(command.tokens) > 1 else b"1"
         count = parse_number(raw)
@@ -403,13 +382,13 @@ class NsqdSession(Conversation):
 
     def _start_closing(self, command: SimpleCommand) -> None:
         self._subscribed(command.spec).ready_count = 0
-        self.state = CLOSING
+        self.state = table.CLOSING
         self._replies.append(CLOSE_WAIT)
 
     def _identify(self, command: SimpleCommand) -> None:
         request = decode_identify(command.body)
         log.info("[%s] IDENTIFY: %s", self.peer, request)
-        self._settings = negotiate(request, self._settings, self._limits)
+        self._settings = negotiation.negotiate(request, self._settings, self._limits)
         self._patience = patience(self._settings)
         if not self._is_identified:
             self._is_identified = True
@@ -418,9 +397,9 @@ class NsqdSession(Conversation):
         if not request.feature_negotiation:
             self._replies.append(OK)
             return
-        granted = grant(self._settings, self._limits)
+        granted = negotiation.grant(self._settings, self._limits)
         self._layers.want(granted)
-        self._replies.append(response_frame(identify_response(granted, self._limits).encode()))
+        self._replies.append(response_frame(negotiation.identify_response(granted, self._limits).encode()))
         self._begin_upgrade(self._reader.hand_back)
 
     def _begin_upgrade(self, received: Callable[[], bytes]) -> None:
@@ -449,7 +428,7 @@ class NsqdSession(Conversation):
     def _subscribed(self, spec: CommandSpec) -> Subscription:
         if self.subscription is None:
             # A run of FINs is not checked by `_admit`.
-            raise tls_missing(b"FIN") if self._lacks_tls() else wrong_state(spec)
+            raise tls_missing(b"FIN") if self._lacks_tls() else table.wrong_state(spec)
         return self.subscription
 
     # --- Permission ---------------------------------------------------------------------------------------------------
