@@ -1,8 +1,7 @@
 """nsqd's reader of the V2 protocol: bytes to commands.
 
-Bytes that cannot be used yet are kept as the chunks in which they arrived. `_needed` is the number of bytes with which
-the reader can continue, so that a body of a megabyte is joined once and not at every read. A loop then reads, at the
-current position, the body of the last line, or a run of FINs, or a line.
+Bytes that cannot be used yet are kept as the chunks in which they arrived, until there are as many as the reader needs
+(`_needed`). A loop then reads, at the current position, the body of the last line, or a run of FINs, or a line.
 
 Invariants:
 
@@ -27,8 +26,7 @@ MAX_LINE: Final = 16384
 """nsqd: the size of its read buffer, which limits a line with its newline. A longer line closes the connection."""
 
 MAX_DOCUMENT_SIZE: Final = 1 << 18
-"""Bytes of an IDENTIFY or AUTH body. nsqd allows --max-body-size; decoding 5 MB takes 0.2 s
-(docs/differences.md: document-size)."""
+"""Bytes of an IDENTIFY or AUTH body. Decoding 5 MB takes 0.2 s (docs/differences.md: document-size)."""
 
 _MAX_KNOWN_LINES: Final = 256
 """Admitted lines remembered for a connection."""
@@ -38,7 +36,6 @@ _MAX_UNIFORM_RUN: Final = 256
 """Messages of one size that are read at once; limits the size of a cached layout."""
 
 _NO_BODIES: Final = UniformBodies()
-
 _FIN_RUN: Final = re.compile(rb"(?:FIN [^\n\r ]{16}\n){1,256}")
 _FIN_FIRST_BYTE: Final = ord("F")
 _CARRIAGE_RETURN: Final = ord("\r")
@@ -89,7 +86,6 @@ Command = Finish | Publish | SimpleCommand
 
 @lru_cache(maxsize=64)
 def _uniform_layout(size: int, count: int) -> struct.Struct:
-    """The layout of `count` messages of `size` bytes, each after its size."""
     return struct.Struct(f"{SIZE_OF_SIZE}s{size}s" * count)
 
 
@@ -221,7 +217,7 @@ class BatchBody(SizedBody):
 
     def _next_uniform(self, buffer: bytes, position: int, end: int, wanted: int) -> tuple[bytes, ...]:
         """The next messages, if at least `_MIN_UNIFORM_RUN` are complete and have one size; else none."""
-        # One call splits all of them, at a quarter of the cost. For other messages, comparing two sizes costs little.
+        # One call splits all of them, at a quarter of the cost.
         count = min(wanted, _MAX_UNIFORM_RUN)
         start = position + SIZE_OF_SIZE
         if count < _MIN_UNIFORM_RUN or start > end:
@@ -291,9 +287,9 @@ class CommandReader:
         self._single_size = -1
 
     def receive_single(self, data: bytes) -> Publish | Finish | None:
-        """The command, if the received bytes are exactly one FIN, or one PUB or MPUB with a line admitted before.
+        """The command, if the bytes are exactly one FIN, or one PUB or MPUB with a line admitted before.
 
-        If it returns None, it has consumed nothing. Never raises.
+        Otherwise None, and nothing is consumed.
         """
         # Hot: a client that awaits each reply sends one command at a time: half the cost without the generator.
         if self._available or self._body is not None:
@@ -322,7 +318,6 @@ class CommandReader:
         return Publish(spec, self._line_tokens, bodies)
 
     def _find_known_line(self, data: bytes) -> bytes:
-        """The line at the beginning of `data`, if it was admitted before; else empty."""
         line = data[: data.find(b"\n") + 1]
         known = self._known.get(line)
         if known is None:
@@ -341,7 +336,7 @@ class CommandReader:
         self._single_size = -1
 
     def receive_data(self, data: bytes) -> Iterator[Command]:
-        """Add received bytes and iterate over the complete commands. Iterate to the end before the next call.
+        """Add received bytes and iterate over the complete commands, to the end before the next call.
 
         The iterator raises ``FatalClientError`` for invalid input, ``SilentClose`` for a line that is too long, and the
         errors of `admit`. The reader cannot be used after an error.
@@ -370,10 +365,7 @@ class CommandReader:
             self._available = len(rest)
 
     def hand_back(self) -> bytes:
-        """Remove and return the bytes after the last command: they belong to TLS or a compressed stream.
-
-        May be called while iterating; the iterator then ends.
-        """
+        """Remove and return the bytes after the last command, for another codec; an iterator then ends."""
         rest = self._buffer[self._position :] + b"".join(self._chunks)
         self._position = len(self._buffer)
         self._chunks.clear()
@@ -381,10 +373,9 @@ class CommandReader:
         return rest
 
     def end_of_input(self) -> None:
-        """Raise the error for EOF, or for a deadline, at this point.
+        """Raise the error for EOF, or for a deadline (nsqd: the same), at this point.
 
-        ``SilentClose`` between commands and inside a line. Inside a body, a ``FatalClientError`` that names the part
-        that could not be read (nsqd: the same for EOF and deadline).
+        It is ``SilentClose`` outside a body, and inside one a ``FatalClientError`` that names the missing part.
         """
         if self._body is None:
             raise SilentClose("end of input")

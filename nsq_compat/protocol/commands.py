@@ -22,8 +22,7 @@ from nsq_compat.protocol.errors import (
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.protocol.schema import MESSAGE_ID_LENGTH
 
-# States of a connection, numbered as in /stats. Integers, because every command looks one up, and an enum member takes
-# ten times as long to hash.
+# States of a connection, numbered as in /stats. An enum member takes ten times as long to hash.
 INIT: Final = 0
 SUBSCRIBED: Final = 3
 CLOSING: Final = 4
@@ -33,8 +32,7 @@ CLOSING: Final = 4
 class BodySpec:
     """The sized body that follows a line.
 
-    `code`, `noun` and `whole` word its errors ("invalid {noun} size", "{whole} too big"). `is_message` selects the
-    reader's limit: `max_msg_size` or `max_body_size`.
+    `code`, `noun` and `whole` word its errors. `is_message` selects the limit: `max_msg_size` or `max_body_size`.
     """
 
     code: str
@@ -47,8 +45,7 @@ class BodySpec:
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A command. `tokens` is the number of tokens in its line, including the name. A topic is the second, a channel the
-    third."""
+    """A command. `tokens` counts those of its line, with the name. A topic is the second, a channel the third."""
 
     name: str
     states: frozenset[int]
@@ -90,16 +87,13 @@ COMMANDS = {
 
 
 BEYOND_64_BITS: Final = 1 << 64
-"""Any number that does not fit 64 bits; larger than every limit (docs/differences.md: numbers)."""
+"""Any number that does not fit 64 bits, and would wrap around in NSQ's nsqd (docs/differences.md: numbers)."""
 
 _MAX_DIGITS: Final = 19
 
 
 def parse_number(raw: bytes) -> int | None:
-    """A decimal parameter: digits only, 0 if empty, None for anything else.
-
-    A number that does not fit 64 bits becomes ``BEYOND_64_BITS``; in NSQ's nsqd it wraps around.
-    """
+    """A decimal parameter: digits only, 0 if empty, ``BEYOND_64_BITS`` if too large, None for anything else."""
     if not raw:
         return 0
     if not raw.isdigit():
@@ -112,12 +106,10 @@ def parse_number(raw: bytes) -> int | None:
 
 
 def wrong_state(spec: CommandSpec) -> FatalClientError:
-    """The error of a known command that is not allowed in this state."""
     return FatalClientError(E_INVALID, f"cannot {spec.name} in current state")
 
 
 def tls_missing(name: bytes) -> FatalClientError:
-    """The error of a command on a connection without the required TLS."""
     return FatalClientError(E_INVALID, b"cannot " + name + b" in current state (TLS required)")
 
 
@@ -127,10 +119,7 @@ def not_in_flight(spec: CommandSpec, message_id: bytes, why: str) -> ClientError
 
 
 def check(tokens: Sequence[bytes], state: int, *, heartbeats: bool) -> CommandSpec:
-    """The command, if it is allowed in this state and its parameters are valid; checked in nsqd's order.
-
-    Raises ``FatalClientError``.
-    """
+    """The command, if it and its parameters are valid in this state. Raises ``FatalClientError``, in nsqd's order."""
     spec = COMMANDS.get(tokens[0])
     if spec is None:
         raise FatalClientError(E_INVALID, b"invalid command " + tokens[0])

@@ -110,9 +110,8 @@ class Deflate(Codec):
 class Snappy(Codec):
     """The snappy framing format.
 
-    The library only decompresses single blocks. Its reader of streams trusts the size that a block claims, accepts a
-    stream without an identifier, buffers incomplete chunks without a limit, and is several times slower with small
-    chunks.
+    The library's own reader of streams trusts the size that a block claims, accepts a stream without an identifier,
+    buffers incomplete chunks without a limit, and is several times slower with small chunks.
     """
 
     def __init__(self) -> None:
@@ -186,8 +185,7 @@ def _plain_size(kind: int, chunk: bytes) -> int:
 
 
 def _block_size(prefix: bytes) -> int:
-    """The plain size at the beginning of a raw block: seven bits a byte, lowest first. Three bytes suffice for
-    65536."""
+    """The plain size at the beginning of a raw block: seven bits a byte, lowest first, up to 65536."""
     size = 0
     for index, byte in enumerate(prefix):
         size |= (byte & 0x7F) << (7 * index)
