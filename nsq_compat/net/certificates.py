@@ -102,8 +102,7 @@ def _read(files: TlsFiles) -> Callable[[], Tls]:
 
 
 def _lenient(files: TlsFiles, ciphers: str) -> Callable[[], Tls]:
-    """Use pyOpenSSL, which is an extra: only this policy needs it, and it takes some megabytes."""
-    try:
+    try:  # an extra: only this policy needs it, and it takes some megabytes
         from nsq_compat.net.tls_lenient import LenientTls, lenient_context
     except ImportError:
         reason = missing_package("pyopenssl", extra="pyopenssl")

@@ -65,9 +65,8 @@ class Connection(Generic[Session]):
     """Owns an accepted or connected socket.
 
     `run` serves it and returns when the connection is closed. `close` ends it in order, `abort` at once; both may be
-    called at any time. `session_waits` says whether `receive_data` may switch to other greenlets. `busy_poll` is told
-    of each request that was answered. Connections that share a `tick` are flushed in the order in which they were
-    woken. `actor` names the other side in log lines.
+    called at any time. `session_waits` says whether `receive_data` may switch to other greenlets. `actor` names the
+    other side in log lines.
     """
 
     actor = "client"
@@ -234,7 +233,6 @@ class Connection(Generic[Session]):
             self._in_loop = not self._session_waits and self._compression is None
 
     def _execute_unread(self) -> None:
-        """Execute received commands that were too many to be executed at once; other connections run in between."""
         session = self.session
         while (session.has_unread or self._pieces is not None) and self._let_others_run():
             if session.has_unread:
@@ -253,7 +251,6 @@ class Connection(Generic[Session]):
         return not self._is_closed
 
     def _apply_back_pressure(self) -> None:
-        """Wait while the client leaves too many replies unread."""
         owed = self.session.owed_replies + (self._tls.owed if self._tls is not None else 0)
         if owed > MAX_OWED_REPLIES:
             self._wait_for_writer()

@@ -14,13 +14,13 @@ from weakref import WeakKeyDictionary
 import gevent
 from gevent.hub import Hub, get_hub
 
+from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.schedule import Schedule
 
 log = logging.getLogger(__name__)
 
 MAX_FLUSHES: Final = 64
 """Connections flushed before the loop looks at its sockets again. At some 10 us each that is within a millisecond."""
-_NEVER: Final = float("inf")
 _MAX_ALARM_SECONDS: Final = 0.004
 """Spent on alarms in one iteration; the last one may exceed it, and the rest runs in the next iteration."""
 _LAG_INTERVAL: Final = 0.25
@@ -36,9 +36,8 @@ class Flushable(Protocol):
 class LoopTick:
     """The work at the end of an event-loop iteration: first `calls`, then a flush of the connections in `due`.
 
-    Flushing all connections together costs little more for ten consumers of a message than for one. A connection that
-    reads from its socket sets `is_reading` meanwhile, and then calls `run` if there is work. When work is added at
-    other times, `schedule` follows.
+    A connection that reads from its socket sets `is_reading` meanwhile, and then calls `run` if there is work. When
+    work is added at other times, `schedule` follows.
     """
 
     def __init__(self, loop: Any) -> None:
@@ -98,7 +97,7 @@ class AlarmClock:
         self._schedule = schedule
         self._loop = get_hub().loop
         self._timer = self._loop.timer(0)
-        self._set_to = _NEVER
+        self._set_to = NEVER
 
     def start(self) -> None:
         self._schedule.wake_at = self._wake_at
@@ -131,25 +130,20 @@ class AlarmClock:
             log.exception("an alarm failed")
             return time.monotonic()
         finally:
-            self._set_to = _NEVER
-
-
-def _ignore(seconds: float) -> None:
-    pass
+            self._set_to = NEVER
 
 
 class LoopLag:
     """Measures a few times a second how late the event loop is.
 
-    `observe` is told how late a timer was in wall-clock seconds, which includes the time that other processes used the
-    CPU. `observe_held` is told how much CPU time this thread used while the timer was overdue. A long piece of work is
-    seen only from the timer's due time on, so the longest value observed is a lower bound.
+    `observe` is told how late a timer was, in wall-clock seconds, and `observe_held` how much CPU time this thread used
+    while the timer was overdue. Of a long piece of work only the part after the timer's due time is seen.
     """
 
     def __init__(
         self,
         observe: Callable[[float], None],
-        observe_held: Callable[[float], None] = _ignore,
+        observe_held: Callable[[float], None] = lambda seconds: None,
         interval: float = _LAG_INTERVAL,
     ) -> None:
         self._observe = observe

@@ -1,9 +1,7 @@
-"""TLS as a codec between encrypted and plain bytes, without a socket, and NSQ's names for versions, suites and errors.
+"""TLS as a codec, without a socket, and NSQ's names for versions, suites and errors.
 
-`Tls` is the server's side of one connection. It is fed until the handshake is complete, and then encodes and decodes
-like a compression. `StandardTls` uses the standard library, `tls_lenient.LenientTls` pyOpenSSL.
-
-Like nsqd, we never send close_notify: the stream ends with the connection.
+`StandardTls` uses the standard library, `tls_lenient.LenientTls` pyOpenSSL. Like nsqd, we never send close_notify: the
+stream ends with the connection.
 """
 
 import ssl
@@ -154,9 +152,7 @@ class StandardTls(Tls):
         try:
             # Read only while bytes are pending: a last read that raises would cost more than the others together.
             while self._incoming.pending or self._tls.pending():
-                following = self._read()
-                if following is None:
-                    break
+                following = self._read_plain(_RECORD_SIZE)
                 if size and (not following or size + len(following) > MAX_PIECE):
                     yield b"".join(records)
                     records.clear()
@@ -165,21 +161,14 @@ class StandardTls(Tls):
                 size += len(following)
                 if not following:
                     break
-        except TlsError as error:
-            refusal = error
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            refusal = self._refusal(error)
         if records:
             yield records[0] if len(records) == 1 else b"".join(records)
         if refusal is not None:
             raise refusal
-
-    def _read(self) -> bytes | None:
-        """The plain bytes of one record; b"" at EOF, None if no record is complete."""
-        try:
-            return self._read_plain(_RECORD_SIZE)
-        except ssl.SSLWantReadError:
-            return None
-        except ssl.SSLError as error:
-            raise self._refusal(error) from None
 
     @property
     def owed(self) -> int:
@@ -187,12 +176,9 @@ class StandardTls(Tls):
 
     def facts(self) -> TlsFacts:
         cipher = self._tls.cipher()
-        return TlsFacts(version_name(self._tls.version()), suite_name(cipher[0] if cipher else ""), self._common_name())
-
-    def _common_name(self) -> str:
         subject: Any = (self._tls.getpeercert() or {}).get("subject", ())
-        names = [value for part in subject for key, value in part if key == "commonName"]
-        return names[-1] if names else ""
+        names = ["", *(value for part in subject for key, value in part if key == "commonName")]
+        return TlsFacts(version_name(self._tls.version()), suite_name(cipher[0] if cipher else ""), names[-1])
 
     def _refusal(self, error: ssl.SSLError) -> TlsError:
         self._refused = True

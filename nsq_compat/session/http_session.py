@@ -144,10 +144,7 @@ class RequestReader:
         self._headers: dict[bytes, bytes] = {}
         self._header_count = 0
         self._head_size = 0
-        self._method = ""
-        self._path = ""
-        self._query = b""
-        self._version = "1.1"
+        self._head = Request("", b"", "", b"", {}, b"", "")
         self._body: bytes | bytearray = b""
         self._body_limit = 0
         self._too_big = BAD_REQUEST
@@ -245,18 +242,14 @@ class RequestReader:
                 return
             except HttpParserUpgrade as upgrade:
                 # nsqd: HTTP/1.1 only; a request to upgrade, which Java's client makes by default, is ignored.
+                # The parser takes every upgrade for the end of HTTP, even before a body, so a new one continues.
                 data = data[upgrade.args[0] :]
-                self._resume_plain()
-
-    def _resume_plain(self) -> None:
-        """Continue with a new parser: it takes every upgrade for the end of HTTP, even before a body."""
-        self._parser = HttpRequestParser(self)
-        if not self._upgrade_ignored:
-            return
-        self._upgrade_ignored = False
-        self._resuming = True
-        framing = [name + b": " + self._headers[name] for name in _FRAMING if name in self._headers]
-        self._parser.feed_data(b"POST / HTTP/1.1\r\n" + b"\r\n".join(framing) + b"\r\n\r\n")
+                self._parser = HttpRequestParser(self)
+                if self._upgrade_ignored:
+                    self._upgrade_ignored = False
+                    self._resuming = True
+                    framing = [name + b": " + self._headers[name] for name in _FRAMING if name in self._headers]
+                    self._parser.feed_data(b"POST / HTTP/1.1\r\n" + b"\r\n".join(framing) + b"\r\n\r\n")
 
     def _refuse(self, refusal: Response) -> None:
         self._ready.append(refusal)
@@ -316,36 +309,37 @@ class RequestReader:
         self._body = b""
         self.body_size = 0
         self._expects_continue = False
-        self._method = self._parser.get_method().decode("ascii")
-        self._version = self._parser.get_http_version()
-        self._check_host()
-        self._split_target()
+        method, version = self._parser.get_method().decode("ascii"), self._parser.get_http_version()
         headers = self._headers
+        self._check_host(version)
+        path, query = self._split_target(method)
+        address = self._remote_address
+        self._head = Request(method, self._target, path, query, headers, b"", address, version=version)
         if b"content-length" in headers or b"transfer-encoding" in headers:
             self._prepare_body()
 
-    def _check_host(self) -> None:
+    def _check_host(self, version: str) -> None:
         host = self._headers.get(b"host")
-        if self._version not in ("1.1", "1.0"):
-            raise self._stop(UNKNOWN_VERSION if self._version != "0.9" else BAD_REQUEST)
+        if version not in ("1.1", "1.0"):
+            raise self._stop(UNKNOWN_VERSION if version != "0.9" else BAD_REQUEST)
         if host is None:
-            if self._version == "1.1":
+            if version == "1.1":
                 raise self._stop(MISSING_HOST)
         elif host != self._known_host:  # it is the same with every request of a connection
             if not _is_host(host):
                 raise self._stop(MALFORMED_HOST)
             self._known_host = host
 
-    def _split_target(self) -> None:
-        path, _, self._query = self._target.partition(b"?")
+    def _split_target(self, method: str) -> tuple[str, bytes]:
+        path, _, query = self._target.partition(b"?")
         text = path.decode("latin-1")
         if text[:1] != "/":
-            text = _path_of_unusual_target(text, self._method)
+            text = _path_of_unusual_target(text, method)
         if "%" in text:
             if _has_bad_escape(text):
                 raise self._stop(BAD_REQUEST)
             text = unquote(text, errors="surrogateescape")
-        self._path = text
+        return text, query
 
     def _prepare_body(self) -> None:
         headers = self._headers
@@ -353,11 +347,11 @@ class RequestReader:
         if encoding is not None and encoding.lower() != b"chunked":
             raise self._stop(UNKNOWN_ENCODING)
         length = int(headers.get(b"content-length", 0))
-        self._body_limit, self._too_big = self._admit(self._method, self._path)
+        self._body_limit, self._too_big = self._admit(self._head.method, self._head.path)
         if length > self._body_limit:
             raise self._stop(self._too_big)
         expectation = headers.get(b"expect")
-        if expectation and self._version == "1.1" and (length or encoding):
+        if expectation and self._head.version == "1.1" and (length or encoding):
             if b"100-continue" not in expectation.lower():
                 raise self._stop(UNKNOWN_EXPECTATION)
             self._expects_continue = True
@@ -383,21 +377,8 @@ class RequestReader:
         self.phase = Phase.IDLE
         keep_alive = self._parser.should_keep_alive()
         self.finished = not keep_alive
-        body = self._body
+        self._ready.append(self._head._replace(body=bytes(self._body), keep_alive=keep_alive))
         self._body = b""
-        self._ready.append(
-            Request(
-                self._method,
-                self._target,
-                self._path,
-                self._query,
-                self._headers,
-                bytes(body),
-                self._remote_address,
-                keep_alive,
-                self._version,
-            )
-        )
 
 
 _FRAMING: Final = (b"content-length", b"transfer-encoding")
