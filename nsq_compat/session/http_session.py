@@ -57,6 +57,8 @@ MAX_IMMEDIATE_BODY: Final = 8 * 1024
 MAX_REQUESTS: Final = 128
 """Immediate requests answered in one call of `receive_data` or `read_on`."""
 
+_UNREADABLE: Final = Request("", b"", "", b"", {}, b"", "", keep_alive=False)
+"""In place of a request that is refused."""
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -496,9 +498,12 @@ class HttpSession(HttpConversation):
                 return
             self._requests.append(known)
         else:
-            self._read(data)
+            try:
+                self._requests.extend(self._reader.receive_data(data))
+            except Exception:
+                log.exception("panic in HTTP handler")
+                self._requests.append(INTERNAL_ERROR)
         self._answer_immediate(now, now_ns)
-        self._after_answers(now)
 
     def read_on(self, now: float, now_ns: int) -> None:
         if self.closing:
@@ -513,7 +518,6 @@ class HttpSession(HttpConversation):
             self._answer(self._requests.popleft())
         self._deadline_is_due = True
         self._answer_immediate(now, now_ns)
-        self._after_answers(now)
 
     def end_of_input(self) -> None:
         """Answer the requests that were received, and then close."""
@@ -535,7 +539,10 @@ class HttpSession(HttpConversation):
             if not self.has_unread:
                 self._move_deadline(now, answered=True)
         elif now >= self._deadline and not self.has_unread:
-            self._give_up()
+            log.debug("[%s] - deadline passed (%s)", self._remote_address, self._reader.phase.name)
+            if self.upgrade is not None:
+                self._upgrade_failed("timeout")
+            self.closing = True
         self.next_wakeup = NEVER if self.has_unread else self._deadline
         replies = self._replies
         data = replies[0] if len(replies) == 1 else b"".join(replies)
@@ -570,17 +577,7 @@ class HttpSession(HttpConversation):
         self.closing = self.closing or self._finishing or self._input_ended
         self._wake()
 
-    # --- Reading ------------------------------------------------------------------------------------------------------
-
-    def _read(self, data: bytes) -> None:
-        try:
-            self._requests.extend(self._reader.receive_data(data))
-        except Exception:
-            log.exception("panic in HTTP handler")
-            self._requests.append(INTERNAL_ERROR)
-
-    def _is_immediate(self, request: Request) -> bool:
-        return request.method == "POST" and len(request.body) <= MAX_IMMEDIATE_BODY and not self._finishing
+    # --- Answering ----------------------------------------------------------------------------------------------------
 
     def _publish(self, request: Request, now: float, now_ns: int, *, is_alone: bool) -> None:
         """Answer an immediate request; one that came alone perhaps at the end of this event-loop iteration."""
@@ -598,14 +595,21 @@ class HttpSession(HttpConversation):
             self._reply(request, response)
 
     def _answer_immediate(self, now: float, now_ns: int) -> None:
-        """Answer the immediate requests at the front; `has_unread` says whether others are left."""
+        """Answer the immediate requests at the front; `has_unread` says whether others are left.
+
+        If none is, close, or wait for the next request.
+        """
         requests, count = self._requests, 0
         while requests and not self.closing and not self._rest and count < MAX_REQUESTS:
             request = requests[0]
             if isinstance(request, Response):
-                requests.popleft()
-                self._refuse(request)
-            elif request.path in self._paths and self._is_immediate(request):
+                self._answer(requests.popleft())
+            elif (
+                request.path in self._paths
+                and request.method == "POST"
+                and len(request.body) <= MAX_IMMEDIATE_BODY
+                and not self._finishing
+            ):
                 requests.popleft()
                 is_alone = not requests and not count and request.keep_alive
                 self._publish(request, now, now_ns, is_alone=is_alone)
@@ -617,32 +621,25 @@ class HttpSession(HttpConversation):
         self.has_unread = bool(requests or self._rest)
         if count:
             self._deadline_is_due = True
-
-    def _after_answers(self, now: float) -> None:
-        """Close, or wait for the next request, once the received ones are answered."""
         if self.has_unread or self.closing or self._posted is not None:
             return
-        if self._finishing and self._deadline_is_due:
-            self.closing = True  # that was the last request
-        elif self._input_ended or self._reader.finished:
+        if self._input_ended or self._reader.finished or (self._finishing and self._deadline_is_due):
             self.closing = True
-        else:
-            if self._reader.owes_continue:
-                self._replies.append(CONTINUE)
-                self._reader.continue_sent()
-            if not self._deadline_is_due:
-                self._move_deadline(now, answered=False)
+            return
+        if self._reader.owes_continue:
+            self._replies.append(CONTINUE)
+            self._reader.continue_sent()
+        if not self._deadline_is_due:
+            self._move_deadline(now, answered=False)
 
     def _forget_requests(self) -> None:
         self.has_unread = False
         self._requests.clear()
         self._rest.clear()
 
-    # --- Answering ----------------------------------------------------------------------------------------------------
-
     def _answer(self, request: Request | Response) -> None:
-        if isinstance(request, Response):
-            self._refuse(request)
+        if isinstance(request, Response):  # a refusal
+            self._reply(_UNREADABLE, request)
             return
         try:
             response = self._handler.respond(request)
@@ -679,11 +676,6 @@ class HttpSession(HttpConversation):
                 self._last_plain = response, second, reply
         self._replies.append(reply)
 
-    def _refuse(self, refusal: Response) -> None:
-        date = http_date(self._now_ns // _NS_PER_SECOND)
-        self._replies.append(encode_response(refusal, date, version="1.1", keep_alive=False))
-        self.closing = True
-
     # --- TLS ----------------------------------------------------------------------------------------------------------
 
     def _upgraded(self, tls: TlsFacts | None, now: float) -> None:
@@ -706,13 +698,6 @@ class HttpSession(HttpConversation):
         if changed or phase is Phase.BODY:  # a body has more time the more of it was received
             self._deadline = self._phase_deadline()
         self._phase = phase
-
-    def _give_up(self) -> None:
-        """Close the connection after the client's deadline."""
-        log.debug("[%s] - deadline passed (%s)", self._remote_address, self._reader.phase.name)
-        if self.upgrade is not None:
-            self._upgrade_failed("timeout")
-        self.closing = True
 
 
 def _failed(request: Request, failure: Exception) -> Response:

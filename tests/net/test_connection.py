@@ -21,14 +21,6 @@ def identify(document: bytes) -> bytes:
     return b"IDENTIFY\n" + struct.pack(">i", len(document)) + document
 
 
-def test_a_message_goes_from_one_client_to_another(connect):
-    consumer = connect().subscribes(b"t", b"c", ready=1)
-    connect().publishes(b"t", b"hello")
-    frame = consumer.frame()
-    assert frame.type == 2
-    assert frame.data.endswith(b"hello")
-
-
 def test_messages_leave_at_the_end_of_an_iteration_though_the_client_allows_buffering(connect):
     # nsqd holds them back up to output_buffer_timeout, a minute here; the test's patience is less.
     consumer = connect().says(identify(b'{"output_buffer_timeout":30000,"output_buffer_size":65536}'))
@@ -219,13 +211,6 @@ def test_an_error_while_sending_ends_the_connection_too(server, connect, caplog,
     connect().publishes(b"t", b"x")
     assert consumer.rest() == b""
     assert "a bug" in caplog.text
-
-
-def test_hostile_sizes_are_refused_before_memory_is_taken(server, connect):
-    server.limits = replace(server.limits, max_msg_size=100)
-    client = connect().says(b"PUB t\n" + struct.pack(">i", 0x7FFFFFFF))
-    assert client.frame().data == b"E_BAD_MESSAGE PUB message too big 2147483647 > 100"
-    assert client.rest() == b""
 
 
 # --- A session that waits within receive_data -------------------------------------------------------------------------

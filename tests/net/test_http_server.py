@@ -189,13 +189,6 @@ def test_a_request_is_answered_and_the_connection_stays(connect):
         assert reply.headers["date"].endswith("GMT")
 
 
-def test_a_request_that_arrives_byte_by_byte_is_the_same_request(connect):
-    client = connect()
-    for byte in b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello":
-        client.says(bytes([byte]))
-    assert client.hears_reply().body == b"POST /pub hello"
-
-
 def test_pipelined_requests_are_answered_in_order_and_in_one_piece(connect):
     client = connect()
     client.says(b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % number for number in range(100)))

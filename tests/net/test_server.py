@@ -11,11 +11,6 @@ from nsq_compat.net.server import TcpServer
 from nsq_compat.net.sockets import listen
 
 
-def test_a_wrong_magic_is_answered_and_closed(connect):
-    client = connect(magic=b"  V1")
-    assert client.rest() == b"\0\0\0\x12\0\0\0\1E_BAD_PROTOCOL"
-
-
 def test_stop_ends_clients_in_every_state(server, connect, eventually):
     silent = connect(magic=b"")
     half = connect(magic=b" ")

@@ -1,7 +1,6 @@
 """The command reader, compared with a naive reader of the whole input; `session/test_errors.py` has its error texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,6 +19,7 @@ from nsq_compat.protocol.command_reader import (
 )
 from nsq_compat.protocol.commands import COMMANDS, CommandSpec
 from nsq_compat.protocol.errors import E_INVALID, FatalClientError, SilentClose
+from tests.cuts import cut
 
 MAX_MSG_SIZE = 20
 MAX_BODY_SIZE = 60
@@ -116,11 +116,6 @@ def hear(reader: CommandReader, pieces: Iterable[bytes]) -> Heard:
     except SilentClose:
         return Heard(events, None)
     raise AssertionError("the end of the input is always an error")
-
-
-def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
-    bounds = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
-    return [data[begin:end] for begin, end in pairwise(bounds)]
 
 
 def single(reader: CommandReader, data: bytes) -> Command:

@@ -1,5 +1,4 @@
 import json
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -10,14 +9,9 @@ from nsq_compat.protocol import schema
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.go_json import encode
 from nsq_compat.protocol.lookup_commands import LookupdInfo, LookupReplyError, PeerInfo, ReplyReader
+from tests.cuts import cut
 
 INFO = PeerInfo(broadcast_address="b", hostname="h", http_port=4151, tcp_port=4150, version="1.3.0")
-
-
-def cut(data, points):
-    """`data` in pieces, some of them empty, at the given places."""
-    places = [0, *sorted(min(point, len(data)) for point in points), len(data)]
-    return [data[begin:end] for begin, end in pairwise(places)]
 
 
 def replies(*pieces, max_size=1000):

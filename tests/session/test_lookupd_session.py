@@ -3,7 +3,6 @@
 import json
 import logging
 import struct
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.session.conversation import Conversation
 from nsq_compat.session.lookupd_session import MAX_COMMANDS_PER_CALL, LookupdSession
+from tests.cuts import cut
 
 ABOUT_US = LookupdInfo("lookup1", "host1", 4161, 4160, "1.3.0")
 INFO = (
@@ -341,11 +341,6 @@ commands = st.one_of(
 openings = st.sampled_from([identify(json.dumps(ABOUT_NSQD).encode()), b""])
 conversations = st.builds(lambda opening, said: b"".join([opening, *said]), openings, st.lists(commands, max_size=10))
 cuts = st.lists(st.integers(1, 400), max_size=8)
-
-
-def cut(data: bytes, positions: list[int]) -> list[bytes]:
-    edges = [0, *sorted({position for position in positions if position < len(data)}), len(data)]
-    return [data[begin:end] for begin, end in pairwise(edges)]
 
 
 @given(conversations, cuts)
