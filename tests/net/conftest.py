@@ -101,6 +101,10 @@ class TlsClient(Codec):
                 yield self.tls.read(65536)
 
 
+def pub(body: bytes, topic: bytes = b"t") -> bytes:
+    return b"PUB " + topic + b"\n" + struct.pack(">i", len(body)) + body
+
+
 class Client:
     """A socket that says commands and hears frames."""
 
@@ -131,7 +135,7 @@ class Client:
 
     def publishes(self, topic: bytes, *bodies: bytes) -> "Client":
         for body in bodies:
-            self.says(b"PUB " + topic + b"\n" + struct.pack(">i", len(body)) + body)
+            self.says(pub(body, topic))
             assert self.frame().data == b"OK"
         return self
 

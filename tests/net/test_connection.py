@@ -12,6 +12,7 @@ from gevent.event import Event
 
 from nsq_compat.net.connection import RECEIVE_SIZE, SMALL_READ, Connection
 from nsq_compat.session.authorization import Credentials, Grants, read_answer
+from tests.net.conftest import pub
 
 MESSAGE_HEADER = 8 + 2 + 16
 IDENTIFY_1S = b'{"heartbeat_interval":1000}'
@@ -39,10 +40,6 @@ def test_replies_to_pipelined_commands_come_in_order(connect):
     assert client.frame().data == b"E_INVALID invalid command BAD"
     with pytest.raises(EOFError):
         client.frame()
-
-
-def pub(body: bytes) -> bytes:
-    return b"PUB t\n" + struct.pack(">i", len(body)) + body
 
 
 def mpub(*bodies: bytes) -> bytes:

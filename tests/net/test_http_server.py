@@ -517,11 +517,6 @@ def test_chunks_are_counted_as_they_arrive(connect, echo):
     assert echo.requests == []
 
 
-def test_a_body_of_exactly_the_limit_is_taken(connect):
-    client = connect().says(b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"x" * BODY_LIMIT)
-    assert client.hears_reply().status_line == "HTTP/1.1 200 OK"
-
-
 # --- When the application fails -----------------------------------------------------------------------------------
 
 

@@ -58,13 +58,19 @@ def ends(iterations, monkeypatch):
 
 
 @pytest.mark.interpreted
-def test_clients_that_leave_together_are_closed_a_few_at_a_time(server, connect, eventually, ends):
+@pytest.mark.parametrize("reason", ["they leave", "their channel is deleted"])
+def test_clients_that_end_together_are_closed_a_few_at_a_time(server, connect, eventually, ends, reason):
     clients = [connect().subscribes(b"t", b"c", ready=1) for _ in range(CLIENTS)]
-    for client in clients:
-        client.socket.close()
+    if reason == "they leave":
+        for client in clients:
+            client.socket.close()
+    else:
+        server.broker.topics["t"].delete_channel("c")
     eventually(lambda: not server.tcp.sessions)
     assert sum(ends.counts) == CLIENTS
     assert max(ends.counts) <= MOST_ENDINGS
+    if reason != "they leave":
+        assert all(client.rest() == b"" for client in clients)
 
 
 def test_a_client_that_stays_is_served_while_the_others_leave(server, connect, eventually):
@@ -75,17 +81,6 @@ def test_a_client_that_stays_is_served_while_the_others_leave(server, connect, e
     staying.publishes(b"t", b"x")
     assert len(server.tcp.sessions) > 1
     eventually(lambda: len(server.tcp.sessions) == 1)
-
-
-@pytest.mark.interpreted
-def test_consumers_of_a_deleted_channel_are_closed_a_few_at_a_time(server, connect, eventually, ends):
-    clients = [connect().subscribes(b"t", b"c", ready=1) for _ in range(CLIENTS)]
-    server.broker.topics["t"].delete_channel("c")
-    eventually(lambda: not server.tcp.sessions)
-    assert sum(ends.counts) == CLIENTS
-    assert max(ends.counts) <= MOST_ENDINGS
-    for client in clients:
-        assert client.rest() == b""
 
 
 def test_clients_that_arrive_together_are_accepted_a_few_at_a_time(eventually, iterations):

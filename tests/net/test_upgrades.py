@@ -12,6 +12,7 @@ import pytest
 from nsq_compat.net.certificates import Certificates
 from nsq_compat.protocol.compression import Deflate, Snappy
 from nsq_compat.session.negotiation import NsqdLimits
+from tests.net.conftest import pub
 
 WAYS = [
     (False, {"deflate": True}),
@@ -37,17 +38,7 @@ def connects(request, connect, authority):
     return lambda **more: connect().identifies(authority.client_tls() if with_tls else None, **wishes, **more)
 
 
-def pub(body: bytes) -> bytes:
-    return b"PUB t\n" + struct.pack(">i", len(body)) + body
-
-
 # --- What passes ------------------------------------------------------------------------------------------------------
-
-
-def test_messages_go_both_ways(connects):
-    consumer = connects().subscribes(b"t", b"c", ready=10)
-    connects().publishes(b"t", b"one", b"two", b"three")
-    assert [frame.data[26:] for frame in consumer.frames(3)] == [b"one", b"two", b"three"]
 
 
 def test_the_largest_message_goes_both_ways(server, connects):
@@ -312,10 +303,3 @@ def test_a_client_without_the_right_certificate_costs_only_its_own_connection(
     others_are_served()
     known = connect().identifies(authority.client_tls(authority.client, authority.client_key))
     known.publishes(b"t", b"x")
-
-
-def test_tls_goes_down_with_its_connection_and_leaves_nothing(server, connects, eventually):
-    for _ in range(5):
-        connects().subscribes(b"t", b"c", ready=1).socket.close()
-    eventually(lambda: not server.tcp.sessions)
-    assert not server.broker.topics["t"].channels["c"].consumers

@@ -7,10 +7,6 @@ from nsq_compat.protocol.commands import BEYOND_64_BITS, CLOSING, COMMANDS, INIT
 ID = b"0123456789abcdef"
 
 
-def test_states_have_the_numbers_that_stats_show():
-    assert (INIT, SUBSCRIBED, CLOSING) == (0, 3, 4)
-
-
 def test_commands_are_found_by_their_exact_name():
     assert {name.decode("ascii") for name in COMMANDS} == {spec.name for spec in COMMANDS.values()}
     assert COMMANDS[b"PUB"] is PUB
