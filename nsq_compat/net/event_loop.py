@@ -79,15 +79,12 @@ class LoopTick:
                     call()
         finally:
             self.is_reading = False
-            self._flush()
-
-    def _flush(self) -> None:
-        connections, self.due = self.due, []  # a connection that is woken meanwhile has its turn after these
-        if len(connections) > MAX_FLUSHES:
-            connections, self.due = connections[:MAX_FLUSHES], connections[MAX_FLUSHES:]
-            self.schedule()
-        for connection in connections:
-            connection.flush_when_due()
+            connections, self.due = self.due, []  # a connection that is woken meanwhile has its turn after these
+            if len(connections) > MAX_FLUSHES:
+                connections, self.due = connections[:MAX_FLUSHES], connections[MAX_FLUSHES:]
+                self.schedule()
+            for connection in connections:
+                connection.flush_when_due()
 
 
 class AlarmClock:

@@ -10,6 +10,7 @@ the input gives the same values* and the same error at the same place; a size is
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from nsq_compat.protocol import schema
@@ -75,18 +76,14 @@ def identify(info: PeerInfo) -> bytes:
     return command
 
 
-def register(topic: str, channel: str = "") -> bytes:
-    """REGISTER a topic, or a channel and its topic."""
-    return _registration("REGISTER", topic, channel)
-
-
-def unregister(topic: str, channel: str = "") -> bytes:
-    """UNREGISTER a channel, or a topic with all its channels."""
-    return _registration("UNREGISTER", topic, channel)
-
-
-def _registration(verb: str, topic: str, channel: str) -> bytes:
+def _registration(verb: str, topic: str, channel: str = "") -> bytes:
     return f"{verb} {topic} {channel}".rstrip(" ").encode("ascii") + b"\n"
+
+
+register: Final = partial(_registration, "REGISTER")
+"""REGISTER a topic, or a channel and its topic."""
+unregister: Final = partial(_registration, "UNREGISTER")
+"""UNREGISTER a channel, or a topic with all its channels."""
 
 
 class ReplyReader:

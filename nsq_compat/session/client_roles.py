@@ -197,7 +197,7 @@ class Subscription:
         self.wake = wake
         self.close = close
         self.stats = stats
-        self._channel = channel
+        self.channel = channel
         self._msg_timeout = msg_timeout
         self._touch_timeout = touch_timeout
         self._sample_rate = sample_rate
@@ -215,7 +215,7 @@ class Subscription:
             "finish_count": self._finish_count,
             "requeue_count": self._requeue_count,
         }
-        if self._channel.topology_aware:
+        if self.channel.topology_aware:
             counts[f"{self.locality.name.lower()}_msg_count"] = self._message_count
         return counts
 
@@ -223,7 +223,7 @@ class Subscription:
 
     def next_batch(self, now: float) -> Sequence[bytes]:
         """Frames to send now; `has_more` says whether there may be more."""
-        channel = self._channel
+        channel = self.channel
         self.has_more = False
         room = self.ready_count - len(self.in_flight.frames)  # Hot: not `len(self.in_flight)`, which is one call more
         if room <= 0:
@@ -243,42 +243,25 @@ class Subscription:
         discarded: list[bytes] = []
         for frame in frames:
             (kept if random.randrange(100) <= self._sample_rate else discarded).append(frame)
-        self._channel.finish(self, message_ids(discarded))
+        self.channel.finish(self, message_ids(discarded))
         return kept
-
-    def stand_back(self) -> None:
-        """Let messages go to other consumers while this client takes none."""
-        self._channel.stand_back(self)
 
     # --- FIN, REQ, TOUCH ----------------------------------------------------------------------------------------------
 
     def finish(self, ids: Sequence[bytes], now: float, now_ns: int) -> list[bytes]:
         """Finish messages; return the ids that are not in flight to this client."""
-        latency = self._channel.latency
+        latency = self.channel.latency
         if latency is not None:
             latency.add(self.in_flight.frames_of(ids), now, now_ns)
-        missing = self._channel.finish(self, ids)
+        missing = self.channel.finish(self, ids)
         self._finish_count += len(ids) - len(missing)
         return missing
 
     def requeue(self, message_id: bytes, now: float, delay: float) -> None:
         """Requeue a message for another delivery after `delay` seconds. Raises ``NotInFlight``."""
-        self._channel.requeue(self, message_id, now, delay)
+        self.channel.requeue(self, message_id, now, delay)
         self._requeue_count += 1
 
     def touch(self, message_id: bytes, now: float) -> None:
         """Extend the time limit of a message. Raises ``NotInFlight``."""
-        self._channel.touch(self, message_id, now, self._touch_timeout)
-
-    def why_not(self, message_id: bytes) -> str:
-        """NSQ's text for why the client cannot finish, requeue or touch this message."""
-        return self._channel.why_not(message_id)
-
-    @property
-    def consumer_count(self) -> int:
-        """The number of the channel's consumers."""
-        return len(self._channel.consumers)
-
-    def leave(self) -> None:
-        """Leave the channel when the connection is closed. May be called twice."""
-        self._channel.remove_consumer(self)
+        self.channel.touch(self, message_id, now, self._touch_timeout)

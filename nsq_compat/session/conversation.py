@@ -23,9 +23,8 @@ class TlsFacts:
 class Upgrade:
     """The next codec between socket and session, which the connection pushes once everything so far is sent.
 
-    `codec` is None for TLS, which the connection makes. `received` are bytes that were received for the new codec
-    already. When it is in place the connection calls `done` with the facts about TLS and with `now`; if that fails,
-    `failed` with the reason.
+    `codec` is None for TLS, which the connection makes. `received` are bytes for the new codec. When it is in place the
+    connection calls `done` with the facts about TLS and with `now`; if that fails, `failed` with the reason.
     """
 
     codec: Codec | None

@@ -25,6 +25,7 @@ from nsq_compat.protocol.lookup_commands import (
     registration,
     reply,
 )
+from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.registry.registration import Producer
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.session.conversation import Conversation
@@ -36,14 +37,10 @@ IDENTIFY_TIMEOUT: Final = 60.0
 WRITE_TIMEOUT: Final = 30.0
 MAX_COMMANDS_PER_CALL: Final = 64
 """Commands that one call executes; each takes about 20 us, and most are logged."""
-_NEVER: Final = float("inf")
 
 
 class LookupdSession(Conversation):
-    """The session of one TCP client. `peer` is its address, which is also its name in replies of the HTTP API.
-
-    `now` is in monotonic seconds, `now_ns` in nanoseconds since 1970.
-    """
+    """The session of one TCP client. `peer` is its address, which is also its name in replies of the HTTP API."""
 
     def __init__(self, db: RegistrationDb, info: LookupdInfo, *, peer: str, now: float) -> None:
         super().__init__()
@@ -117,7 +114,6 @@ class LookupdSession(Conversation):
             self._execute()
 
     def _execute(self) -> None:
-        """Execute some of the commands. `has_unread` says whether there may be more."""
         self.has_unread = False
         for count, command in enumerate(self._commands, 1):
             if not isinstance(command, SimpleCommand):  # well-formed FINs are not checked by `_admit`
@@ -168,20 +164,15 @@ class LookupdSession(Conversation):
             self.peer, info.broadcast_address, info.tcp_port, info.http_port, info.version,
         )  # fmt: skip
         self._producer = self._db.identify(self.peer, info, self._now, self._now_ns)
-        self._deadline = _NEVER
+        self._deadline = NEVER
         return encode(self._info)
 
     def _register(self, command: SimpleCommand) -> bytes:
-        self._db.register(self._identified(), *registration(command.tokens))
-        return OK
-
-    def _unregister(self, command: SimpleCommand) -> bytes:
-        self._db.unregister(self._identified(), *registration(command.tokens))
-        return OK
-
-    def _identified(self) -> Producer:
+        """REGISTER and UNREGISTER."""
         assert self._producer is not None, "admitted only behind IDENTIFY"
-        return self._producer
+        change = self._db.register if command.spec.name == "REGISTER" else self._db.unregister
+        change(self._producer, *registration(command.tokens))
+        return OK
 
     # --- Errors -------------------------------------------------------------------------------------------------------
 
@@ -201,5 +192,5 @@ _ON_COMMAND: Final[dict[str, Callable[[LookupdSession, SimpleCommand], bytes]]] 
     "PING": LookupdSession._ping,
     "IDENTIFY": LookupdSession._identify,
     "REGISTER": LookupdSession._register,
-    "UNREGISTER": LookupdSession._unregister,
+    "UNREGISTER": LookupdSession._register,
 }

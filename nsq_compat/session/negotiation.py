@@ -77,13 +77,11 @@ def negotiate(request: IdentifyRequest, current: IdentifyRequest, limits: NsqdLi
     def checked(field: str, low: int, high: int, off: int | None = None) -> int:
         """The value in force: 0 keeps the current one, -1 means `off` where that is allowed."""
         value: int = getattr(request, field)
-        if value == 0:
-            # nsqd: a new IDENTIFY ends sampling.
-            kept: int = 0 if field == "sample_rate" else getattr(current, field)
-            return kept
-        if value == _OFF and off is not None:
-            return off
-        if not low <= value <= high:
+        if value == 0 and field != "sample_rate":  # nsqd: a new IDENTIFY ends sampling
+            value = getattr(current, field)
+        elif value == _OFF and off is not None:
+            value = off
+        elif not low <= value <= high:
             raise FatalClientError(E_BAD_BODY, f"IDENTIFY {field.replace('_', ' ')} ({value}) is invalid")
         return value
 
@@ -152,7 +150,7 @@ def locality(settings: IdentifyRequest, limits: NsqdLimits) -> Locality:
 
 
 class Layers:
-    """The codecs of one connection, those in place and those to come."""
+    """The codecs of one connection, those in place and those to come (`wanted`)."""
 
     def __init__(self) -> None:
         self.tls: TlsFacts | None = None

@@ -188,14 +188,14 @@ class NsqdSession(Conversation):
     def stalled(self) -> None:
         """Let messages go to other consumers while the socket takes no more."""
         if self.subscription is not None:
-            self.subscription.stand_back()
+            self.subscription.channel.stand_back(self.subscription)
 
     def closed(self) -> None:
         """Leave the channel."""
         self.closing = True
         self._forget_unread()
         if self.subscription is not None:
-            self.subscription.leave()
+            self.subscription.channel.remove_consumer(self.subscription)
 
     def stats(self) -> ClientStats:
         """The client's figures in /stats, as a consumer and as a producer."""
@@ -326,8 +326,8 @@ class NsqdSession(Conversation):
     def _finish(self, command: Finish) -> None:
         subscription = self._subscribed(table.FIN)
         for message_id in subscription.finish(command.ids, self._now, self._now_ns):
-            self._refuse(table.not_in_flight(table.FIN, message_id, subscription.why_not(message_id)))
-            self._effort += subscription.consumer_count >> 5  # each of them is searched
+            self._refuse(table.not_in_flight(table.FIN, message_id, subscription.channel.why_not(message_id)))
+            self._effort += len(subscription.channel.consumers) >> 5  # each of them is searched
 
     def _requeue(self, command: SimpleCommand) -> None:
         subscription = self._subscribed(command.spec)
