@@ -7,9 +7,9 @@
     client_roles    the client as a producer, and as a consumer of a channel
     lookupd_session an nsqd, as a client of nsqlookupd (V1)
     lookup_peer     nsqlookupd, as nsqd talks to it
-    http_session    an HTTP client of a daemon: the reader of requests, and the conversation
+    http_session    an HTTP client of a daemon: requests from bytes, responses to bytes, the conversation
     ack_session     an HTTP client whose acknowledgements are awaited
-    http_message    HTTP requests and responses as values
+    http_message    HTTP requests, responses and limits as values
     client_session  the other side: a client talking to nsqd
 
 May import: ``queue``, ``registry`` and below, and nothing that does I/O; import-linter checks that. A session is tested
