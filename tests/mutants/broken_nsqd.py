@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from nsq_compat.nsqd.main import main
+from nsq_compat.protocol import commands
 from nsq_compat.protocol.commands import INIT
 from nsq_compat.queue import channel as channel_module
 from nsq_compat.queue.channel import Channel, NotInFlight
@@ -186,12 +187,12 @@ def an_incomplete_command_is_an_answer(original: Function, session: NsqdSession,
     session._renew_deadline()
 
 
-@mutant_of(nsqd_session, "check")
+@mutant_of(commands, "check")
 def a_second_sub_is_accepted(original: Function, tokens: Sequence[bytes], state: int, *, heartbeats: bool) -> object:
     return original(tokens, INIT if tokens[0] == b"SUB" else state, heartbeats=heartbeats)
 
 
-@mutant_of(nsqd_session, "check")
+@mutant_of(commands, "check")
 def sub_without_heartbeats_is_accepted(
     original: Function, tokens: Sequence[bytes], state: int, *, heartbeats: bool
 ) -> object:
