@@ -2,11 +2,8 @@
 
     server        listening, accepting, the connections of a server and its stop
     connection    one socket and its session
-    loop_tick     work at the end of an event-loop iteration, alarms, the loop's lag
-    busy_poll     polling instead of sleeping between two requests of one client
-    long_work     long work in steps, with other connections in between
-    listeners     addresses to listening sockets
-    dialer        connecting to another server, and resolving its name
+    event_loop    work at the end of an iteration, alarms, the loop's lag, busy polling, long work in steps
+    sockets       addresses to sockets: listening, connecting, resolving names
     tls           TLS as a codec, NSQ's names for it
     tls_lenient   TLS that accepts any client certificate, by pyOpenSSL
     certificates  certificate files to TLS, again on SIGHUP

@@ -87,7 +87,11 @@ def _read(files: TlsFiles) -> Callable[[], Tls]:
         context.minimum_version = files.min_version
     _load_certificate(context, files)
     if files.root_ca:
-        _trust(context, files.root_ca)
+        _read_pem(files.root_ca)
+        try:
+            context.load_verify_locations(files.root_ca)
+        except ssl.SSLError:
+            raise CertificateError("failed to append certificate to pool") from None
     if files.client_policy == REQUIRE:
         return _lenient(files, ciphers)
     if files.client_policy == REQUIRE_VERIFY:
@@ -98,8 +102,7 @@ def _read(files: TlsFiles) -> Callable[[], Tls]:
 
 
 def _lenient(files: TlsFiles, ciphers: str) -> Callable[[], Tls]:
-    """Use pyOpenSSL, which is an extra: only this policy needs it, and it takes some megabytes."""
-    try:
+    try:  # an extra: only this policy needs it, and it takes some megabytes
         from nsq_compat.net.tls_lenient import LenientTls, lenient_context
     except ImportError:
         reason = missing_package("pyopenssl", extra="pyopenssl")
@@ -119,11 +122,3 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise CertificateError("tls: private key does not match public key") from None
         raise CertificateError(f"tls: {files.certificate} and {files.key}: {error.reason or error}") from None
-
-
-def _trust(context: ssl.SSLContext, path: str) -> None:
-    _read_pem(path)
-    try:
-        context.load_verify_locations(path)
-    except ssl.SSLError:
-        raise CertificateError("failed to append certificate to pool") from None

@@ -1,17 +1,16 @@
 """One TCP connection: a socket, the session that speaks for it, and the greenlet that reads.
 
-The reader waits for the socket to become readable, receives, feeds the session and flushes. The watcher stays
-registered for the life of the connection. If the session never waits, the watcher's callback does all this inside the
+If the session never waits, the callback of the socket's watcher receives, feeds the session and flushes, all inside the
 event loop, which saves two switches. The greenlet then runs only for work that takes time: an upgrade, data that
-inflates, a client that does not take its replies. If the session's commands are published together with those of other
-connections (`awaits_publish`), the replies follow at the end of the event-loop iteration.
+inflates, a client that does not take its replies. Otherwise the greenlet does all of it. If the session's commands are
+published together with those of other connections (`awaits_publish`), the replies follow at the end of the event-loop
+iteration.
 
 `flush` sends without waiting. `wake` asks for a flush at the end of the iteration, so everything that an iteration
 produces for a client leaves in one system call, and an idle consumer needs no second greenlet. Messages leave before
 the OK of their producer. If the socket does not take everything, a writer greenlet sends the rest.
 
-Between socket and session there may be codecs: TLS next to the socket, a compression above it. The reader pushes the
-ones that the session's `upgrade` asks for, once everything before them is sent.
+Between socket and session there may be codecs: TLS next to the socket, a compression above it.
 
 Invariants:
 
@@ -22,10 +21,9 @@ Invariants:
   are out. It pauses at more than `MAX_OWED_REPLIES` bytes of replies: that client does not read.
 - A client can read the last reply. After a fatal error only our side is shut, and received bytes are dropped for a
   moment. Closing at once would make the kernel reset the connection and lose the error frame.
-- Data that inflates is decoded in pieces. Each piece is answered before the next, and other connections run in between.
-- A session with more work than it does at once (`has_unread`) is called again by the greenlet, and other connections
-  run in between. Nothing is read from the socket meanwhile.
-- At most `long_work.MAX_ENDINGS` connections end in one iteration, however many clients leave at once.
+- Data that inflates is decoded in pieces, and a session with more work than it does at once (`has_unread`) is called
+  again, by the greenlet. Each piece is answered before the next, and other connections run in between.
+- At most `event_loop.MAX_ENDINGS` connections end in one iteration, however many clients leave at once.
 - Nothing that a client sends or omits affects another connection.
 """
 
@@ -33,15 +31,13 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final, Generic, TypeVar
 
 import gevent
 
-from nsq_compat.net.busy_poll import BusyPoll
-from nsq_compat.net.long_work import endings, let_others_run
-from nsq_compat.net.loop_tick import LoopTick
+from nsq_compat.net.event_loop import BusyPoll, LoopTick, endings, let_others_run
 from nsq_compat.net.tls import MakeTls, Tls, TlsError
 from nsq_compat.protocol.compression import Codec, CompressionError
 from nsq_compat.session.conversation import Conversation, Upgrade
@@ -61,46 +57,16 @@ _monotonic: Final = time.monotonic
 _time_ns: Final = time.time_ns
 
 
-class CodecStack:
-    """The codecs of a connection, the one next to the socket first. May grow while received data is being decoded."""
-
-    def __init__(self) -> None:
-        self._codecs: list[Codec] = []
-
-    def __len__(self) -> int:
-        return len(self._codecs)
-
-    def push(self, codec: Codec) -> None:
-        self._codecs.append(codec)
-
-    def encode(self, data: bytes) -> bytes:
-        """The bytes to send for `data`; without data, the bytes that the codecs themselves have to send."""
-        for codec in reversed(self._codecs):
-            data = codec.encode(data)
-        return data
-
-    def decode(self, data: bytes, level: int = 0) -> Iterator[bytes]:
-        """The plain bytes in `data`, which was received below `level`, in pieces (see ``Codec.decode``).
-
-        A codec that is pushed between two pieces decodes the second.
-        """
-        if level == len(self._codecs):
-            yield data
-            return
-        for piece in self._codecs[level].decode(data):
-            if piece and level + 1 < len(self._codecs):
-                yield from self.decode(piece, level + 1)
-            else:
-                yield piece  # plain bytes, or EOF, whatever codecs lie above
+def _encode_with(compression: Codec, tls: Tls | None) -> Callable[[bytes], bytes]:
+    return compression.encode if tls is None else lambda data: tls.encode(compression.encode(data))
 
 
 class Connection(Generic[Session]):
     """Owns an accepted or connected socket.
 
     `run` serves it and returns when the connection is closed. `close` ends it in order, `abort` at once; both may be
-    called at any time. `session_waits` says whether `receive_data` may switch to other greenlets. `busy_poll` is told
-    of each request that was answered. Connections that share a `tick` are flushed in the order in which they were
-    woken. `actor` names the other side in log lines.
+    called at any time. `session_waits` says whether `receive_data` may switch to other greenlets. `actor` names the
+    other side in log lines.
     """
 
     actor = "client"
@@ -141,7 +107,7 @@ class Connection(Generic[Session]):
         self._receive_size = receive_size
         self._expects_small_read = False
         self._tls: Tls | None = None
-        self._codecs: CodecStack | None = None
+        self._compression: Codec | None = None
         self._pieces: Iterator[bytes] | None = None  # of one read, still to be fed to the session
         self._encode: Callable[[bytes], bytes] | None = None
         self._input_ended = False  # EOF or an error was read
@@ -183,13 +149,13 @@ class Connection(Generic[Session]):
         if not data:
             self._end_input(self._on_eof)
             return
-        session, codecs = self.session, self._codecs
-        if codecs is None:
+        session = self.session
+        if self._encode is None:
             session.receive_data(data, _monotonic(), _time_ns())
         elif self._in_loop and self._tls is not None:
             self._decode_tls(self._tls, data)
         else:
-            self._decode(codecs, data)
+            self._decode(self._plain(data, self._tls))
         has_answered = False
         if not session.awaits_publish:
             if self._tick.due and session.upgrade is None:
@@ -263,11 +229,10 @@ class Connection(Generic[Session]):
         if self.session.upgrade is not None:
             self._in_loop = False  # the greenlet reads the handshake
             self._push_codecs()
-            only_tls = self._codecs is None or (self._tls is not None and len(self._codecs) == 1)
-            self._in_loop = not self._session_waits and only_tls  # few bytes may inflate to many: greenlets take turns
+            # Few bytes may inflate to many: then greenlets take turns.
+            self._in_loop = not self._session_waits and self._compression is None
 
     def _execute_unread(self) -> None:
-        """Execute received commands that were too many to be executed at once; other connections run in between."""
         session = self.session
         while (session.has_unread or self._pieces is not None) and self._let_others_run():
             if session.has_unread:
@@ -286,7 +251,6 @@ class Connection(Generic[Session]):
         return not self._is_closed
 
     def _apply_back_pressure(self) -> None:
-        """Wait while the client leaves too many replies unread."""
         owed = self.session.owed_replies + (self._tls.owed if self._tls is not None else 0)
         if owed > MAX_OWED_REPLIES:
             self._wait_for_writer()
@@ -323,10 +287,22 @@ class Connection(Generic[Session]):
 
     # --- Codecs -------------------------------------------------------------------------------------------------------
 
-    def _decode(self, codecs: CodecStack, data: bytes, level: int = 0) -> None:
+    def _plain(self, data: bytes, tls: Tls | None) -> Iterator[bytes]:
+        """The plain bytes in `data`, with or without TLS, in pieces (see ``Codec.decode``).
+
+        A compression that is pushed between two pieces decodes the second.
+        """
+        received: Iterable[bytes] = (data,) if data else ()
+        for piece in received if tls is None else tls.decode(data):
+            if piece and self._compression is not None:
+                yield from self._compression.decode(piece)
+            else:
+                yield piece  # plain bytes, or EOF
+
+    def _decode(self, pieces: Iterable[bytes]) -> None:
         """Feed the session in pieces, each answered before the next is decoded; other connections run in between."""
         try:
-            for number, piece in enumerate(codecs.decode(data, level)):
+            for number, piece in enumerate(pieces):
                 if number:
                     let_others_run()
                 if self.session.closing or self._is_closed:
@@ -376,26 +352,24 @@ class Connection(Generic[Session]):
 
     def _push_codecs(self) -> None:
         """Make the upgrades that the session asks for, then decode what was already received for the new codecs."""
-        codecs = self._codecs or CodecStack()
-        level, received = len(codecs), b""
+        tls_before, received = self._tls, b""
         while (upgrade := self.session.upgrade) is not None and not self._is_closed:
             if self._writer is not None:
                 self._wait_for_writer()
                 continue  # the upgrade may have timed out meanwhile
             if upgrade.codec is not None:
                 received += upgrade.received
-                codecs.push(upgrade.codec)
+                self._compression = upgrade.codec
+                self._encode = _encode_with(upgrade.codec, self._tls)
                 upgrade.done(None, _monotonic())
             elif (tls := self._shake_hands(upgrade)) is not None:
-                self._tls = tls
-                codecs.push(tls)
+                self._tls, self._encode = tls, tls.encode
                 upgrade.done(tls.facts(), _monotonic())
             else:
                 return
-            self._codecs = codecs
-            self._encode = codecs.encode if len(codecs) > 1 or self._tls is None else self._tls.encode
             self.flush()
-        self._decode(codecs, received, level)
+        if self._encode is not None:
+            self._decode(self._plain(received, self._tls if tls_before is None else None))
 
     def _shake_hands(self, upgrade: Upgrade) -> Tls | None:
         """TLS after its handshake, or None if that fails. Replies leave in plain until it is complete (nsqd)."""
@@ -487,11 +461,14 @@ class Connection(Generic[Session]):
     def _write_loop(self, owed: memoryview) -> None:
         """The writer: send `owed` whenever the socket takes some of it."""
         self.session.stalled()
-        began, sent = _monotonic(), 0
+        session, began, sent = self.session, _monotonic(), 0
         writable = self._hub.loop.io(self._socket.fileno(), _WRITE)
         try:
             while owed:
-                with gevent.Timeout(self._write_seconds(began, sent), TimeoutError("write timeout")):
+                seconds = session.write_timeout
+                if seconds is not None:  # bytes that the client has taken extend it, at the slowest accepted rate
+                    seconds = max(0.0, began + seconds + sent / session.slowest_rate - _monotonic())
+                with gevent.Timeout(seconds, TimeoutError("write timeout")):
                     self._hub.wait(writable)
                 with contextlib.suppress(BlockingIOError):
                     accepted = self._send(owed)
@@ -505,13 +482,6 @@ class Connection(Generic[Session]):
             self._writer = None
         self.flush_when_due()
         self._hub.loop.run_callback(self._resume_reader)
-
-    def _write_seconds(self, began: float, sent: int) -> float | None:
-        """Time left for the client to take more. Bytes it has taken extend it, at the slowest accepted rate."""
-        timeout = self.session.write_timeout
-        if timeout is None:
-            return None
-        return max(0.0, began + timeout + sent / self.session.slowest_rate - _monotonic())
 
     # --- Time ---------------------------------------------------------------------------------------------------------
 

@@ -19,9 +19,7 @@ from gevent.util import print_run_info
 _MIN_RESERVE: Final = 512
 """Descriptors, enough for a daemon with few topics."""
 _MAX_RESERVE: Final = 4096
-
-
-# --- Signals ----------------------------------------------------------------------------------------------------------
+THREAD_SWITCH_SECONDS: Final = 0.0005
 
 
 def stop_signal(before: list[Callable[[], None]] | None = None) -> Event:
@@ -48,9 +46,6 @@ def on_hangup(act: Callable[[], None]) -> None:
     gevent.signal_handler(signal.SIGHUP, act)
 
 
-# --- Garbage collection -----------------------------------------------------------------------------------------------
-
-
 def tune_gc() -> None:
     """Collect less often, and never visit the objects of the program itself.
 
@@ -70,20 +65,12 @@ def exempt_from_collection() -> None:
     gc.freeze()
 
 
-# --- Threads ----------------------------------------------------------------------------------------------------------
-
-THREAD_SWITCH_SECONDS: Final = 0.0005
-
-
 def shorten_thread_switches() -> None:
     """Let the event loop interrupt a worker thread that runs Python code after 0.5 ms, not after CPython's 5 ms.
 
     Four threads that read answers of auth servers otherwise delay it by 20 ms.
     """
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
-
-
-# --- File descriptors -------------------------------------------------------------------------------------------------
 
 
 def raise_descriptor_limit() -> None:
@@ -118,9 +105,6 @@ class ClientDescriptors:
         os.close(lowest)
         if lowest >= self._end:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-
-# --- systemd ----------------------------------------------------------------------------------------------------------
 
 
 class Supervisor:
@@ -158,9 +142,6 @@ class Supervisor:
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.setblocking(False)
                 sender.sendto(state.encode("ascii"), self._address)
-
-
-# --- /debug -----------------------------------------------------------------------------------------------------------
 
 
 class Process:

@@ -11,11 +11,10 @@ from typing import Final, Generic
 
 import gevent
 
-from nsq_compat.net.busy_poll import BusyPoll
 from nsq_compat.net.connection import RECEIVE_SIZE, Connection, Session
-from nsq_compat.net.listeners import address_of, close_listener, peer_of, prepare_client
-from nsq_compat.net.loop_tick import LoopTick
+from nsq_compat.net.event_loop import BusyPoll, LoopTick
 from nsq_compat.net.process import ClientDescriptors
+from nsq_compat.net.sockets import address_of, close_listener, peer_of, prepare_client
 from nsq_compat.net.tls import MakeTls
 from nsq_compat.session.http_message import HttpHandler, HttpLimits
 from nsq_compat.session.http_session import HttpSession, ImmediateHandler
@@ -36,7 +35,7 @@ SessionFactory = Callable[[Connection[Session], str, float, int], Session]
 class Acceptor:
     """Accepts clients from a listening socket (TCP or unix), which it owns.
 
-    `serve` is given each client, prepared (`listeners.prepare_client`), and its socket name. `name` is the protocol in
+    `serve` is given each client, prepared (`sockets.prepare_client`), and its socket name. `name` is the protocol in
     NSQ's log lines, such as ``TCP: listening on 127.0.0.1:4150``.
     """
 
@@ -97,7 +96,7 @@ class Acceptor:
 
 
 class TcpServer(Generic[Session]):
-    """Serves NSQ's TCP protocols on a listening socket, which it owns.
+    """Serves a protocol, usually one of NSQ's, on a listening socket, which it owns.
 
     `make_session` is given the connection, the client's host, `now` and `now_ns`. `make_tls` is for sessions that offer
     TLS. `receive_size` bounds the commands that one client may have executed before others have their turn.
@@ -112,14 +111,16 @@ class TcpServer(Generic[Session]):
         make_tls: MakeTls | None = None,
         receive_size: int = RECEIVE_SIZE,
         *,
+        name: str = "TCP",
         session_waits: bool = True,
         busy_poll: BusyPoll | None = None,
         tick: LoopTick | None = None,
     ) -> None:
-        self._acceptor = Acceptor(listener, "TCP", self._serve)
+        self._acceptor = Acceptor(listener, name, self._serve)
         self._make_session = make_session
         self._make_tls = make_tls
         self._receive_size = receive_size
+        self._name = name
         self._session_waits = session_waits
         self._busy_poll = busy_poll
         self._tick = LoopTick(gevent.get_hub().loop) if tick is None else tick
@@ -142,7 +143,8 @@ class TcpServer(Generic[Session]):
 
     def _serve(self, client: socket.socket, name: object) -> None:
         peer, host = peer_of(name)
-        log.info("TCP: new client(%s)", peer)
+        if self._name == "TCP":  # nsqd: HTTP clients are not logged
+            log.info("TCP: new client(%s)", peer)
         connection: Connection[Session] = Connection(
             client,
             peer,
@@ -154,15 +156,16 @@ class TcpServer(Generic[Session]):
             tick=self._tick,
         )
         greenlet = self._connections[connection] = gevent.spawn(connection.run)
-        greenlet.link(lambda _: self._connections.pop(connection, None))
+        # Also if it is killed before its first step.
+        greenlet.link(lambda _: self._forget(connection))
+
+    def _forget(self, connection: Connection[Session]) -> None:
+        self._connections.pop(connection, None)
+        connection.free()
 
 
-class HttpServer:
-    """Serves HTTP, with `tls` HTTPS, on a listening socket, which it owns.
-
-    `start` returns at once; `stop` lets current requests finish. `immediate` answers some requests in the event loop,
-    which is cheaper. Servers may share a `tick`.
-    """
+class HttpServer(TcpServer[HttpSession]):
+    """Serves HTTP, with `tls` HTTPS. `immediate` answers some requests in the event loop, which is cheaper."""
 
     def __init__(
         self,
@@ -175,28 +178,23 @@ class HttpServer:
         immediate: ImmediateHandler | None = None,
         tick: LoopTick | None = None,
     ) -> None:
-        self.limits = limits or HttpLimits()
-        self.handler = handler
-        self._acceptor = Acceptor(listener, name, self._serve)
-        self._tls = tls
-        self._immediate = immediate
-        self._tick = LoopTick(gevent.get_hub().loop) if tick is None else tick
-        self._connections: dict[Connection[HttpSession], gevent.Greenlet[[], None]] = {}
+        def make_session(connection: Connection[HttpSession], host: str, now: float, now_ns: int) -> HttpSession:
+            return HttpSession(
+                handler,
+                limits or HttpLimits(),
+                remote_address=connection.peer,
+                wake=connection.wake,
+                now=now,
+                now_ns=now_ns,
+                immediate=immediate,
+                tls=tls is not None,
+            )
 
-    @property
-    def connection_count(self) -> int:
-        return len(self._connections)
+        super().__init__(listener, make_session, tls, name=name, session_waits=False, tick=tick)
 
-    def start(self) -> None:
-        self._acceptor.start()
-
-    def stop_accepting(self) -> None:
-        """Close the listener; accepted connections stay open."""
-        self._acceptor.stop()
-
-    def stop(self, timeout: float = 5.0) -> None:
+    def stop(self, timeout: float) -> None:
         """Accept no more, close idle connections, wait up to `timeout` seconds for current requests, abort the rest."""
-        self.stop_accepting()
+        self._acceptor.stop()
         for connection in list(self._connections):
             if connection.session.finish():
                 connection.close()
@@ -204,26 +202,3 @@ class HttpServer:
         gevent.killall(list(self._connections.values()))
         for connection in list(self._connections):
             self._forget(connection)
-
-    def _serve(self, client: socket.socket, name: object) -> None:
-        peer = peer_of(name)[0]
-        connection = Connection(client, peer, self._make_session, self._tls, session_waits=False, tick=self._tick)
-        greenlet = self._connections[connection] = gevent.spawn(connection.run)
-        # Also if it is killed before its first step.
-        greenlet.link(lambda _: self._forget(connection))
-
-    def _make_session(self, connection: Connection[HttpSession], now: float, now_ns: int) -> HttpSession:
-        return HttpSession(
-            self.handler,
-            self.limits,
-            remote_address=connection.peer,
-            wake=connection.wake,
-            now=now,
-            now_ns=now_ns,
-            immediate=self._immediate,
-            tls=self._tls is not None,
-        )
-
-    def _forget(self, connection: Connection[HttpSession]) -> None:
-        self._connections.pop(connection, None)
-        connection.free()

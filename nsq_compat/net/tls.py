@@ -1,16 +1,14 @@
-"""TLS as a codec between encrypted and plain bytes, without a socket, and NSQ's names for versions, suites and errors.
+"""TLS as a codec, without a socket, and NSQ's names for versions, suites and errors.
 
-`Tls` is the server's side of one connection. It is fed until the handshake is complete, and then encodes and decodes
-like a compression. `StandardTls` uses the standard library, `tls_lenient.LenientTls` pyOpenSSL.
-
-Like nsqd, we never send close_notify: the stream ends with the connection.
+`StandardTls` uses the standard library, `tls_lenient.LenientTls` pyOpenSSL. Like nsqd, we never send close_notify: the
+stream ends with the connection.
 """
 
 import ssl
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from nsq_compat.protocol.compression import MAX_PIECE
+from nsq_compat.protocol.compression import MAX_PIECE, Codec
 from nsq_compat.session.conversation import TlsFacts
 
 _VERSIONS: Final = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
@@ -47,13 +45,9 @@ class TlsError(Exception):
     """The peer's TLS is invalid or not acceptable, so the connection is unusable. The text is Go's, if it has one."""
 
 
-def _suite_numbers() -> dict[str, int]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_ciphers("ALL:COMPLEMENTOFALL:@SECLEVEL=0")
-    return {cipher["name"]: cipher["id"] & 0xFFFF for cipher in context.get_ciphers()}
-
-
-_NUMBERS: Final = _suite_numbers()
+_ALL_SUITES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+_ALL_SUITES.set_ciphers("ALL:COMPLEMENTOFALL:@SECLEVEL=0")
+_NUMBERS: Final = {cipher["name"]: cipher["id"] & 0xFFFF for cipher in _ALL_SUITES.get_ciphers()}
 
 
 def version_name(version: str | None) -> str:
@@ -72,34 +66,22 @@ def failure(reason: str, detail: str = "") -> str:
     if reason == "CERTIFICATE_VERIFY_FAILED":
         return f"tls: failed to verify certificate: x509: {detail}"
     _, alert, name = reason.partition("_ALERT_")
-    if alert:
-        return f"remote error: tls: {_spelled(name)}"
-    return f"tls: {_FAILURES.get(reason) or _spelled(reason)}"
+    spelled = (name or reason).lower().replace("_", " ")
+    return f"remote error: tls: {spelled}" if alert else f"tls: {_FAILURES.get(reason, spelled)}"
 
 
-def _spelled(reason: str) -> str:
-    return reason.lower().replace("_", " ")
+_RECORD_SIZE: Final = 1 << 14  # plain bytes
 
 
-_READ_SIZE: Final = 1 << 14  # the plain bytes of one record
+class Tls(Codec):
+    """The server's side of one connection's TLS. All methods raise ``TlsError``.
 
-
-class Tls:
-    """The server's side of one connection's TLS, a ``Codec``. All methods raise ``TlsError``."""
+    `encode` also returns TLS's own bytes, handshake and alerts: call it after feeding received bytes, if need be with
+    b"". After a refusal it returns only those.
+    """
 
     def shake_hands(self, data: bytes) -> bool:
         """Feed received bytes; return whether the handshake is complete."""
-        raise NotImplementedError
-
-    def encode(self, data: bytes) -> bytes:
-        """The bytes to send for `data`, with TLS's own: handshake and alerts.
-
-        Call it after feeding received bytes, if need be with b"". After a refusal it returns TLS's own bytes only.
-        """
-        raise NotImplementedError
-
-    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterable[bytes]:
-        """As ``Codec.decode``."""
         raise NotImplementedError
 
     @property
@@ -146,11 +128,11 @@ class StandardTls(Tls):
                 raise self._refusal(error) from None
         return self._outgoing.read()
 
-    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterable[bytes]:
+    def decode(self, data: bytes) -> Iterable[bytes]:
         # Hot: a client that waits for each reply sends one record at a time, which needs no generator or second read.
         self._incoming.write(data)
         size = len(data)
-        if 0 < size < limit:
+        if 0 < size < MAX_PIECE:
             try:
                 record = self._read_plain(size)
             except ssl.SSLWantReadError:
@@ -159,10 +141,10 @@ class StandardTls(Tls):
                 raise self._refusal(error) from None
             if not record or (len(record) < size and not self._incoming.pending):
                 return (record,)
-            return self._decode(limit, record)
-        return self._decode(limit, b"")
+            return self._decode(record)
+        return self._decode(b"")
 
-    def _decode(self, limit: int, record: bytes) -> Iterator[bytes]:
+    def _decode(self, record: bytes) -> Iterator[bytes]:
         """This record and those after it."""
         records = [record] if record else []
         size = len(record)
@@ -170,10 +152,8 @@ class StandardTls(Tls):
         try:
             # Read only while bytes are pending: a last read that raises would cost more than the others together.
             while self._incoming.pending or self._tls.pending():
-                following = self._read(_READ_SIZE)
-                if following is None:
-                    break
-                if size and (not following or size + len(following) > limit):
+                following = self._read_plain(_RECORD_SIZE)
+                if size and (not following or size + len(following) > MAX_PIECE):
                     yield b"".join(records)
                     records.clear()
                     size = 0
@@ -181,21 +161,14 @@ class StandardTls(Tls):
                 size += len(following)
                 if not following:
                     break
-        except TlsError as error:
-            refusal = error
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            refusal = self._refusal(error)
         if records:
             yield records[0] if len(records) == 1 else b"".join(records)
         if refusal is not None:
             raise refusal
-
-    def _read(self, size: int) -> bytes | None:
-        """The plain bytes of one record; b"" at EOF, None if no record is complete."""
-        try:
-            return self._read_plain(size)
-        except ssl.SSLWantReadError:
-            return None
-        except ssl.SSLError as error:
-            raise self._refusal(error) from None
 
     @property
     def owed(self) -> int:
@@ -203,12 +176,9 @@ class StandardTls(Tls):
 
     def facts(self) -> TlsFacts:
         cipher = self._tls.cipher()
-        return TlsFacts(version_name(self._tls.version()), suite_name(cipher[0] if cipher else ""), self._common_name())
-
-    def _common_name(self) -> str:
         subject: Any = (self._tls.getpeercert() or {}).get("subject", ())
-        names = [value for part in subject for key, value in part if key == "commonName"]
-        return names[-1] if names else ""
+        names = ["", *(value for part in subject for key, value in part if key == "commonName")]
+        return TlsFacts(version_name(self._tls.version()), suite_name(cipher[0] if cipher else ""), names[-1])
 
     def _refusal(self, error: ssl.SSLError) -> TlsError:
         self._refused = True

@@ -52,11 +52,11 @@ class LenientTls(Tls):
         self._outgoing.clear()
         return wire
 
-    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
+    def decode(self, data: bytes) -> Iterator[bytes]:
         self._take(data)
         while True:
             try:
-                piece = self._tls.recv(max(limit, MAX_PIECE))
+                piece = self._tls.recv(MAX_PIECE)
             except SSL.WantReadError:
                 return
             except SSL.ZeroReturnError:
@@ -75,16 +75,13 @@ class LenientTls(Tls):
 
     def facts(self) -> TlsFacts:
         tls = self._tls
-        suite = suite_name(tls.get_cipher_name() or "")
-        return TlsFacts(version_name(tls.get_protocol_version_name()), suite, self._common_name())
-
-    def _common_name(self) -> str:
         try:
-            certificate = self._tls.get_peer_certificate(as_cryptography=True)
+            certificate = tls.get_peer_certificate(as_cryptography=True)
             names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME) if certificate is not None else []
         except (ValueError, InvalidVersion):  # a certificate may contain anything
             names = []
-        return str(names[-1].value) if names else ""
+        suite, name = suite_name(tls.get_cipher_name() or ""), str(names[-1].value) if names else ""
+        return TlsFacts(version_name(tls.get_protocol_version_name()), suite, name)
 
     def _take(self, data: bytes) -> None:
         while data:

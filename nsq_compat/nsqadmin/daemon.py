@@ -18,9 +18,9 @@ from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.cluster.peek import oldest_messages
 from nsq_compat.cluster.reading import UpstreamError
 from nsq_compat.cluster.snapshot import take_snapshot
-from nsq_compat.net.listeners import listen
-from nsq_compat.net.loop_tick import LoopLag
+from nsq_compat.net.event_loop import LoopLag
 from nsq_compat.net.server import HttpServer
+from nsq_compat.net.sockets import listen
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.protocol.go_json import dumps

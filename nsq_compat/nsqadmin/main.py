@@ -14,8 +14,8 @@ from nsq_compat import missing_package, version_line
 from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import configure
-from nsq_compat.net.listeners import ListenError, check_address
 from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
+from nsq_compat.net.sockets import ListenError, check_address
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions, validate
 from nsq_compat.web.admin.users import make_line
 

@@ -14,7 +14,7 @@ from typing import Final
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING, STRINGS, OptionError, choice
 from nsq_compat.cli.logs import FORMATS, INFO, TEXT
 from nsq_compat.cli.options import option
-from nsq_compat.net.listeners import split_host_port
+from nsq_compat.net.sockets import split_host_port
 from nsq_compat.protocol.durations import MINUTE, SECOND
 
 PROGRAM: Final = "nsqadmin"

@@ -14,12 +14,11 @@ from nsq_compat.cli.options import option_value
 from nsq_compat.log.data_path import resolved
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
-from nsq_compat.net.busy_poll import BusyPoll, has_spare_cpu
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.listeners import listen, port_of
-from nsq_compat.net.loop_tick import AlarmClock, LoopLag, LoopTick
+from nsq_compat.net.event_loop import AlarmClock, BusyPoll, LoopLag, LoopTick, has_spare_cpu
 from nsq_compat.net.process import descriptors_left_by_clients, exempt_from_collection
 from nsq_compat.net.server import HttpServer, TcpServer
+from nsq_compat.net.sockets import listen, port_of
 from nsq_compat.nsqd import startup
 from nsq_compat.nsqd.durability import SYNC_BUCKETS, Checkpoints, Committer, DeadLetterSender, MetadataFile
 from nsq_compat.nsqd.http_calls import AuthServers

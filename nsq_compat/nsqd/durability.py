@@ -21,7 +21,7 @@ from nsq_compat.log.files import Files
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
 from nsq_compat.log.storage import Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
-from nsq_compat.net.long_work import let_others_run
+from nsq_compat.net.event_loop import let_others_run
 from nsq_compat.policy.dead_letters import DeadLetterQueues
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.topic import Topic

@@ -22,7 +22,7 @@ from gevent.pool import Group
 
 from nsq_compat.log.data_path import reason
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.dialer import Dialer
+from nsq_compat.net.sockets import Dialer
 from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
 from nsq_compat.protocol.go_json import STRING, Fields, JsonError, list_of, loads_object
 from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo

@@ -10,7 +10,6 @@ from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import configure
 from nsq_compat.log.data_path import DataPathError
 from nsq_compat.log.metadata import MetadataError
-from nsq_compat.net.listeners import ListenError
 from nsq_compat.net.process import (
     Supervisor,
     exempt_from_collection,
@@ -21,6 +20,7 @@ from nsq_compat.net.process import (
     stop_signal,
     tune_gc,
 )
+from nsq_compat.net.sockets import ListenError
 from nsq_compat.nsqd.daemon import Daemon
 from nsq_compat.nsqd.options import DRAIN, PROGRAM, NsqdOptions, validate
 from nsq_compat.nsqd.startup import check

@@ -20,7 +20,7 @@ from nsq_compat.log.files import Files
 from nsq_compat.log.metadata import TopicMetadata, recover_metadata
 from nsq_compat.log.storage import Storage
 from nsq_compat.net.certificates import CertificateError, Certificates, TlsFiles
-from nsq_compat.net.listeners import check_address
+from nsq_compat.net.sockets import check_address
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
 from nsq_compat.nsqd.options import TOPOLOGY_AWARE_CONSUMPTION, NsqdOptions
 from nsq_compat.policy.policies import Policies, PolicyError

@@ -15,7 +15,7 @@ from typing import Any, Final
 import gevent
 from gevent.event import Event
 
-from nsq_compat.net.dialer import Resolver
+from nsq_compat.net.sockets import Resolver
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.names import is_ephemeral

@@ -17,10 +17,10 @@ from nsq_compat.cli.kinds import DURATION, STRING, OptionError
 from nsq_compat.cli.logs import configure
 from nsq_compat.cli.options import DaemonOptions, hostname, option
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.listeners import ListenError, check_address, listen, port_of, split_host_port
-from nsq_compat.net.loop_tick import LoopLag
+from nsq_compat.net.event_loop import LoopLag
 from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
 from nsq_compat.net.server import HttpServer, TcpServer
+from nsq_compat.net.sockets import ListenError, check_address, listen, port_of, split_host_port
 from nsq_compat.protocol.durations import MINUTE, SECOND
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb

@@ -3,24 +3,22 @@
 Layouts:
 
     schema           every layout of the wire, declared       storage_schema  the layouts of files
-    layout           fast codecs, derived from declarations
+    layout           fast codecs, derived from declarations; received bytes that a reader cannot use yet
 
 From nsqd:
 
     message          message frames, read and built           frames       other frames; the client's frame reader
-    uniform_bodies   bodies known to have one size
 
 From clients:
 
-    commands         the command table; commands as values    command_reader  bytes to commands, in nsqd
+    commands         the command table; checks of a line      command_reader  bytes to commands, in nsqd
     identify         the IDENTIFY body and its response       command_writer  commands to bytes, in clients
 
 Both directions:
 
-    lookup_commands  the protocol of nsqlookupd, both ends    receive_buffer  bytes that a reader cannot use yet
-    compression      deflate and snappy                       go_json         JSON as Go reads and writes it
-    names            topics, channels, hosts                  durations       Go's durations
-    errors           exceptions that become error frames; quoting
+    lookup_commands  the protocol of nsqlookupd, both ends    compression     deflate and snappy
+    go_json          JSON as Go reads and writes it           durations       Go's durations
+    names            topics, channels, hosts                  errors          exceptions for error frames; quoting
 
 All readers are incremental and bounded: the result does not depend on how the input is split, and any bytes lead to
 values or to the exceptions that the module declares.

@@ -1,8 +1,7 @@
 """nsqd's reader of the V2 protocol: bytes to commands.
 
-Bytes that cannot be used yet are kept as the chunks in which they arrived. `_needed` is the number of bytes with which
-the reader can continue, so that a body of a megabyte is joined once and not at every read. A loop then reads, at the
-current position, the body of the last line, or a run of FINs, or a line.
+Bytes that cannot be used yet are kept as the chunks in which they arrived, until there are as many as the reader needs
+(`_needed`). A loop then reads, at the current position, the body of the last line, or a run of FINs, or a line.
 
 Invariants:
 
@@ -16,19 +15,18 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
-from nsq_compat.protocol.commands import MPUB, PUB, BodySpec, Command, CommandSpec, Finish, Publish, SimpleCommand
+from nsq_compat.protocol.commands import MPUB, PUB, BodySpec, CommandSpec
 from nsq_compat.protocol.errors import E_BAD_MESSAGE, FatalClientError, SilentClose
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_batch_header, read_size
-from nsq_compat.protocol.uniform_bodies import UniformBodies
+from nsq_compat.protocol.schema import UniformBodies
 
 MAX_LINE: Final = 16384
 """nsqd: the size of its read buffer, which limits a line with its newline. A longer line closes the connection."""
 
 MAX_DOCUMENT_SIZE: Final = 1 << 18
-"""Bytes of an IDENTIFY or AUTH body. nsqd allows --max-body-size; decoding 5 MB takes 0.2 s
-(docs/differences.md: document-size)."""
+"""Bytes of an IDENTIFY or AUTH body. Decoding 5 MB takes 0.2 s (docs/differences.md: document-size)."""
 
 _MAX_KNOWN_LINES: Final = 256
 """Admitted lines remembered for a connection."""
@@ -38,7 +36,6 @@ _MAX_UNIFORM_RUN: Final = 256
 """Messages of one size that are read at once; limits the size of a cached layout."""
 
 _NO_BODIES: Final = UniformBodies()
-
 _FIN_RUN: Final = re.compile(rb"(?:FIN [^\n\r ]{16}\n){1,256}")
 _FIN_FIRST_BYTE: Final = ord("F")
 _CARRIAGE_RETURN: Final = ord("\r")
@@ -47,12 +44,48 @@ _SINGLE_FIN_SIZE: Final = 21
 _new_tuple: Final = tuple.__new__
 """Makes a named tuple in half the time of a call of its class."""
 
+# --- Commands as values -----------------------------------------------------------------------------------------------
+
+
+class Finish(NamedTuple):
+    """Consecutive well-formed ``FIN <id>`` lines. `ids` are 16 bytes each."""
+
+    ids: Sequence[bytes]
+
+
+class Publish:
+    """Consecutive PUBs to one topic, each with a reply of its own; or one MPUB, with a single reply."""
+
+    # Hot: one is made for every synchronous PUB. Compiled, a dataclass takes eight times the instructions.
+    __slots__ = ("bodies", "spec", "tokens")
+
+    def __init__(self, spec: CommandSpec, tokens: list[bytes], bodies: Sequence[bytes]) -> None:
+        self.spec = spec
+        self.tokens = tokens
+        self.bodies = bodies
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Publish):
+            return NotImplemented
+        return (self.spec, self.tokens, self.bodies) == (other.spec, other.tokens, other.bodies)
+
+
+class SimpleCommand(NamedTuple):
+    """Any other command: its line, split at the spaces, and its sized body, if it has one."""
+
+    spec: CommandSpec
+    tokens: list[bytes]
+    body: bytes
+
+
+Command = Finish | Publish | SimpleCommand
+
+
 # --- Bodies -----------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)
 def _uniform_layout(size: int, count: int) -> struct.Struct:
-    """The layout of `count` messages of `size` bytes, each after its size."""
     return struct.Struct(f"{SIZE_OF_SIZE}s{size}s" * count)
 
 
@@ -108,7 +141,7 @@ class SizedBody:
         return SimpleCommand(self._spec, self._tokens, body), stop
 
     def _checked_size(self, size: int) -> int:
-        if size <= 0:
+        if size <= 0 and (size < 0 or not self._wording.may_be_empty):
             raise self._error(f"invalid {self._wording.noun} size {size}")
         if size > self._limit:
             raise self._error(f"{self._wording.whole} too big {size} > {self._limit}")
@@ -184,7 +217,7 @@ class BatchBody(SizedBody):
 
     def _next_uniform(self, buffer: bytes, position: int, end: int, wanted: int) -> tuple[bytes, ...]:
         """The next messages, if at least `_MIN_UNIFORM_RUN` are complete and have one size; else none."""
-        # One call splits all of them, at a quarter of the cost. For other messages, comparing two sizes costs little.
+        # One call splits all of them, at a quarter of the cost.
         count = min(wanted, _MAX_UNIFORM_RUN)
         start = position + SIZE_OF_SIZE
         if count < _MIN_UNIFORM_RUN or start > end:
@@ -229,14 +262,12 @@ class CommandReader:
     The caller passes received bytes to `receive_single` first. If it returns None, the caller passes them to
     `receive_data`.
 
-    `admit` is called with the tokens of a complete line. It returns the command's spec or raises the error to answer
-    with. It is not called for well-formed FINs, and not always for a PUB or MPUB line that it has admitted before, so
-    it must not change its mind about these. Sizes are in bytes.
+    `admit` is called with the tokens of a complete line, which it may change. It returns the command's spec or raises
+    the error to answer with. It is not called for well-formed FINs, and not always for a PUB or MPUB line that it has
+    admitted before, so it must not change its mind about these. Sizes are in bytes.
     """
 
-    def __init__(
-        self, admit: Callable[[Sequence[bytes]], CommandSpec], *, max_msg_size: int, max_body_size: int
-    ) -> None:
+    def __init__(self, admit: Callable[[list[bytes]], CommandSpec], *, max_msg_size: int, max_body_size: int) -> None:
         self._admit = admit
         self._max_msg_size = max_msg_size
         self._max_body_size = max_body_size
@@ -255,15 +286,10 @@ class CommandReader:
         self._single_prefix = b""
         self._single_size = -1
 
-    @property
-    def amid_command(self) -> bool:
-        """Whether the received bytes end inside a command."""
-        return self._available > 0 or self._body is not None
-
     def receive_single(self, data: bytes) -> Publish | Finish | None:
-        """The command, if the received bytes are exactly one FIN, or one PUB or MPUB with a line admitted before.
+        """The command, if the bytes are exactly one FIN, or one PUB or MPUB with a line admitted before.
 
-        If it returns None, it has consumed nothing. Never raises.
+        Otherwise None, and nothing is consumed.
         """
         # Hot: a client that awaits each reply sends one command at a time: half the cost without the generator.
         if self._available or self._body is not None:
@@ -292,7 +318,6 @@ class CommandReader:
         return Publish(spec, self._line_tokens, bodies)
 
     def _find_known_line(self, data: bytes) -> bytes:
-        """The line at the beginning of `data`, if it was admitted before; else empty."""
         line = data[: data.find(b"\n") + 1]
         known = self._known.get(line)
         if known is None:
@@ -311,7 +336,7 @@ class CommandReader:
         self._single_size = -1
 
     def receive_data(self, data: bytes) -> Iterator[Command]:
-        """Add received bytes and iterate over the complete commands. Iterate to the end before the next call.
+        """Add received bytes and iterate over the complete commands, to the end before the next call.
 
         The iterator raises ``FatalClientError`` for invalid input, ``SilentClose`` for a line that is too long, and the
         errors of `admit`. The reader cannot be used after an error.
@@ -340,10 +365,7 @@ class CommandReader:
             self._available = len(rest)
 
     def hand_back(self) -> bytes:
-        """Remove and return the bytes after the last command: they belong to TLS or a compressed stream.
-
-        May be called while iterating; the iterator then ends.
-        """
+        """Remove and return the bytes after the last command, for another codec; an iterator then ends."""
         rest = self._buffer[self._position :] + b"".join(self._chunks)
         self._position = len(self._buffer)
         self._chunks.clear()
@@ -351,10 +373,9 @@ class CommandReader:
         return rest
 
     def end_of_input(self) -> None:
-        """Raise the error for EOF, or for a deadline, at this point.
+        """Raise the error for EOF, or for a deadline (nsqd: the same), at this point.
 
-        ``SilentClose`` between commands and inside a line. Inside a body, a ``FatalClientError`` that names the part
-        that could not be read (nsqd: the same for EOF and deadline).
+        It is ``SilentClose`` outside a body, and inside one a ``FatalClientError`` that names the missing part.
         """
         if self._body is None:
             raise SilentClose("end of input")

@@ -1,17 +1,28 @@
-"""The commands of the V2 protocol: their grammar as a table, and the values that the command reader makes of them.
+"""The commands of the V2 protocol: their grammar as a table, and the checks of a line that follow from it.
 
-The table says in which states a command is allowed, which parameters it has and which body follows its line. Error
-texts are NSQ's, including their inconsistencies, because clients match on them.
+The table says in which states a command is allowed, which parameters it has and which body follows its line. A line is
+checked before its body is received or memory is allocated for it. Error texts are NSQ's, including their
+inconsistencies, because clients match on them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
-from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE
+from nsq_compat.protocol.errors import (
+    E_BAD_BODY,
+    E_BAD_CHANNEL,
+    E_BAD_MESSAGE,
+    E_BAD_TOPIC,
+    E_INVALID,
+    ClientError,
+    FatalClientError,
+    quote,
+)
+from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.protocol.schema import MESSAGE_ID_LENGTH
 
-# States of a connection, numbered as in /stats. Integers, because every command looks one up, and an enum member takes
-# ten times as long to hash.
+# States of a connection, numbered as in /stats. An enum member takes ten times as long to hash.
 INIT: Final = 0
 SUBSCRIBED: Final = 3
 CLOSING: Final = 4
@@ -21,8 +32,7 @@ CLOSING: Final = 4
 class BodySpec:
     """The sized body that follows a line.
 
-    `code`, `noun` and `whole` word its errors ("invalid {noun} size", "{whole} too big"). `is_message` selects the
-    limit: --max-msg-size or --max-body-size.
+    `code`, `noun` and `whole` word its errors. `is_message` selects the limit: `max_msg_size` or `max_body_size`.
     """
 
     code: str
@@ -30,12 +40,12 @@ class BodySpec:
     whole: str
     is_message: bool
     multiple: bool = False
+    may_be_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A command. `tokens` is the number of tokens in its line, including the name. A topic is the second, a channel the
-    third."""
+    """A command. `tokens` counts those of its line, with the name. A topic is the second, a channel the third."""
 
     name: str
     states: frozenset[int]
@@ -76,53 +86,66 @@ COMMANDS = {
 """By name as on the wire; names are case-sensitive."""
 
 
-class Finish(NamedTuple):
-    """Consecutive well-formed ``FIN <id>`` lines. `ids` are 16 bytes each."""
-
-    ids: Sequence[bytes]
-
-
-class Publish:
-    """Consecutive PUBs to one topic, each with a reply of its own; or one MPUB, with a single reply."""
-
-    # Hot: one is made for every synchronous PUB. Compiled, a dataclass takes eight times the instructions.
-    __slots__ = ("bodies", "spec", "tokens")
-
-    def __init__(self, spec: CommandSpec, tokens: list[bytes], bodies: Sequence[bytes]) -> None:
-        self.spec = spec
-        self.tokens = tokens
-        self.bodies = bodies
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Publish):
-            return NotImplemented
-        return (self.spec, self.tokens, self.bodies) == (other.spec, other.tokens, other.bodies)
-
-
-class SimpleCommand(NamedTuple):
-    """Any other command: its line, split at the spaces, and its sized body, if it has one."""
-
-    spec: CommandSpec
-    tokens: list[bytes]
-    body: bytes
-
-
-Command = Finish | Publish | SimpleCommand
-
 BEYOND_64_BITS: Final = 1 << 64
-"""Any number that does not fit 64 bits; larger than every limit (docs/differences.md: numbers)."""
+"""Any number that does not fit 64 bits, and would wrap around in NSQ's nsqd (docs/differences.md: numbers)."""
 
 _MAX_DIGITS: Final = 19
 
 
 def parse_number(raw: bytes) -> int | None:
-    """A decimal parameter: digits only, 0 if empty, None for anything else.
-
-    A number that does not fit 64 bits becomes ``BEYOND_64_BITS``; in NSQ's nsqd it wraps around.
-    """
+    """A decimal parameter: digits only, 0 if empty, ``BEYOND_64_BITS`` if too large, None for anything else."""
     if not raw:
         return 0
     if not raw.isdigit():
         return None
     digits = raw.lstrip(b"0")
     return int(digits or b"0") if len(digits) <= _MAX_DIGITS else BEYOND_64_BITS
+
+
+# --- Checks -----------------------------------------------------------------------------------------------------------
+
+
+def wrong_state(spec: CommandSpec) -> FatalClientError:
+    return FatalClientError(E_INVALID, f"cannot {spec.name} in current state")
+
+
+def tls_missing(name: bytes) -> FatalClientError:
+    return FatalClientError(E_INVALID, b"cannot " + name + b" in current state (TLS required)")
+
+
+def not_in_flight(spec: CommandSpec, message_id: bytes, why: str) -> ClientError:
+    """The error of a FIN, REQ or TOUCH of a message that the client does not have; these are not fatal."""
+    return ClientError(f"E_{spec.name}_FAILED", b"%b %b failed %b" % (spec.name.encode(), message_id, why.encode()))
+
+
+def check(tokens: Sequence[bytes], state: int, *, heartbeats: bool) -> CommandSpec:
+    """The command, if it and its parameters are valid in this state. Raises ``FatalClientError``, in nsqd's order."""
+    spec = COMMANDS.get(tokens[0])
+    if spec is None:
+        raise FatalClientError(E_INVALID, b"invalid command " + tokens[0])
+    if state not in spec.states:
+        raise wrong_state(spec)
+    if spec is SUB and not heartbeats:
+        raise FatalClientError(E_INVALID, "cannot SUB with heartbeats disabled")
+    if len(tokens) < spec.tokens:
+        raise FatalClientError(E_INVALID, f"{spec.name} {spec.missing_params}")
+    if spec is AUTH and len(tokens) > 1:
+        raise FatalClientError(E_INVALID, "AUTH invalid number of parameters")
+    if spec.has_topic and not is_valid_name(tokens[1]):
+        again = f"{E_BAD_TOPIC} " if spec is MPUB else ""  # nsqd: only MPUB repeats its code
+        raise FatalClientError(E_BAD_TOPIC, f"{again}{spec.name} topic name {quote(tokens[1])} is not valid")
+    if spec.has_channel and not is_valid_name(tokens[2]):
+        raise FatalClientError(E_BAD_CHANNEL, f"{spec.name} channel name {quote(tokens[2])} is not valid")
+    if spec.has_message_id and len(tokens[1]) != MESSAGE_ID_LENGTH:
+        raise FatalClientError(E_INVALID, "invalid message ID")
+    return spec
+
+
+def delay_of(tokens: Sequence[bytes], limit_ms: int) -> float:
+    """A DPUB's delay in seconds. Raises ``FatalClientError`` if it is not a number or beyond the limit."""
+    delay_ms = parse_number(tokens[2])
+    if delay_ms is None:
+        raise FatalClientError(E_INVALID, b"DPUB could not parse timeout " + tokens[2])
+    if delay_ms > limit_ms:
+        raise FatalClientError(E_INVALID, f"DPUB timeout {delay_ms} out of range 0-{limit_ms}")
+    return delay_ms / 1000

@@ -10,14 +10,14 @@ each chunk has a checksum.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 import google_crc32c
 from zlib_ng import zlib_ng
 
 from nsq_compat import missing_package
 from nsq_compat.protocol import schema
-from nsq_compat.protocol.receive_buffer import ReceiveBuffer
+from nsq_compat.protocol.layout import ReceiveBuffer
 
 try:
     import snappy
@@ -29,11 +29,11 @@ SNAPPY_INSTALLED: Final = snappy is not None
 SNAPPY_MISSING: Final = missing_package("python-snappy", "snappy")
 
 MAX_PIECE: Final = 1 << 16
-"""The default limit of a decompressed piece, in bytes."""
+"""The limit of a decompressed piece, in bytes."""
 
 # --- The snappy framing format ----------------------------------------------------------------------------------------
 
-_HEADER_SIZE: Final = schema.SNAPPY_CHUNK_HEADER.sizeof()
+_HEADER_SIZE: Final[int] = schema.SNAPPY_CHUNK_HEADER.sizeof()
 _CRC_SIZE: Final = 4
 _MAX_BLOCK: Final = 1 << 16  # bytes of plain data in a chunk
 _MAX_COMPRESSED_BLOCK: Final = 32 + _MAX_BLOCK + _MAX_BLOCK // 6  # snappy's worst case
@@ -56,23 +56,23 @@ class CompressionError(Exception):
     """The compressed stream is corrupt; the connection must be closed."""
 
 
-class Codec(Protocol):
-    """Compresses and decompresses one connection."""
+class Codec:
+    """Encodes and decodes one connection: a compression, or TLS (``net.tls``)."""
 
     def encode(self, data: bytes) -> bytes:
-        """Compress and flush `data`."""
-        ...
+        """The bytes to send for `data`, all of it."""
+        raise NotImplementedError
 
-    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterable[bytes]:
-        """Decompress received bytes, in pieces. Iterate to the end before the next call.
+    def decode(self, data: bytes) -> Iterable[bytes]:
+        """Decode received bytes, in pieces of at most `MAX_PIECE` bytes. Iterate to the end before the next call.
 
-        A piece has at most `limit` bytes, or 64 KiB if that is more. An empty piece marks the end of the peer's stream;
-        later input is ignored. Raises ``CompressionError``, possibly while iterating.
+        An empty piece marks the end of the peer's stream; later input is ignored. A compression raises
+        ``CompressionError``, possibly while iterating.
         """
-        ...
+        raise NotImplementedError
 
 
-class Deflate:
+class Deflate(Codec):
     """Raw deflate. Each direction is one stream, flushed to a byte boundary after each ``encode``."""
 
     def __init__(self, level: int) -> None:
@@ -87,12 +87,15 @@ class Deflate:
             return b""
         return self._compressor.compress(data) + self._compressor.flush(zlib_ng.Z_SYNC_FLUSH)
 
-    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
+    def decode(self, data: bytes) -> Iterator[bytes]:
         # In slices, because zlib copies the unused input for every piece.
         for begin in range(0, 0 if self._ended else len(data), _INPUT_SLICE):
             waiting = data[begin : begin + _INPUT_SLICE]
             while True:
-                piece = self._inflate(waiting, max(limit, MAX_PIECE))
+                try:
+                    piece = self._decompressor.decompress(waiting, MAX_PIECE)
+                except zlib_ng.error as error:  # type: ignore[misc]  # its stub calls it an instance
+                    raise CompressionError(str(error)) from None
                 waiting = self._decompressor.unconsumed_tail
                 if piece:
                     yield piece
@@ -103,19 +106,12 @@ class Deflate:
                 yield b""
                 return
 
-    def _inflate(self, data: bytes, limit: int) -> bytes:
-        try:
-            return self._decompressor.decompress(data, limit)
-        except zlib_ng.error as error:  # type: ignore[misc]  # its stub calls it an instance
-            raise CompressionError(str(error)) from None
 
-
-class Snappy:
+class Snappy(Codec):
     """The snappy framing format.
 
-    The library only decompresses single blocks. Its reader of streams trusts the size that a block claims, accepts a
-    stream without an identifier, buffers incomplete chunks without a limit, and is several times slower with small
-    chunks.
+    The library's own reader of streams trusts the size that a block claims, accepts a stream without an identifier,
+    buffers incomplete chunks without a limit, and is several times slower with small chunks.
     """
 
     def __init__(self) -> None:
@@ -127,7 +123,7 @@ class Snappy:
         chunks: bytes = self._compressor.compress(data)
         return chunks
 
-    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
+    def decode(self, data: bytes) -> Iterator[bytes]:
         if not self._buffer.append(data):
             return
         blocks: list[bytes] = []
@@ -135,7 +131,7 @@ class Snappy:
         refusal: CompressionError | None = None
         try:
             for chunk, claimed in self._chunks():
-                if blocks and size + claimed > limit:
+                if blocks and size + claimed > MAX_PIECE:
                     yield b"".join(blocks)
                     blocks, size = [], 0
                 block = _decode(chunk)
@@ -151,26 +147,16 @@ class Snappy:
 
     def _chunks(self) -> Iterator[tuple[bytes, int]]:
         """The complete data chunks, each with the plain size it claims."""
-        buffer = self._buffer
-        data, position = buffer.gather(), 0
-        buffer.needed = _HEADER_SIZE
-        while position + _HEADER_SIZE <= len(data):
-            kind, length = chunk_header(data, position)
-            self._check_header(kind, length)
-            stop = position + _HEADER_SIZE + length
-            if stop > len(data):
-                buffer.needed = stop - position
-                break
-            chunk = data[position:stop]
-            buffer.position = position = stop
+        for chunk in self._buffer.pieces(_HEADER_SIZE, self._size_of):
+            kind = chunk[0]
             if kind == _IDENTIFIER and chunk != _STREAM_IDENTIFIER:
                 raise CompressionError("invalid snappy stream identifier")
             if kind in (_COMPRESSED, _UNCOMPRESSED):
                 yield chunk, _plain_size(kind, chunk)
-        buffer.gather()
 
-    def _check_header(self, kind: int, length: int) -> None:
-        """Check a chunk's header, before the rest of the chunk is awaited."""
+    def _size_of(self, data: bytes, position: int) -> int:
+        """The size of a chunk, whose header is checked before the rest of it is awaited."""
+        kind, length = chunk_header(data, position)
         if not self._identified and kind != _IDENTIFIER:
             raise CompressionError("the snappy stream has no identifier")
         self._identified = True
@@ -179,6 +165,7 @@ class Snappy:
             raise CompressionError(f"snappy chunk too long: {length} bytes")
         if _UNCOMPRESSED < kind < _FIRST_SKIPPABLE:
             raise CompressionError(f"unknown snappy chunk type {kind:#04x}")
+        return _HEADER_SIZE + length
 
 
 def chunk_header(data: bytes, position: int) -> tuple[int, int]:
@@ -198,8 +185,7 @@ def _plain_size(kind: int, chunk: bytes) -> int:
 
 
 def _block_size(prefix: bytes) -> int:
-    """The plain size at the beginning of a raw block: seven bits a byte, lowest first. Three bytes suffice for
-    65536."""
+    """The plain size at the beginning of a raw block: seven bits a byte, lowest first, up to 65536."""
     size = 0
     for index, byte in enumerate(prefix):
         size |= (byte & 0x7F) << (7 * index)

@@ -99,8 +99,5 @@ def _decimal(value: int, unit: int) -> str:
 def _quote(text: str) -> str:
     """Quote for an error text: every byte that is not printable ASCII becomes \\xNN."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if " " <= c <= "\x7f" else _hex(c) for c in escaped) + '"'
-
-
-def _hex(character: str) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
+    raw = escaped.encode("utf-8", "surrogateescape")
+    return '"' + "".join(chr(byte) if 0x20 <= byte <= 0x7F else f"\\x{byte:02x}" for byte in raw) + '"'

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from nsq_compat.protocol import schema
-from nsq_compat.protocol.layout import derive
-from nsq_compat.protocol.receive_buffer import ReceiveBuffer
+from nsq_compat.protocol.layout import ReceiveBuffer, derive
 
 FRAME_TYPE_RESPONSE: Final = 0
 FRAME_TYPE_ERROR: Final = 1
@@ -84,9 +83,7 @@ class Message(NamedTuple):
 class FrameReader:
     """Reads the frames of one connection.
 
-    The result does not depend on how the input is split. Time is linear in the input; at most one read and one
-    incomplete frame are kept. `max_frame_size` limits a frame's size field (type and data, in bytes), and is checked
-    before the rest of the frame is awaited.
+    `max_frame_size` limits a frame's size field (type and data, in bytes), and is checked before the rest is awaited.
     """
 
     def __init__(self, max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
@@ -94,18 +91,14 @@ class FrameReader:
         self._buffer = ReceiveBuffer(FRAME_HEADER.size)
 
     def receive_data(self, data: bytes) -> Iterator[Frame]:
-        """Add received bytes and iterate over the complete frames.
+        """Add received bytes and iterate over the complete frames; others remain for the next call or `hand_back`.
 
-        Frames that were not iterated over remain for the next call or for `hand_back`. The iterator raises
-        ``FrameError`` if a size field is too small or too large, now and in every later call.
+        The iterator raises ``FrameError`` if a size field is too small or too large, now and in every later call.
         """
         return self._frames() if self._buffer.append(data) else iter(())
 
     def receive_block(self, data: bytes) -> FrameBlock:
-        """Add received bytes and return all complete frames at once, for callers that process thousands together.
-
-        Raises ``FrameError`` as `receive_data` does, and also for a message shorter than its header.
-        """
+        """All complete frames at once. Raises ``FrameError``, also for a message shorter than its header."""
         # Hot: runs for every message that a Spark task receives.
         buffer, unpack_header, max_size = self._buffer, FRAME_HEADER.unpack_from, self._max_frame_size
         header_size, to_type = FRAME_HEADER.size, _TYPE_OFFSET
@@ -123,7 +116,7 @@ class FrameReader:
             size, frame_type = unpack_header(data, position)
             is_message = frame_type == message_type
             if not (min_size if is_message else _MIN_FRAME_SIZE) <= size <= max_size:
-                raise _block_error(size, frame_type, max_size)
+                raise _size_error(size, max_size)
             stop = position + to_type + size
             if stop > end:
                 buffer.needed = to_type + size
@@ -137,7 +130,7 @@ class FrameReader:
         return FrameBlock(data, [*table[:-1], *starts, position] if starts else table, others)
 
     def hand_back(self) -> bytes:
-        """Remove and return the bytes after the last frame: they belong to TLS or a compressed stream."""
+        """Remove and return the bytes after the last frame, for another codec."""
         return self._buffer.hand_back()
 
     def _frames(self) -> Iterator[Frame]:
@@ -195,13 +188,9 @@ def parse_message(data: bytes) -> Message:
     return Message(timestamp_ns, attempts, message_id, data[_MESSAGE_HEADER.size :])
 
 
-def _block_error(size: int, frame_type: int, max_size: int) -> FrameError:
-    if frame_type == FRAME_TYPE_MESSAGE and _MIN_FRAME_SIZE <= size <= max_size:
-        return _short_message_error(size - _MIN_FRAME_SIZE)
-    return _size_error(size, max_size)
-
-
 def _size_error(size: int, max_size: int) -> FrameError:
+    if _MIN_FRAME_SIZE <= size <= max_size:
+        return _short_message_error(size - _MIN_FRAME_SIZE)
     return FrameError(f"invalid frame size {size}, not {_MIN_FRAME_SIZE} to {max_size}")
 
 

@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from decimal import Decimal
 from json.encoder import encode_basestring
 from typing import Any, Final
@@ -43,6 +43,11 @@ def dumps(value: Any) -> str:
     pieces: list[str] = []
     _write(value, pieces.append)
     return "".join(pieces)
+
+
+def encode(message: Any) -> bytes:
+    """The JSON object of a dataclass, with its fields in order."""
+    return dumps(asdict(message)).encode("utf-8")
 
 
 def _write(value: Any, emit: Callable[[str], None]) -> None:
@@ -208,23 +213,32 @@ INT64: Final = _integer_of(64)
 INT32: Final = _integer_of(32)
 
 
+_KINDS: Final = {str: STRING, bool: BOOL, int: INT64}
+
+
+def fields_of(message: Any) -> dict[str, Kind]:
+    """The fields of a dataclass of strings, booleans and integers."""
+    return {field.name: _KINDS[field.type] for field in fields(message)}  # type: ignore[index]
+
+
 def _integer(literal: str) -> int | float:
     # A float is refused by every kind. Converting a literal of a million digits would take long, or raise.
     return int(literal) if len(literal) <= _MAX_INT64_LENGTH else math.inf
-
-
-def _fraction(literal: str) -> float:
-    # No kind accepts a float, so its value does not matter.
-    return math.nan
 
 
 def _refuse_constant(literal: str) -> None:
     raise JsonError(f"{literal} is not JSON")
 
 
-_decoder: Final = json.JSONDecoder(
-    object_pairs_hook=_Members, parse_int=_integer, parse_float=_fraction, parse_constant=_refuse_constant
-)
-_untyped_decoder: Final = json.JSONDecoder(
-    object_pairs_hook=_as_dict, parse_int=_integer, parse_float=_fraction, parse_constant=_refuse_constant
-)
+def _decoder_of(make_object: Callable[[list[tuple[str, Any]]], Any]) -> json.JSONDecoder:
+    # No kind accepts a float, so its value does not matter.
+    return json.JSONDecoder(
+        object_pairs_hook=make_object,
+        parse_int=_integer,
+        parse_float=lambda literal: math.nan,
+        parse_constant=_refuse_constant,
+    )
+
+
+_decoder: Final = _decoder_of(_Members)
+_untyped_decoder: Final = _decoder_of(_as_dict)

@@ -1,10 +1,10 @@
 """The body of IDENTIFY and nsqd's response to it, encoded and decoded. The session negotiates."""
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from nsq_compat.protocol.errors import E_BAD_BODY, FatalClientError
-from nsq_compat.protocol.go_json import BOOL, INT32, INT64, STRING, Fields, JsonError, dumps, loads_object
+from nsq_compat.protocol.go_json import INT32, JsonError, dumps, encode, fields_of, loads_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,7 @@ class IdentifyRequest:
 
     def encode(self) -> bytes:
         """The JSON object, without fields that are zero."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return dumps({name: value for name, value in values.items() if value}).encode("utf-8")
+        return dumps({name: value for name, value in asdict(self).items() if value}).encode("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +61,12 @@ class IdentifyResponse:
 
     def encode(self) -> bytes:
         """The JSON object, as the data of a response frame."""
-        return dumps({field.name: getattr(self, field.name) for field in fields(self)}).encode("utf-8")
+        return encode(self)
 
 
-_KINDS: Final = {str: STRING, bool: BOOL, int: INT64}
-
-
-def _fields_of(message: type[IdentifyRequest] | type[IdentifyResponse]) -> Fields:
-    # nsqd: the sample rate is the only field of 32 bits.
-    return {
-        field.name: INT32 if field.name == "sample_rate" else _KINDS[field.type]  # type: ignore[index]
-        for field in fields(message)
-    }
-
-
-_REQUEST_FIELDS: Final = _fields_of(IdentifyRequest)
-_RESPONSE_FIELDS: Final = _fields_of(IdentifyResponse)
+# nsqd: the sample rate is the only field of 32 bits.
+_REQUEST_FIELDS: Final = fields_of(IdentifyRequest) | {"sample_rate": INT32}
+_RESPONSE_FIELDS: Final = fields_of(IdentifyResponse) | {"sample_rate": INT32}
 
 
 def decode_identify(body: bytes) -> IdentifyRequest:

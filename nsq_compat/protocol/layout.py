@@ -5,7 +5,7 @@ be translated exactly is refused when the module that uses it is imported.
 """
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -48,12 +48,9 @@ def derive(declaration: construct.Struct) -> Layout:
     constants: dict[int, Any] = {}
     position = 0
     for index, member in enumerate(declaration.subcons):
-        name, field, constant = _describe(member)
+        name, code, length, constant = _describe(member)
         if constant is not None:
             constants[index] = constant
-        code, length = _format_of(name, field)
-        if code.endswith("s") and isinstance(constant, bytes) and len(constant) != length:
-            raise TypeError(f"the constant {name!r} has {len(constant)} bytes, not {length}")
         formats.append(code)
         slices[name] = slice(position, position + length)
         position += length
@@ -64,22 +61,19 @@ def derive(declaration: construct.Struct) -> Layout:
     return Layout(codec.size, pack, unpack_from, MappingProxyType(slices))
 
 
-def _describe(member: construct.Construct) -> tuple[str, construct.Construct, Any]:
-    """A member's name, its unwrapped field, and its constant, if it is one."""
+def _describe(member: construct.Construct) -> tuple[str, str, int, Any]:
+    """A member's name, its ``struct`` code, its length in bytes, and its constant, if it is one."""
     if not isinstance(member, construct.Renamed) or not member.name:
         raise TypeError(f"a field without a name cannot be located: {member!r}")
-    name, field = member.name, member.subcon
+    name, field, constant = member.name, member.subcon, None
     if isinstance(field, construct.Const):
-        return name, field.subcon, field.value
-    return name, field, None
-
-
-def _format_of(name: str, field: construct.Construct) -> tuple[str, int]:
-    """The ``struct`` code of a field and its length in bytes."""
+        field, constant = field.subcon, field.value
     if isinstance(field, construct.FormatField) and field.fmtstr.startswith(">"):
-        return field.fmtstr[1:], field.length
+        return name, field.fmtstr[1:], field.length, constant
     if isinstance(field, construct.Bytes) and isinstance(field.length, int):
-        return f"{field.length}s", field.length
+        if isinstance(constant, bytes) and len(constant) != field.length:
+            raise TypeError(f"the constant {name!r} has {len(constant)} bytes, not {field.length}")
+        return name, f"{field.length}s", field.length, constant
     raise TypeError(f"no fixed-size big-endian layout for field {name!r}: {field!r}")
 
 
@@ -105,7 +99,6 @@ def _with_constants(
 # --- Sizes ------------------------------------------------------------------------------------------------------------
 
 _SIZE: Final = derive(schema.SIZE)
-_BATCH_HEADER: Final = derive(schema.MPUB_HEADER)
 
 SIZE_OF_SIZE: Final[int] = _SIZE.size
 """Bytes of a size field, and of the count of messages in an MPUB."""
@@ -114,5 +107,61 @@ pack_size: Final = _SIZE.pack
 read_size: Final = _SIZE.unpack_from
 """Returns a tuple of one."""
 
-read_batch_header: Final = _BATCH_HEADER.unpack_from
+read_batch_header: Final = derive(schema.MPUB_HEADER).unpack_from
 """Returns the size of an MPUB's body, its count of messages, and the size of the first message."""
+
+
+# --- Received bytes ---------------------------------------------------------------------------------------------------
+
+
+class ReceiveBuffer:
+    """Received bytes that a reader cannot use yet.
+
+    The reader reads `data` from `position`, which it advances. Later pieces are kept apart until there are `needed`
+    unread bytes in total, so that a body of a megabyte that arrives in a thousand reads is copied once.
+    """
+
+    def __init__(self, needed: int) -> None:
+        self.data = b""
+        self.position = 0
+        self.needed = needed
+        self._later: list[bytes] = []
+        self._later_size = 0
+
+    def append(self, data: bytes) -> bool:
+        """Add received bytes. True if the reader has enough to continue."""
+        self._later.append(data)
+        self._later_size += len(data)
+        return len(self.data) - self.position + self._later_size >= self.needed
+
+    def gather(self) -> bytes:
+        """Join everything unread into `data`, with `position` 0."""
+        rest = self.data[self.position :] if self.position else self.data
+        if self._later:
+            # After everything was read, a single new piece needs no copy.
+            rest = b"".join([rest, *self._later]) if rest or len(self._later) > 1 else self._later[0]
+            self._later = []
+            self._later_size = 0
+        self.data = rest
+        self.position = 0
+        return rest
+
+    def pieces(self, header_size: int, size_of: Callable[[bytes, int], int]) -> Iterator[bytes]:
+        """The complete pieces, each with its header. `size_of` is given data and the position of a piece in it."""
+        data, position = self.gather(), 0
+        self.needed = header_size
+        while position + header_size <= len(data):
+            size = size_of(data, position)
+            if position + size > len(data):
+                self.needed = size
+                break
+            self.position = position + size
+            yield data[position : position + size]
+            position += size
+        self.gather()
+
+    def hand_back(self) -> bytes:
+        """Remove and return everything unread."""
+        rest = self.gather()
+        self.data = b""
+        return rest

@@ -4,44 +4,33 @@ nsqd connects and sends the magic, IDENTIFY, and then other commands. Each comma
 as many bytes, without a type. A command is a line; only IDENTIFY has a sized body, which is JSON. In nsqlookupd every
 error is fatal: it is sent as a reply, then the connection is closed.
 
-Invariants of both readers: *any cut of the input gives the same values* and the same error at the same place; a size is
-checked before its data is awaited; time is linear in the bytes.
+nsqlookupd reads commands with the ``CommandReader`` of nsqd. The reader of replies has the same invariants: *any cut of
+the input gives the same values* and the same error at the same place; a size is checked before its data is awaited.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 from nsq_compat.protocol import schema
-from nsq_compat.protocol.errors import (
-    E_BAD_BODY,
-    E_BAD_CHANNEL,
-    E_BAD_TOPIC,
-    E_INVALID,
-    FatalClientError,
-    SilentClose,
-)
-from nsq_compat.protocol.go_json import INT64, STRING, Fields, JsonError, dumps, loads_object
-from nsq_compat.protocol.layout import SIZE_OF_SIZE, pack_size, read_size
+from nsq_compat.protocol.commands import BodySpec, CommandSpec
+from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_CHANNEL, E_BAD_TOPIC, E_INVALID, FatalClientError
+from nsq_compat.protocol.go_json import STRING, JsonError, encode, fields_of, loads_object
+from nsq_compat.protocol.layout import SIZE_OF_SIZE, ReceiveBuffer, pack_size, read_size
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.protocol.receive_buffer import ReceiveBuffer
 
 MAGIC: Final[bytes] = schema.MAGIC_V1.value
 PING: Final = b"PING\n"
 OK: Final = b"OK"
 """The data of the reply to all commands but IDENTIFY."""
 
-MAX_LINE: Final = 16384
-"""The maximum size of a line with its newline, as in nsqd. NSQ's nsqlookupd has no limit."""
-
-DEFAULT_MAX_BODY_SIZE: Final = 1 << 20
+MAX_BODY_SIZE: Final = 1 << 20
 """The maximum size of IDENTIFY's body, which is usually a few hundred bytes. NSQ's nsqlookupd has no limit, and
 crashes at a negative size."""
 
 DEFAULT_MAX_REPLY_SIZE: Final = 5 << 20
 """nsqd: its --max-body-size."""
-
-_PORTS: Final = ("tcp_port", "http_port")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +57,14 @@ class LookupdInfo:
     version: str = ""
 
 
-_LOOKUPD_INFO_FIELDS: Final[Fields] = {
-    field.name: INT64 if field.name in _PORTS else STRING
-    for field in fields(LookupdInfo)
-    if field.name != "hostname"  # nsqd: ignored, so it may have any type
-}
-_PEER_INFO_FIELDS: Final[Fields] = {
-    field.name: INT64 if field.name in _PORTS else STRING for field in fields(PeerInfo)
-} | {"remote_address": STRING}  # nsqlookupd: must be a string if present, and is ignored
+_LOOKUPD_INFO_FIELDS: Final = fields_of(LookupdInfo)
+del _LOOKUPD_INFO_FIELDS["hostname"]  # nsqd: ignored, so it may have any type
+_PEER_INFO_FIELDS: Final = fields_of(PeerInfo) | {"remote_address": STRING}
+"""nsqlookupd: the remote address must be a string if present, and is ignored."""
 
 
 class LookupReplyError(Exception):
     """Received data is not a valid reply of nsqlookupd; the connection must be closed."""
-
-
-class LookupCommand(NamedTuple):
-    """A command to nsqlookupd: its line split at spaces, and the body, which only IDENTIFY has."""
-
-    tokens: Sequence[bytes]
-    body: bytes
 
 
 # --- nsqd's end -------------------------------------------------------------------------------------------------------
@@ -94,22 +72,18 @@ class LookupCommand(NamedTuple):
 
 def identify(info: PeerInfo) -> bytes:
     """IDENTIFY, the first command of every connection."""
-    command: bytes = schema.LOOKUPD_IDENTIFY.build({"body": dumps(asdict(info)).encode("utf-8")})
+    command: bytes = schema.LOOKUPD_IDENTIFY.build({"body": encode(info)})
     return command
 
 
-def register(topic: str, channel: str = "") -> bytes:
-    """REGISTER a topic, or a channel and its topic."""
-    return _registration("REGISTER", topic, channel)
-
-
-def unregister(topic: str, channel: str = "") -> bytes:
-    """UNREGISTER a channel, or a topic with all its channels."""
-    return _registration("UNREGISTER", topic, channel)
-
-
-def _registration(verb: str, topic: str, channel: str) -> bytes:
+def _registration(verb: str, topic: str, channel: str = "") -> bytes:
     return f"{verb} {topic} {channel}".rstrip(" ").encode("ascii") + b"\n"
+
+
+register: Final = partial(_registration, "REGISTER")
+"""REGISTER a topic, or a channel and its topic."""
+unregister: Final = partial(_registration, "UNREGISTER")
+"""UNREGISTER a channel, or a topic with all its channels."""
 
 
 class ReplyReader:
@@ -124,24 +98,15 @@ class ReplyReader:
 
         The iterator raises ``LookupReplyError`` if a reply's size is too large or negative.
         """
-        return self._replies() if self._buffer.append(data) else iter(())
+        if self._buffer.append(data):
+            for piece in self._buffer.pieces(SIZE_OF_SIZE, self._size_of):
+                yield piece[SIZE_OF_SIZE:]
 
-    def _replies(self) -> Iterator[bytes]:
-        buffer = self._buffer
-        data, position = buffer.gather(), 0
-        buffer.needed = SIZE_OF_SIZE
-        while position + SIZE_OF_SIZE <= len(data):
-            (size,) = read_size(data, position)
-            if not 0 <= size <= self._max_size:
-                raise LookupReplyError(f"a reply of {size} bytes, not 0 to {self._max_size}")
-            stop = position + SIZE_OF_SIZE + size
-            if stop > len(data):
-                buffer.needed = SIZE_OF_SIZE + size
-                break
-            buffer.position = stop
-            yield data[position + SIZE_OF_SIZE : stop]
-            position = stop
-        buffer.gather()
+    def _size_of(self, data: bytes, position: int) -> int:
+        (size,) = read_size(data, position)
+        if not 0 <= size <= self._max_size:
+            raise LookupReplyError(f"a reply of {size} bytes, not 0 to {self._max_size}")
+        return SIZE_OF_SIZE + int(size)
 
 
 def decode_lookupd_info(data: bytes) -> LookupdInfo:
@@ -157,13 +122,8 @@ def decode_lookupd_info(data: bytes) -> LookupdInfo:
 
 
 def reply(data: bytes) -> bytes:
-    """A reply in wire form; `data` is ``OK``, a result of ``encode_lookupd_info``, or an error's ``data``."""
+    """A reply in wire form; `data` is ``OK``, an encoded ``LookupdInfo``, or an error's ``data``."""
     return pack_size(len(data)) + data
-
-
-def encode_lookupd_info(info: LookupdInfo) -> bytes:
-    """The data of the reply to IDENTIFY."""
-    return dumps(asdict(info)).encode("utf-8")
 
 
 def decode_peer_info(body: bytes) -> PeerInfo:
@@ -196,93 +156,18 @@ def registration(tokens: Sequence[bytes]) -> tuple[str, str]:
 _WHITE_SPACE: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-_VERBS: Final = frozenset({b"PING", b"IDENTIFY", b"REGISTER", b"UNREGISTER"})
+_IDENTIFY_BODY: Final = BodySpec(E_BAD_BODY, "body", "body", is_message=True, may_be_empty=True)
+_COMMANDS: Final = {
+    name.encode(): CommandSpec(name, frozenset(), body=_IDENTIFY_BODY if name == "IDENTIFY" else None)
+    for name in ("PING", "IDENTIFY", "REGISTER", "UNREGISTER")
+}
 
 
-class LookupCommandReader:
-    """Reads one connection's commands, after the magic.
-
-    `admit` is called with the tokens of each complete line that has a known verb, before a body is awaited. It raises
-    the error to reply if the command is not allowed now. `max_body_size` is in bytes.
-    """
-
-    def __init__(self, admit: Callable[[Sequence[bytes]], None], *, max_body_size: int = DEFAULT_MAX_BODY_SIZE) -> None:
-        self._admit = admit
-        self._max_body_size = max_body_size
-        self._buffer = ReceiveBuffer(1)
-        self._identify: Sequence[bytes] | None = None
-        self._body_size: int | None = None
-
-    def receive_data(self, data: bytes) -> Iterator[LookupCommand]:
-        """Feed received bytes; iterate over complete commands.
-
-        The iterator raises ``FatalClientError`` for invalid commands, ``SilentClose`` for an over-long line, and the
-        errors of `admit`. After an error the reader must not be fed again.
-        """
-        return self._commands() if self._buffer.append(data) else iter(())
-
-    def end_of_input(self) -> None:
-        """Handle EOF: raises ``SilentClose`` between commands and inside a line, ``FatalClientError`` inside a body."""
-        if self._identify is None:
-            raise SilentClose("end of input")
-        part = " size" if self._body_size is None else ""
-        raise FatalClientError(E_BAD_BODY, f"IDENTIFY failed to read body{part}")
-
-    def _commands(self) -> Iterator[LookupCommand]:
-        self._buffer.gather()
-        self._buffer.needed = 1
-        while True:
-            command = self._next_line() if self._identify is None else self._next_body(self._identify)
-            if command is None:
-                break
-            yield command
-        self._buffer.gather()
-
-    def _next_line(self) -> LookupCommand | None:
-        buffer = self._buffer
-        data, position = buffer.data, buffer.position
-        newline = data.find(b"\n", position, position + MAX_LINE)
-        if newline < 0:
-            if len(data) - position >= MAX_LINE:
-                raise SilentClose("line too long")
-            buffer.needed = len(data) - position + 1
-            return None
-        tokens = _tokens(data[position:newline])
-        if tokens[0] not in _VERBS:
-            raise FatalClientError(E_INVALID, b"invalid command " + tokens[0])
-        self._admit(tokens)
-        buffer.position = newline + 1
-        if tokens[0] != b"IDENTIFY":
-            return LookupCommand(tokens, b"")
-        self._identify = tokens
-        return self._next_body(tokens)
-
-    def _next_body(self, tokens: Sequence[bytes]) -> LookupCommand | None:
-        buffer = self._buffer
-        if self._body_size is None:
-            if len(buffer.data) - buffer.position < SIZE_OF_SIZE:
-                buffer.needed = SIZE_OF_SIZE
-                return None
-            self._body_size = self._checked_size(read_size(buffer.data, buffer.position)[0])
-            buffer.position += SIZE_OF_SIZE
-        stop = buffer.position + self._body_size
-        if stop > len(buffer.data):
-            buffer.needed = self._body_size
-            return None
-        body = buffer.data[buffer.position : stop]
-        buffer.position = stop
-        self._identify = self._body_size = None
-        return LookupCommand(tokens, body)
-
-    def _checked_size(self, size: int) -> int:
-        # nsqlookupd has neither check; the texts are nsqd's.
-        if size < 0:
-            raise FatalClientError(E_BAD_BODY, f"IDENTIFY invalid body size {size}")
-        if size > self._max_body_size:
-            raise FatalClientError(E_BAD_BODY, f"IDENTIFY body too big {size} > {self._max_body_size}")
-        return size
-
-
-def _tokens(line: bytes) -> list[bytes]:
-    stripped = line.decode("utf-8", "surrogateescape").strip(_WHITE_SPACE)
-    return stripped.encode("utf-8", "surrogateescape").split(b" ")
+def check(tokens: list[bytes]) -> CommandSpec:
+    """The command of a line to nsqlookupd; strips the tokens of white space. Raises ``FatalClientError``."""
+    line = b" ".join(tokens).decode("utf-8", "surrogateescape").strip(_WHITE_SPACE)
+    tokens[:] = line.encode("utf-8", "surrogateescape").split(b" ")
+    spec = _COMMANDS.get(tokens[0])
+    if spec is None:
+        raise FatalClientError(E_INVALID, b"invalid command " + tokens[0])
+    return spec

@@ -14,7 +14,7 @@ from typing import Final
 from nsq_compat.protocol import schema
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.layout import derive, pack_size
-from nsq_compat.protocol.uniform_bodies import UniformBodies
+from nsq_compat.protocol.schema import UniformBodies
 
 HEADER: Final = derive(schema.MESSAGE_FRAME_HEADER)
 HEADER_SIZE: Final = HEADER.size
@@ -45,10 +45,7 @@ def make_frames(
     id_start: bytes = b"",
     lengths: Sequence[int] = (),
 ) -> tuple[bytes, ...]:
-    """``make_frame`` of each body, with the same timestamp.
-
-    A message id is `id_start` followed by an element of `ids`. `lengths` are those of the bodies, if already known.
-    """
+    """``make_frame`` of each body. An id is `id_start` and an element of `ids`; `lengths` are the bodies', if known."""
     # Hot: runs for every message published. The result is a tuple, because the garbage collector soon untracks a
     # tuple of bytes, and a backlog may have a million frames.
     if len(ids) != len(bodies):

@@ -21,11 +21,8 @@ _matches_bytes: Final = re.compile(_RULE.encode("ascii")).fullmatch
 
 def is_valid_name(name: bytes | str) -> bool:
     """Whether it is a valid topic or channel name."""
-    if len(name) > MAX_NAME_LENGTH:
-        return False
-    if isinstance(name, bytes):
-        return _matches_bytes(name) is not None
-    return _matches_text(name) is not None
+    found = _matches_bytes(name) if isinstance(name, bytes) else _matches_text(name)
+    return found is not None and len(name) <= MAX_NAME_LENGTH
 
 
 def is_ephemeral(name: str) -> bool:

@@ -43,26 +43,27 @@ SIZED_BODY: Final = Prefixed(Int32sb, GreedyBytes)
 """Follows the line of PUB, DPUB, IDENTIFY and AUTH."""
 
 
-def _mpub_size(context: Any) -> int:
-    return 4 + sum(4 + len(body) for body in context.bodies)
-
-
-def _body_count(context: Any) -> int:
-    return len(context.bodies)
-
-
 HTTP_MPUB_BODY: Final = Struct(
-    "count" / Rebuild(Int32sb, _body_count),
+    "count" / Rebuild(Int32sb, lambda context: len(context.bodies)),
     "bodies" / Array(this.count, SIZED_BODY),
 )
 """The body of ``POST /mpub?binary=true``."""
 
 MPUB_BODY: Final = Struct(
-    "size" / Rebuild(Int32sb, _mpub_size),
-    "count" / Rebuild(Int32sb, _body_count),
-    "bodies" / Array(this.count, SIZED_BODY),
+    "size" / Rebuild(Int32sb, lambda context: 4 + sum(4 + len(body) for body in context.bodies)),
+    *HTTP_MPUB_BODY.subcons,
 )
 """Follows an MPUB line. It ends after `count` bodies; like nsqd, nothing compares `size` with their sizes."""
+
+
+class UniformBodies(tuple[bytes, ...]):
+    """The bodies of an MPUB if all have one size; the reader has checked it.
+
+    It is in this module because mypyc cannot compile a class derived from tuple.
+    """
+
+    __slots__ = ()
+
 
 MPUB_HEADER: Final = Struct("size" / Int32sb, "count" / Int32sb, "first_size" / Int32sb)
 """The beginning of ``MPUB_BODY``, up to the first body."""
@@ -72,23 +73,18 @@ MPUB_HEADER: Final = Struct("size" / Int32sb, "count" / Int32sb, "first_size" / 
 FRAME_HEADER: Final = Struct("size" / Int32sb, "type" / Int32sb)
 """`size` is that of the type (4) and the data."""
 
-FRAME: Final = Struct(
-    "size" / Rebuild(Int32sb, lambda context: 4 + len(context.data)),
-    "type" / Int32sb,
-    "data" / Bytes(this.size - 4),
-)
 
-
-def _frame_of(frame_type: int) -> Struct:
+def _frame_of(kind: Any) -> Struct:
     return Struct(
         "size" / Rebuild(Int32sb, lambda context: 4 + len(context.data)),
-        "type" / Const(frame_type, Int32sb),
+        "type" / kind,
         "data" / Bytes(this.size - 4),
     )
 
 
-RESPONSE_FRAME: Final = _frame_of(0)
-ERROR_FRAME: Final = _frame_of(1)
+FRAME: Final = _frame_of(Int32sb)
+RESPONSE_FRAME: Final = _frame_of(Const(0, Int32sb))
+ERROR_FRAME: Final = _frame_of(Const(1, Int32sb))
 
 MESSAGE_HEADER: Final = Struct(
     "timestamp_ns" / Int64sb,

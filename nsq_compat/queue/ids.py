@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from nsq_compat.protocol.message import cut_uniform, join_uniform, make_frame, make_frames
-from nsq_compat.protocol.uniform_bodies import UniformBodies
+from nsq_compat.protocol.schema import UniformBodies
 
 TICK_SHIFT: Final = 20
 EPOCH_TICK: Final = 1288834974288

@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Final, Protocol
 
 from nsq_compat.log.segment import StagedBatch
-from nsq_compat.protocol.uniform_bodies import UniformBodies
+from nsq_compat.protocol.schema import UniformBodies
 from nsq_compat.queue.limits import Refused
 from nsq_compat.queue.topic import Topic
 

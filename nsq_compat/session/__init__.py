@@ -2,15 +2,14 @@
 
     conversation    the interface between a connection and every session
     nsqd_session    a client of nsqd (V2): a method for each command, and limits such as --max-rdy-count
-    admission       checks of a command's line: name, state, topic, channel; NSQ's error texts
     negotiation     IDENTIFY: limits, settings, TLS and compression
     authorization   permissions from auth servers
     client_roles    the client as a producer, and as a consumer of a channel
     lookupd_session an nsqd, as a client of nsqlookupd (V1)
     lookup_peer     nsqlookupd, as nsqd talks to it
-    http_session    an HTTP client of a daemon
+    http_session    an HTTP client of a daemon: requests from bytes, responses to bytes, the conversation
     ack_session     an HTTP client whose acknowledgements are awaited
-    http_message    HTTP requests and responses, and their bytes
+    http_message    HTTP requests, responses and limits as values
     client_session  the other side: a client talking to nsqd
 
 May import: ``queue``, ``registry`` and below, and nothing that does I/O; import-linter checks that. A session is tested

@@ -185,17 +185,14 @@ class Access:
             raise FatalClientError(E_AUTH_FIRST, f"AUTH required before {spec.name}")
         if grants.expires_at < now:
             grants = self._renew()
-        if not self._allows(grants, topic, channel):
-            raise FatalClientError(E_UNAUTHORIZED, f"AUTH failed for {spec.name} on {quote(topic)} {quote(channel)}")
-
-    def _allows(self, grants: Grants, topic: bytes, channel: bytes) -> bool:
         allowed = self._decisions.get((topic, channel))
         if allowed is None:
             if len(self._decisions) >= _MAX_DECISIONS:
                 self._decisions.clear()
             allowed = grants.allow(topic.decode("ascii"), channel.decode("ascii"))
             self._decisions[topic, channel] = allowed
-        return allowed
+        if not allowed:
+            raise FatalClientError(E_UNAUTHORIZED, f"AUTH failed for {spec.name} on {quote(topic)} {quote(channel)}")
 
     def _renew(self) -> Grants:
         self._decisions.clear()

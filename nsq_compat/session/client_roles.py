@@ -16,10 +16,12 @@ Invariants of a subscription:
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final
 
+from nsq_compat.log.data_path import reason
 from nsq_compat.protocol import commands as table
-from nsq_compat.protocol.commands import CommandSpec, Publish
+from nsq_compat.protocol.command_reader import Publish
+from nsq_compat.protocol.commands import CommandSpec
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.frames import OK
 from nsq_compat.protocol.message import message_ids
@@ -31,11 +33,17 @@ from nsq_compat.queue.publish_batch import LargeBatch, PublishBatch, is_large
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.wait_queue import Locality
-from nsq_compat.session.admission import failed
 
 DONE: Final = 0  # the only false one, so that the message path tests `state` without a comparison
 POSTED: Final = 1
 IN_STEPS: Final = 2
+
+
+def failed(spec: CommandSpec, error: Exception) -> FatalClientError:
+    """The error of a command that the queue or the operating system refused."""
+    # Of a system error only the reason: clients need not know paths.
+    text = reason(error) if isinstance(error, OSError) else str(error)
+    return FatalClientError(f"E_{spec.name}_FAILED", f"{spec.name} failed {text}")
 
 
 class Publisher:
@@ -156,17 +164,10 @@ class Publisher:
         self._reply(OK if count == 1 or command.spec is table.MPUB else OK * count)
 
 
-class Counts(NamedTuple):
-    """The counters of a consumer, as ``ClientStats`` names them; all 0 for other clients."""
-
-    ready_count: int = 0
-    in_flight_count: int = 0
-    message_count: int = 0
-    finish_count: int = 0
-    requeue_count: int = 0
-    zone_local_msg_count: int = 0
-    region_local_msg_count: int = 0
-    global_msg_count: int = 0
+NO_COUNTS: Final[dict[str, Any]] = dict.fromkeys(
+    ("ready_count", "in_flight_count", "message_count", "finish_count", "requeue_count"), 0
+)
+"""Those of a client that is no consumer."""
 
 
 class Subscription:
@@ -195,7 +196,7 @@ class Subscription:
         self.wake = wake
         self.close = close
         self.stats = stats
-        self._channel = channel
+        self.channel = channel
         self._msg_timeout = msg_timeout
         self._touch_timeout = touch_timeout
         self._sample_rate = sample_rate
@@ -204,24 +205,24 @@ class Subscription:
         self._requeue_count = 0
         channel.add_consumer(self)
 
-    def counts(self) -> Counts:
-        by_locality = [0 for _ in Locality]
-        if self._channel.topology_aware:
-            by_locality[self.locality] = self._message_count
-        return Counts(
-            self.ready_count,
-            len(self.in_flight),
-            self._message_count,
-            self._finish_count,
-            self._requeue_count,
-            *by_locality,
-        )
+    def counts(self) -> dict[str, Any]:
+        """The consumer's counters, as ``ClientStats`` names them."""
+        counts: dict[str, Any] = {
+            "ready_count": self.ready_count,
+            "in_flight_count": len(self.in_flight),
+            "message_count": self._message_count,
+            "finish_count": self._finish_count,
+            "requeue_count": self._requeue_count,
+        }
+        if self.channel.topology_aware:
+            counts[f"{self.locality.name.lower()}_msg_count"] = self._message_count
+        return counts
 
     # --- Messages out -------------------------------------------------------------------------------------------------
 
     def next_batch(self, now: float) -> Sequence[bytes]:
         """Frames to send now; `has_more` says whether there may be more."""
-        channel = self._channel
+        channel = self.channel
         self.has_more = False
         room = self.ready_count - len(self.in_flight.frames)  # Hot: not `len(self.in_flight)`, which is one call more
         if room <= 0:
@@ -241,42 +242,25 @@ class Subscription:
         discarded: list[bytes] = []
         for frame in frames:
             (kept if random.randrange(100) <= self._sample_rate else discarded).append(frame)
-        self._channel.finish(self, message_ids(discarded))
+        self.channel.finish(self, message_ids(discarded))
         return kept
-
-    def stand_back(self) -> None:
-        """Let messages go to other consumers while this client takes none."""
-        self._channel.stand_back(self)
 
     # --- FIN, REQ, TOUCH ----------------------------------------------------------------------------------------------
 
     def finish(self, ids: Sequence[bytes], now: float, now_ns: int) -> list[bytes]:
         """Finish messages; return the ids that are not in flight to this client."""
-        latency = self._channel.latency
+        latency = self.channel.latency
         if latency is not None:
             latency.add(self.in_flight.frames_of(ids), now, now_ns)
-        missing = self._channel.finish(self, ids)
+        missing = self.channel.finish(self, ids)
         self._finish_count += len(ids) - len(missing)
         return missing
 
     def requeue(self, message_id: bytes, now: float, delay: float) -> None:
         """Requeue a message for another delivery after `delay` seconds. Raises ``NotInFlight``."""
-        self._channel.requeue(self, message_id, now, delay)
+        self.channel.requeue(self, message_id, now, delay)
         self._requeue_count += 1
 
     def touch(self, message_id: bytes, now: float) -> None:
         """Extend the time limit of a message. Raises ``NotInFlight``."""
-        self._channel.touch(self, message_id, now, self._touch_timeout)
-
-    def why_not(self, message_id: bytes) -> str:
-        """NSQ's text for why the client cannot finish, requeue or touch this message."""
-        return self._channel.why_not(message_id)
-
-    @property
-    def consumer_count(self) -> int:
-        """The number of the channel's consumers."""
-        return len(self._channel.consumers)
-
-    def leave(self) -> None:
-        """Leave the channel when the connection is closed. May be called twice."""
-        self._channel.remove_consumer(self)
+        self.channel.touch(self, message_id, now, self._touch_timeout)

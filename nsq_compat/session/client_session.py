@@ -1,11 +1,9 @@
 """The client side of a connection to nsqd, without I/O: received bytes to events, commands to bytes to send.
 
 The caller connects, sends the bytes that `data_to_send` returns, and passes received bytes to `receive_data`. The
-session negotiates by itself: magic, IDENTIFY, TLS, compression, AUTH, one at a time. Commands given meanwhile are sent
-after `Opened`. The session answers heartbeats. It is not thread-safe.
-
-The caller makes TLS: when `tls_wanted` is set, it makes the handshake and calls `tls_established`. The session
-compresses and decompresses.
+session negotiates, answers heartbeats, compresses and decompresses. Commands given before `Opened` are sent after it.
+The caller makes TLS: when `tls_wanted` is set, it makes the handshake and calls `tls_established`. A session is not
+thread-safe.
 
 Invariants:
 
@@ -193,7 +191,11 @@ class ClientSession:
             codec = self._codec
             self._receive_frame(frame, events)
             if self.tls_wanted or self._codec is not codec:
-                self._switch_stream(events)
+                rest = self._reader.hand_back()
+                if self.tls_wanted and rest:
+                    raise ProtocolError("nsqd sent data before the TLS handshake")
+                if rest:
+                    self._decode(rest, events)
                 return
             if self._keeps_frames and self.is_open:
                 self._read_block(self._reader.hand_back(), events)
@@ -212,14 +214,6 @@ class ClientSession:
             begin = index + 1
         if len(block.starts) - 1 > begin:
             events.append(ReceivedFrames(block.data, block.starts[begin:]))
-
-    def _switch_stream(self, events: list[Event]) -> None:
-        """Pass the bytes after the frame that upgrades the connection to the new stream."""
-        rest = self._reader.hand_back()
-        if self.tls_wanted and rest:
-            raise ProtocolError("nsqd sent data before the TLS handshake")
-        if rest:
-            self._decode(rest, events)
 
     def _receive_frame(self, frame: Frame, events: list[Event]) -> None:
         if frame.type == FRAME_TYPE_ERROR:

@@ -23,9 +23,8 @@ class TlsFacts:
 class Upgrade:
     """The next codec between socket and session, which the connection pushes once everything so far is sent.
 
-    `codec` is None for TLS, which the connection makes. `received` are bytes that were received for the new codec
-    already. When it is in place the connection calls `done` with the facts about TLS and with `now`; if that fails,
-    `failed` with the reason.
+    `codec` is None for TLS, which the connection makes. `received` are bytes for the new codec. When it is in place the
+    connection calls `done` with the facts about TLS and with `now`; if that fails, `failed` with the reason.
     """
 
     codec: Codec | None
@@ -41,7 +40,7 @@ class Conversation:
     when `closing` is set and everything is sent, and then calls `closed`.
 
     One call of `receive_data` does a bounded amount of work, however many bytes it is given. While `has_unread` is set
-    the connection calls `read_on` instead of reading from the socket, and other connections run before each call.
+    the connection calls `read_on` instead of feeding more, and other connections run before each call.
 
     A class and not a ``Protocol``: compiled code then finds its attributes faster, a dozen for every command.
     """
@@ -52,7 +51,7 @@ class Conversation:
         self.has_more = False
         """There is more to send than `data_to_send` returned; call it again soon."""
         self.has_unread = False
-        """Received commands wait for `read_on`; feed nothing before they are executed."""
+        """Received commands wait for `read_on`."""
         self.awaits_publish = False
         """The last `receive_data` left a publish, and its reply, to the end of the event-loop iteration."""
         self.next_wakeup = float("inf")

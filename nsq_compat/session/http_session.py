@@ -1,34 +1,47 @@
 """One HTTP client's conversation with a daemon, without sockets, greenlets or clocks.
 
-The handler's `respond` may wait, so `receive_data` does not call it. The requests are kept, `has_unread` is set, and
-each call of `read_on` answers one, or adds a piece to a long reply. An `ImmediateHandler` never waits, so its requests
-are answered within `receive_data`. One that came alone may be answered at the end of the event-loop iteration instead,
-together with the publishes of other clients.
+In an `HttpSession`, `receive_data` does not call the handler's `respond`, which may wait. The requests are kept,
+`has_unread` is set, and each call of `read_on` answers one, or adds a piece to a long reply. An `ImmediateHandler`
+never waits, so its requests are answered within `receive_data`. One that came alone may be answered at the end of the
+event-loop iteration instead, together with the publishes of other clients.
+
+The requests are read with llhttp (httptools). A publisher sends the same head with every request, except for the length
+of the body. The reader remembers a head that the parser has read. If a read is one whole request with the same head
+except for that number, the request is made without the parser, exactly as the parser would have made it.
 
 Invariants:
 
+- The result does not depend on how the input is cut into reads.
+- A connection holds at most a head, a body of the size that its route allows, and one read.
+- A refusal ends the input: nothing after it is read as a request.
 - Replies leave in the order of their requests.
 - After the reply to a refusal, to a failure of the handler or to a request without keep-alive the connection closes.
 - No deadline runs while a request is answered, because that time is ours.
 """
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Container
-from typing import Final, Protocol
+from email.utils import formatdate
+from enum import Enum, auto
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Final, NamedTuple, Protocol
+from urllib.parse import unquote
+
+from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.publish_batch import Producer
 from nsq_compat.session.conversation import Conversation, TlsFacts, Upgrade
 from nsq_compat.session.http_message import (
+    TEXT,
+    Admission,
     HttpHandler,
     HttpLimits,
-    Phase,
     Request,
-    RequestReader,
     Response,
-    encode_response,
-    http_date,
 )
 
 log = logging.getLogger(__name__)
@@ -44,7 +57,9 @@ MAX_IMMEDIATE_BODY: Final = 8 * 1024
 MAX_REQUESTS: Final = 128
 """Immediate requests answered in one call of `receive_data` or `read_on`."""
 
-_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_UNREADABLE: Final = Request("", b"", "", b"", {}, b"", "", keep_alive=False)
+"""In place of a request that is refused."""
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class ImmediateHandler(Protocol):
@@ -63,7 +78,415 @@ class ImmediateHandler(Protocol):
         """Tell all waiting producers their outcomes now."""
 
 
-class HttpSession(Conversation):
+# --- Responses --------------------------------------------------------------------------------------------------------
+
+_REASONS: Final = {status.value: status.phrase for status in HTTPStatus} | {413: "Request Entity Too Large"}
+"""NSQ's words, which Python changed in 3.13."""
+
+
+def encode_response(
+    response: Response, date: bytes, *, version: str, keep_alive: bool, bodiless: bool = False
+) -> bytes:
+    """The bytes of a response to a request of this `version`, without `response.rest`.
+
+    `bodiless` is for HEAD: the response has the length of the body but no body.
+    """
+    length = len(response.body) + sum(map(len, response.rest))
+    head = _encode_head(response.status, response.reason, response.headers, length, version, keep_alive)
+    if bodiless:
+        return b"%b%b\r\n\r\n" % (head, date)
+    return b"%b%b\r\n\r\n%b" % (head, date, response.body)
+
+
+@lru_cache(maxsize=512)
+def _encode_head(
+    status: int, reason: str, headers: tuple[tuple[str, str], ...], length: int, version: str, keep_alive: bool
+) -> bytes:
+    """The head up to the date's value. Cached, because almost all responses have one of a few heads."""
+    lines = [f"HTTP/{version} {status} {reason or _REASONS.get(status, '')}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    lines.append(f"Content-Length: {length}")
+    if not keep_alive:
+        if version != "1.0":
+            lines.append("Connection: close")
+    elif version == "1.0":
+        lines.append("Connection: keep-alive")
+    lines.append("Date: ")
+    if any("\n" in line or "\r" in line for line in lines):
+        raise ValueError("a header must not contain a line break")
+    return "\r\n".join(lines).encode("latin-1")
+
+
+@lru_cache(maxsize=4)
+def http_date(unix_seconds: int) -> bytes:
+    """The value of the Date header."""
+    return formatdate(unix_seconds, usegmt=True).encode("ascii")
+
+
+def transport_error(status: int, detail: str = "") -> Response:
+    """The response to malformed input: plain text, then the connection closes.
+
+    nsqd: the text repeats the status line with the detail.
+    """
+    reason = f"{_REASONS[status]}: {detail}" if detail else ""
+    text = f"{status} {reason or _REASONS[status]}"
+    return Response(status, text.encode("ascii"), (TEXT,), close=True, reason=reason)
+
+
+# --- Requests ---------------------------------------------------------------------------------------------------------
+
+BAD_REQUEST: Final = transport_error(400)
+MISSING_HOST: Final = transport_error(400, "missing required Host header")
+MALFORMED_HOST: Final = transport_error(400, "malformed Host header")
+HEAD_TOO_LARGE: Final = transport_error(431)
+UNKNOWN_VERSION: Final = transport_error(505, "unsupported protocol version")
+UNKNOWN_ENCODING: Final = Response(501, b"Unsupported transfer encoding", (TEXT,), close=True)
+UNKNOWN_EXPECTATION: Final = Response(417, close=True)
+
+_is_host: Final = re.compile(rb"[0-9A-Za-z!$%&'()*+,./:;=@\[\]_~-]*").fullmatch
+_has_bad_escape: Final = re.compile(r"%(?![0-9A-Fa-f]{2})").search
+_find_lengths: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n", re.IGNORECASE).finditer
+_LONGEST_KNOWN_HEAD: Final = 4096
+_MOST_DIGITS: Final = 9
+_PATIENCE: Final = 8
+"""Heads remembered without use before the reader stops remembering them."""
+
+
+class Phase(Enum):
+    """How much of the next request has been received."""
+
+    IDLE = auto()
+    HEAD = auto()
+    BODY = auto()
+
+
+class _StopParsing(Exception):
+    """Leaves the parser's callbacks; the refusal is noted before."""
+
+
+class _Known(NamedTuple):
+    """A remembered head: the bytes before and after the digits of its Content-Length, and the request it means."""
+
+    before: bytes
+    behind: bytes
+    request: Request
+    body_limit: int
+
+
+class RequestReader:
+    """The input of one connection. The public ``on_...`` methods are the parser's callbacks."""
+
+    __deletable__: Final = ("_parser",)  # compiled classes must say so
+
+    def __init__(self, admit: Callable[[str, str], Admission], limits: HttpLimits, remote_address: str) -> None:
+        self.phase = Phase.IDLE
+        self.finished = False
+        """No further request follows, whatever is fed."""
+        self.body_size = 0
+        self._admit = admit
+        self._limits = limits
+        self._remote_address = remote_address
+        self._parser = HttpRequestParser(self)
+        self._known_host = b""
+        self._known: _Known | None = None
+        self._patience = _PATIENCE
+        self._ready: list[Request | Response] = []
+        self._refusal: Response | None = None
+        # Bytes fed since the parser last reported a whole head or a piece of a body; it buffers at most these.
+        self._unseen = 0
+        self._advanced = False
+        self._upgrade_ignored = False
+        self._resuming = False
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._header_count = 0
+        self._head_size = 0
+        self._head = Request("", b"", "", b"", {}, b"", "")
+        self._body: bytes | bytearray = b""
+        self._body_limit = 0
+        self._too_big = BAD_REQUEST
+        self._expects_continue = False
+
+    def receive_data(self, data: bytes) -> list[Request | Response]:
+        """The requests that these bytes complete, in order. A response is a refusal, and the last item.
+
+        Raises only what `admit` raises.
+        """
+        if self.finished:
+            return []
+        begins_here = self.phase is Phase.IDLE and not self._unseen
+        if begins_here and self._known is not None:
+            known = self.read_known(data)
+            if known is not None:
+                return [known]
+        ready = self._ready = []
+        self._advanced = False
+        try:
+            self._feed(data)
+        except HttpParserCallbackError as error:
+            if self._refusal is None:
+                raise error.__context__ or error from None
+            self._refuse(self._refusal)
+        except HttpParserError:
+            # llhttp refuses bytes after the last request of a connection; they are ignored.
+            if not self.finished:
+                self._refuse(BAD_REQUEST)
+        self._unseen = 0 if self._advanced else self._unseen + len(data)
+        if self._unseen > self._limits.max_head_bytes and not self.finished:
+            self._refuse(HEAD_TOO_LARGE)
+        if begins_here and self._patience and len(ready) == 1 and isinstance(ready[0], Request):
+            self._remember(data, ready[0])
+        return ready
+
+    @property
+    def owes_continue(self) -> bool:
+        """Whether the client waits for ``100 Continue`` before it sends the body."""
+        return self._expects_continue and self.phase is Phase.BODY and not self.body_size
+
+    def continue_sent(self) -> None:
+        self._expects_continue = False
+
+    def close(self) -> None:
+        """Break the reference cycle with the parser, so that a closed connection needs no garbage collection."""
+        self.finished = True
+        del self._parser
+
+    def read_known(self, data: bytes) -> Request | None:
+        """The request, if `data` is exactly one with the remembered head; None, without any effect, otherwise."""
+        # Hot: runs for every message published over HTTP, and saves the parser with its ten calls.
+        if self._known is None or self.phase is not Phase.IDLE or self._unseen or self.finished:
+            return None
+        before, behind, like, body_limit = self._known
+        at = len(before)
+        end = data.find(b"\r", at, at + _MOST_DIGITS + 1) if data.startswith(before) else -1
+        if end < 0 or not data.startswith(behind, end):
+            return None
+        digits = data[at:end]
+        if not digits.isdigit():
+            return None
+        begin = end + len(behind)
+        size = int(digits)
+        if size != len(data) - begin or size > body_limit:
+            return None
+        self.body_size = size
+        self._patience = _PATIENCE
+        headers = like.headers
+        if headers[b"content-length"] != digits:
+            headers = {**headers, b"content-length": digits}
+        body = data[begin:]
+        # A NamedTuple's own constructor is a Python function, which takes three times as long.
+        return tuple.__new__(
+            Request,
+            (like.method, like.target, like.path, like.query, headers, body, like.remote_address, True, like.version),
+        )
+
+    def _remember(self, data: bytes, request: Request) -> None:
+        """Remember the head of `request`, which is all of `data`, if it has a Content-Length."""
+        if b"content-length" not in request.headers or not request.keep_alive:
+            return
+        self._patience -= 1
+        head = data[: len(data) - len(request.body)]
+        lengths = list(_find_lengths(head))
+        # The first empty line must end the head: then `data` has nothing else, such as a line break after the body.
+        if len(lengths) == 1 and len(head) <= _LONGEST_KNOWN_HEAD and head.find(b"\r\n\r\n") == len(head) - 4:
+            begin, end = lengths[0].span(1)
+            self._known = _Known(head[:begin], head[end:], request._replace(body=b""), self._body_limit)
+
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except HttpParserUpgrade as upgrade:
+                # nsqd: HTTP/1.1 only; a request to upgrade, which Java's client makes by default, is ignored.
+                # The parser takes every upgrade for the end of HTTP, even before a body, so a new one continues.
+                data = data[upgrade.args[0] :]
+                self._parser = HttpRequestParser(self)
+                if self._upgrade_ignored:
+                    self._upgrade_ignored = False
+                    self._resuming = True
+                    framing = [name + b": " + self._headers[name] for name in _FRAMING if name in self._headers]
+                    self._parser.feed_data(b"POST / HTTP/1.1\r\n" + b"\r\n".join(framing) + b"\r\n\r\n")
+
+    def _refuse(self, refusal: Response) -> None:
+        self._ready.append(refusal)
+        self.finished = True
+        self.phase = Phase.IDLE
+        self._body = b""
+
+    def _stop(self, refusal: Response) -> _StopParsing:
+        self._refusal = refusal
+        return _StopParsing()
+
+    # --- Callbacks of the parser --------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._resuming:
+            return
+        self.phase = Phase.HEAD
+        self._target = b""
+        self._headers = {}
+        self._header_count = self._head_size = 0
+
+    def on_url(self, url: bytes) -> None:
+        if self._resuming:
+            return
+        self._target += url
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._resuming:
+            return
+        self._header_count += 1
+        self._count_head(len(name) + len(value))
+        if self._header_count > self._limits.max_headers:
+            raise self._stop(HEAD_TOO_LARGE)
+        if self.phase is Phase.BODY:  # a trailer: counted and dropped
+            return
+        name = name.lower()
+        headers = self._headers
+        if name not in headers:
+            headers[name] = value
+        elif name == b"host":
+            raise self._stop(BAD_REQUEST)
+        else:
+            headers[name] += b", " + value
+
+    def _count_head(self, size: int) -> None:
+        self._head_size += size
+        if self._head_size > self._limits.max_head_bytes:
+            raise self._stop(HEAD_TOO_LARGE)
+
+    def on_headers_complete(self) -> None:
+        self._advanced = True
+        if self._resuming:
+            self._resuming = False
+            return
+        self.phase = Phase.BODY
+        self._body = b""
+        self.body_size = 0
+        self._expects_continue = False
+        method, version = self._parser.get_method().decode("ascii"), self._parser.get_http_version()
+        headers = self._headers
+        self._check_host(version)
+        path, query = self._split_target(method)
+        address = self._remote_address
+        self._head = Request(method, self._target, path, query, headers, b"", address, version=version)
+        if b"content-length" in headers or b"transfer-encoding" in headers:
+            self._prepare_body()
+
+    def _check_host(self, version: str) -> None:
+        host = self._headers.get(b"host")
+        if version not in ("1.1", "1.0"):
+            raise self._stop(UNKNOWN_VERSION if version != "0.9" else BAD_REQUEST)
+        if host is None:
+            if version == "1.1":
+                raise self._stop(MISSING_HOST)
+        elif host != self._known_host:  # it is the same with every request of a connection
+            if not _is_host(host):
+                raise self._stop(MALFORMED_HOST)
+            self._known_host = host
+
+    def _split_target(self, method: str) -> tuple[str, bytes]:
+        path, _, query = self._target.partition(b"?")
+        text = path.decode("latin-1")
+        if text[:1] != "/":
+            text = _path_of_unusual_target(text, method)
+        if "%" in text:
+            if _has_bad_escape(text):
+                raise self._stop(BAD_REQUEST)
+            text = unquote(text, errors="surrogateescape")
+        return text, query
+
+    def _prepare_body(self) -> None:
+        headers = self._headers
+        encoding = headers.get(b"transfer-encoding")
+        if encoding is not None and encoding.lower() != b"chunked":
+            raise self._stop(UNKNOWN_ENCODING)
+        length = int(headers.get(b"content-length", 0))
+        self._body_limit, self._too_big = self._admit(self._head.method, self._head.path)
+        if length > self._body_limit:
+            raise self._stop(self._too_big)
+        expectation = headers.get(b"expect")
+        if expectation and self._head.version == "1.1" and (length or encoding):
+            if b"100-continue" not in expectation.lower():
+                raise self._stop(UNKNOWN_EXPECTATION)
+            self._expects_continue = True
+        self._upgrade_ignored = self._parser.should_upgrade() and bool(length or encoding)
+
+    def on_body(self, piece: bytes) -> None:
+        self._advanced = True
+        self.body_size += len(piece)
+        if self.body_size > self._body_limit:
+            raise self._stop(self._too_big)
+        # A bytearray from the second piece on: a list of a million small pieces would take many times their size.
+        if not self._body:
+            self._body = piece
+        elif isinstance(self._body, bytearray):
+            self._body += piece
+        else:
+            self._body = bytearray(self._body) + piece
+
+    def on_message_complete(self) -> None:
+        if self._upgrade_ignored:  # the parser takes the body for another protocol
+            return
+        self._advanced = True
+        self.phase = Phase.IDLE
+        keep_alive = self._parser.should_keep_alive()
+        self.finished = not keep_alive
+        self._ready.append(self._head._replace(body=bytes(self._body), keep_alive=keep_alive))
+        self._body = b""
+
+
+_FRAMING: Final = (b"content-length", b"transfer-encoding")
+
+
+def _path_of_unusual_target(target: str, method: str) -> str:
+    """The path of ``http://host/path``; ``*`` and CONNECT's ``host:port`` unchanged, which match no route."""
+    _, separator, rest = target.partition("://")
+    if not separator or method == "CONNECT":
+        return target
+    _, slash, path = rest.partition("/")
+    return slash + path
+
+
+# --- The conversation -------------------------------------------------------------------------------------------------
+
+
+class HttpConversation(Conversation):
+    """The reading half of an HTTP conversation, and the time that the client has for each phase of a request."""
+
+    def __init__(
+        self, admit: Callable[[str, str], Admission], limits: HttpLimits, remote_address: str, now: float
+    ) -> None:
+        super().__init__()
+        self._limits = limits
+        self._reader = RequestReader(admit, limits, remote_address)
+        self._phase_began = now
+        self._is_closed = False
+
+    def _phase_deadline(self) -> float:
+        limits, phase = self._limits, self._reader.phase
+        if phase is Phase.BODY:
+            return self._phase_began + limits.body_seconds + self._reader.body_size / limits.slowest_rate
+        return self._phase_began + (limits.idle_seconds if phase is Phase.IDLE else limits.head_seconds)
+
+    @property
+    def linger_seconds(self) -> float:
+        return self._limits.linger_seconds
+
+    @property
+    def lost_level(self) -> int:
+        return logging.DEBUG  # HTTP clients often leave
+
+    def closed(self) -> None:
+        self.closing = True
+        if not self._is_closed:
+            self._is_closed = True
+            self._reader.close()
+
+
+class HttpSession(HttpConversation):
     """One HTTP client, from accept to close.
 
     It is the ``queue.publish_batch.Producer`` of the message it has posted. `remote_address` is passed to handlers.
@@ -82,14 +505,12 @@ class HttpSession(Conversation):
         immediate: ImmediateHandler | None = None,
         tls: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(handler.admit, limits, remote_address, now)
         self._handler = handler
-        self._limits = limits
         self._remote_address = remote_address
         self._wake = wake
         self._immediate = immediate
         self._paths: Container[str] = immediate.paths if immediate is not None else ()
-        self._reader = RequestReader(handler.admit, limits, remote_address)
         self._requests: deque[Request | Response] = deque()
         self._posted: Request | None = None
         self._replies: list[bytes] = []
@@ -99,12 +520,10 @@ class HttpSession(Conversation):
         self._now_ns = now_ns
         self._finishing = False
         self._input_ended = False
-        self._is_closed = False
         self._idle_seconds = limits.idle_seconds
         self._deadline = self.next_wakeup = now + limits.head_seconds
         self._deadline_is_due = False  # to be set when the replies leave
         self._phase = Phase.IDLE
-        self._body_began = now
         if tls:
             self.upgrade = Upgrade(None, b"", self._upgraded, self._upgrade_failed)
 
@@ -134,9 +553,12 @@ class HttpSession(Conversation):
                 return
             self._requests.append(known)
         else:
-            self._read(data)
+            try:
+                self._requests.extend(self._reader.receive_data(data))
+            except Exception:
+                log.exception("panic in HTTP handler")
+                self._requests.append(INTERNAL_ERROR)
         self._answer_immediate(now, now_ns)
-        self._after_answers(now)
 
     def read_on(self, now: float, now_ns: int) -> None:
         if self.closing:
@@ -144,12 +566,13 @@ class HttpSession(Conversation):
             return
         self._now_ns = now_ns
         if self._rest:
-            self._send_rest()
+            self._replies.append(self._rest.popleft())
+            if not self._rest:
+                self.closing = self._closes_after_rest
         else:
             self._answer(self._requests.popleft())
         self._deadline_is_due = True
         self._answer_immediate(now, now_ns)
-        self._after_answers(now)
 
     def end_of_input(self) -> None:
         """Answer the requests that were received, and then close."""
@@ -171,7 +594,10 @@ class HttpSession(Conversation):
             if not self.has_unread:
                 self._move_deadline(now, answered=True)
         elif now >= self._deadline and not self.has_unread:
-            self._give_up()
+            log.debug("[%s] - deadline passed (%s)", self._remote_address, self._reader.phase.name)
+            if self.upgrade is not None:
+                self._upgrade_failed("timeout")
+            self.closing = True
         self.next_wakeup = NEVER if self.has_unread else self._deadline
         replies = self._replies
         data = replies[0] if len(replies) == 1 else b"".join(replies)
@@ -187,14 +613,6 @@ class HttpSession(Conversation):
         return self._limits.slowest_rate
 
     @property
-    def linger_seconds(self) -> float:
-        return self._limits.linger_seconds
-
-    @property
-    def lost_level(self) -> int:
-        return logging.DEBUG  # HTTP clients often leave
-
-    @property
     def owed_replies(self) -> int:
         return sum(map(len, self._replies))
 
@@ -202,11 +620,8 @@ class HttpSession(Conversation):
         self._deadline_is_due = True  # now the write timeout applies
 
     def closed(self) -> None:
-        self.closing = True
+        super().closed()
         self._forget_requests()
-        if not self._is_closed:
-            self._is_closed = True
-            self._reader.close()
 
     def published(self, error: Exception | None) -> None:
         """Answer the posted request; `error` says why publishing failed, if it did."""
@@ -217,17 +632,7 @@ class HttpSession(Conversation):
         self.closing = self.closing or self._finishing or self._input_ended
         self._wake()
 
-    # --- Reading ------------------------------------------------------------------------------------------------------
-
-    def _read(self, data: bytes) -> None:
-        try:
-            self._requests.extend(self._reader.receive_data(data))
-        except Exception:
-            log.exception("panic in HTTP handler")
-            self._requests.append(INTERNAL_ERROR)
-
-    def _is_immediate(self, request: Request) -> bool:
-        return request.method == "POST" and len(request.body) <= MAX_IMMEDIATE_BODY and not self._finishing
+    # --- Answering ----------------------------------------------------------------------------------------------------
 
     def _publish(self, request: Request, now: float, now_ns: int, *, is_alone: bool) -> None:
         """Answer an immediate request; one that came alone perhaps at the end of this event-loop iteration."""
@@ -245,14 +650,21 @@ class HttpSession(Conversation):
             self._reply(request, response)
 
     def _answer_immediate(self, now: float, now_ns: int) -> None:
-        """Answer the immediate requests at the front; `has_unread` says whether others are left."""
+        """Answer the immediate requests at the front; `has_unread` says whether others are left.
+
+        If none is, close, or wait for the next request.
+        """
         requests, count = self._requests, 0
         while requests and not self.closing and not self._rest and count < MAX_REQUESTS:
             request = requests[0]
             if isinstance(request, Response):
-                requests.popleft()
-                self._refuse(request)
-            elif request.path in self._paths and self._is_immediate(request):
+                self._answer(requests.popleft())
+            elif (
+                request.path in self._paths
+                and request.method == "POST"
+                and len(request.body) <= MAX_IMMEDIATE_BODY
+                and not self._finishing
+            ):
                 requests.popleft()
                 is_alone = not requests and not count and request.keep_alive
                 self._publish(request, now, now_ns, is_alone=is_alone)
@@ -264,32 +676,25 @@ class HttpSession(Conversation):
         self.has_unread = bool(requests or self._rest)
         if count:
             self._deadline_is_due = True
-
-    def _after_answers(self, now: float) -> None:
-        """Close, or wait for the next request, once the received ones are answered."""
         if self.has_unread or self.closing or self._posted is not None:
             return
-        if self._finishing and self._deadline_is_due:
-            self.closing = True  # that was the last request
-        elif self._input_ended or self._reader.finished:
+        if self._input_ended or self._reader.finished or (self._finishing and self._deadline_is_due):
             self.closing = True
-        else:
-            if self._reader.owes_continue:
-                self._replies.append(_CONTINUE)
-                self._reader.continue_sent()
-            if not self._deadline_is_due:
-                self._move_deadline(now, answered=False)
+            return
+        if self._reader.owes_continue:
+            self._replies.append(CONTINUE)
+            self._reader.continue_sent()
+        if not self._deadline_is_due:
+            self._move_deadline(now, answered=False)
 
     def _forget_requests(self) -> None:
         self.has_unread = False
         self._requests.clear()
         self._rest.clear()
 
-    # --- Answering ----------------------------------------------------------------------------------------------------
-
     def _answer(self, request: Request | Response) -> None:
-        if isinstance(request, Response):
-            self._refuse(request)
+        if isinstance(request, Response):  # a refusal
+            self._reply(_UNREADABLE, request)
             return
         try:
             response = self._handler.respond(request)
@@ -326,16 +731,6 @@ class HttpSession(Conversation):
                 self._last_plain = response, second, reply
         self._replies.append(reply)
 
-    def _send_rest(self) -> None:
-        self._replies.append(self._rest.popleft())
-        if not self._rest:
-            self.closing = self.closing or self._closes_after_rest
-
-    def _refuse(self, refusal: Response) -> None:
-        date = http_date(self._now_ns // _NS_PER_SECOND)
-        self._replies.append(encode_response(refusal, date, version="1.1", keep_alive=False))
-        self.closing = True
-
     # --- TLS ----------------------------------------------------------------------------------------------------------
 
     def _upgraded(self, tls: TlsFacts | None, now: float) -> None:
@@ -351,22 +746,13 @@ class HttpSession(Conversation):
     def _move_deadline(self, now: float, *, answered: bool) -> None:
         """Set the client's deadline for its current phase, after a read."""
         self._deadline_is_due = False
-        phase, limits = self._reader.phase, self._limits
+        phase = self._reader.phase
         changed = answered or phase is not self._phase
-        if phase is Phase.BODY:
-            if changed:
-                self._body_began = now
-            self._deadline = self._body_began + limits.body_seconds + self._reader.body_size / limits.slowest_rate
-        elif changed:
-            self._deadline = now + (limits.idle_seconds if phase is Phase.IDLE else limits.head_seconds)
+        if changed:
+            self._phase_began = now
+        if changed or phase is Phase.BODY:  # a body has more time the more of it was received
+            self._deadline = self._phase_deadline()
         self._phase = phase
-
-    def _give_up(self) -> None:
-        """Close the connection after the client's deadline."""
-        log.debug("[%s] - deadline passed (%s)", self._remote_address, self._reader.phase.name)
-        if self.upgrade is not None:
-            self._upgrade_failed("timeout")
-        self.closing = True
 
 
 def _failed(request: Request, failure: Exception) -> Response:

@@ -126,10 +126,13 @@ class LookupPeer(Conversation):
     def data_to_send(self, now: float) -> bytes:
         """The next commands, as many as the limit on unanswered ones allows."""
         if now >= self._deadline:
-            self._check_deadline(now)
+            if self._in_grace:
+                self._fail(f"no answer within {REPLY_TIMEOUT:g}s")
+            self._in_grace = True
+            self._deadline = now + GRACE_SECONDS
         if self.closing:
             return b""
-        commands = [*self._send_opening(), *self._send_ping(now), *self._send_registrations()]
+        commands = [*self._commands(now)]
         if commands and self._deadline == NEVER:
             self._deadline = now + REPLY_TIMEOUT
         self.next_wakeup = min(self._ping_due, self._deadline)
@@ -144,42 +147,37 @@ class LookupPeer(Conversation):
 
     # --- Commands -----------------------------------------------------------------------------------------------------
 
-    def _send_opening(self) -> Iterator[bytes]:
+    def _commands(self, now: float) -> Iterator[bytes]:
         if self._opening:
             opening, self._opening = self._opening, b""
             self._unanswered.append("IDENTIFY")
             yield opening
-
-    def _send_ping(self, now: float) -> Iterator[bytes]:
-        if now >= self._ping_due:
+        is_ping_due = now >= self._ping_due
+        if is_ping_due:
             self._ping_due = now + PING_SECONDS
-            if self._identified:
-                log.debug("LOOKUPD(%s): sending heartbeat", self._address)
-                self._unanswered.append("PING")
-                yield lookup_commands.PING
-
-    def _send_registrations(self) -> Iterator[bytes]:
         if not self._identified:
             return
+        if is_ping_due:
+            log.debug("LOOKUPD(%s): sending heartbeat", self._address)
+            self._unanswered.append("PING")
+            yield lookup_commands.PING
         while len(self._unanswered) < MAX_UNANSWERED:
             if self._removed:
                 name, _ = self._removed.popitem(last=False)
                 yield self._track("channel " if name[1] else "topic ", lookup_commands.unregister(*name))
             elif self._added:
                 name, prefix = self._added.popitem(last=False)
-                if self._exists(*name):
+                topic, channel = name
+                found = self._broker.topics.get(topic)
+                if found is not None and (not channel or channel in found.channels):
                     yield self._track(prefix, lookup_commands.register(*name))
             elif self._unregistered_topics:
                 topic = self._unregistered_topics.popleft()
                 # nsqd: a channel registers its topic, too.
                 channels = self._broker.topics[topic].channels if topic in self._broker.topics else ()
-                self._added.update(dict.fromkeys([(topic, channel) for channel in channels] or [(topic, "")], ""))
+                self._added.update(dict.fromkeys([(topic, each) for each in channels] or [(topic, "")], ""))
             else:
                 return
-
-    def _exists(self, topic: str, channel: str) -> bool:
-        found = self._broker.topics.get(topic)
-        return found is not None and (not channel or channel in found.channels)
 
     def _track(self, prefix: str, command: bytes) -> bytes:
         text = command.decode("ascii").rstrip()
@@ -211,12 +209,6 @@ class LookupPeer(Conversation):
         self._identified = True
         self._unregistered_topics = deque(self._broker.topics)
         self._on_identified(info)
-
-    def _check_deadline(self, now: float) -> None:
-        if self._in_grace:
-            self._fail(f"no answer within {REPLY_TIMEOUT:g}s")
-        self._in_grace = True
-        self._deadline = now + GRACE_SECONDS
 
     def _fail(self, reason: str) -> None:
         if not self.closing:

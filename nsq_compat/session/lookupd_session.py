@@ -7,22 +7,25 @@ Invariants:
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final
 
+from nsq_compat.protocol.command_reader import Command, CommandReader, SimpleCommand
+from nsq_compat.protocol.commands import CommandSpec
 from nsq_compat.protocol.durations import SECOND, format_duration
 from nsq_compat.protocol.errors import E_BAD_PROTOCOL, E_INVALID, FatalClientError, SilentClose
+from nsq_compat.protocol.go_json import encode
 from nsq_compat.protocol.lookup_commands import (
     MAGIC,
+    MAX_BODY_SIZE,
     OK,
-    LookupCommand,
-    LookupCommandReader,
     LookupdInfo,
+    check,
     decode_peer_info,
-    encode_lookupd_info,
     registration,
     reply,
 )
+from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.registry.registration_db import Producer, RegistrationDb
 from nsq_compat.session.conversation import Conversation
 
@@ -33,14 +36,10 @@ IDENTIFY_TIMEOUT: Final = 60.0
 WRITE_TIMEOUT: Final = 30.0
 MAX_COMMANDS_PER_CALL: Final = 64
 """Commands that one call executes; each takes about 20 us, and most are logged."""
-_NEVER: Final = float("inf")
 
 
 class LookupdSession(Conversation):
-    """The session of one TCP client. `peer` is its address, which is also its name in replies of the HTTP API.
-
-    `now` is in monotonic seconds, `now_ns` in nanoseconds since 1970.
-    """
+    """The session of one TCP client. `peer` is its address, which is also its name in replies of the HTTP API."""
 
     def __init__(self, db: RegistrationDb, info: LookupdInfo, *, peer: str, now: float) -> None:
         super().__init__()
@@ -49,8 +48,8 @@ class LookupdSession(Conversation):
         self._info = info
         self._opening = b""
         self._opened = False
-        self._reader = LookupCommandReader(self._admit)
-        self._commands: Iterator[LookupCommand] = iter(())  # received, not executed yet
+        self._reader = CommandReader(self._admit, max_msg_size=MAX_BODY_SIZE, max_body_size=MAX_BODY_SIZE)
+        self._commands: Iterator[Command] = iter(())  # received, not executed yet
         self._producer: Producer | None = None
         self._replies: list[bytes] = []
         self._now = now
@@ -114,10 +113,11 @@ class LookupdSession(Conversation):
             self._execute()
 
     def _execute(self) -> None:
-        """Execute some of the commands. `has_unread` says whether there may be more."""
         self.has_unread = False
         for count, command in enumerate(self._commands, 1):
-            self._replies.append(reply(_ON_COMMAND[command.tokens[0]](self, command)))
+            if not isinstance(command, SimpleCommand):  # well-formed FINs are not checked by `_admit`
+                raise FatalClientError(E_INVALID, "invalid command FIN")
+            self._replies.append(reply(_ON_COMMAND[command.spec.name](self, command)))
             if self._producer is None:
                 self._deadline = self._now + IDENTIFY_TIMEOUT
             if count == MAX_COMMANDS_PER_CALL:
@@ -138,16 +138,17 @@ class LookupdSession(Conversation):
         self._deadline = self._now + IDENTIFY_TIMEOUT
         return rest
 
-    def _admit(self, tokens: Sequence[bytes]) -> None:
-        verb = tokens[0]
-        if verb == b"IDENTIFY" and self._producer is not None:
+    def _admit(self, tokens: list[bytes]) -> CommandSpec:
+        spec = check(tokens)
+        if spec.name == "IDENTIFY" and self._producer is not None:
             raise FatalClientError(E_INVALID, "cannot IDENTIFY again")
-        if verb in (b"REGISTER", b"UNREGISTER") and self._producer is None:
+        if spec.name in ("REGISTER", "UNREGISTER") and self._producer is None:
             raise FatalClientError(E_INVALID, "client must IDENTIFY")
+        return spec
 
     # --- Commands; each returns the data of its reply -----------------------------------------------------------------
 
-    def _ping(self, command: LookupCommand) -> bytes:
+    def _ping(self, command: SimpleCommand) -> bytes:
         producer = self._producer
         if producer is not None:  # nsqlookupd: PING is answered even before IDENTIFY
             since = format_duration(int((self._now - producer.last_update) * SECOND))
@@ -155,31 +156,22 @@ class LookupdSession(Conversation):
             self._db.heard_of(producer, self._now, self._now_ns)
         return OK
 
-    def _identify(self, command: LookupCommand) -> bytes:
+    def _identify(self, command: SimpleCommand) -> bytes:
         info = decode_peer_info(command.body)
         log.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
-            self.peer,
-            info.broadcast_address,
-            info.tcp_port,
-            info.http_port,
-            info.version,
-        )
+            self.peer, info.broadcast_address, info.tcp_port, info.http_port, info.version,
+        )  # fmt: skip
         self._producer = self._db.identify(self.peer, info, self._now, self._now_ns)
-        self._deadline = _NEVER
-        return encode_lookupd_info(self._info)
+        self._deadline = NEVER
+        return encode(self._info)
 
-    def _register(self, command: LookupCommand) -> bytes:
-        self._db.register(self._identified(), *registration(command.tokens))
-        return OK
-
-    def _unregister(self, command: LookupCommand) -> bytes:
-        self._db.unregister(self._identified(), *registration(command.tokens))
-        return OK
-
-    def _identified(self) -> Producer:
+    def _register(self, command: SimpleCommand) -> bytes:
+        """REGISTER and UNREGISTER."""
         assert self._producer is not None, "admitted only behind IDENTIFY"
-        return self._producer
+        change = self._db.register if command.spec.name == "REGISTER" else self._db.unregister
+        change(self._producer, *registration(command.tokens))
+        return OK
 
     # --- Errors -------------------------------------------------------------------------------------------------------
 
@@ -195,9 +187,9 @@ class LookupdSession(Conversation):
             self.closing = True
 
 
-_ON_COMMAND: Final[dict[bytes, Callable[[LookupdSession, LookupCommand], bytes]]] = {
-    b"PING": LookupdSession._ping,
-    b"IDENTIFY": LookupdSession._identify,
-    b"REGISTER": LookupdSession._register,
-    b"UNREGISTER": LookupdSession._unregister,
+_ON_COMMAND: Final[dict[str, Callable[[LookupdSession, SimpleCommand], bytes]]] = {
+    "PING": LookupdSession._ping,
+    "IDENTIFY": LookupdSession._identify,
+    "REGISTER": LookupdSession._register,
+    "UNREGISTER": LookupdSession._register,
 }

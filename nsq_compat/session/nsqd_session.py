@@ -8,31 +8,18 @@ Invariants:
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
 from nsq_compat.protocol import commands as table
-from nsq_compat.protocol.command_reader import CommandReader
-from nsq_compat.protocol.commands import (
-    CLOSING,
-    INIT,
-    SUBSCRIBED,
-    Command,
-    CommandSpec,
-    Finish,
-    Publish,
-    SimpleCommand,
-    parse_number,
-)
+from nsq_compat.protocol.command_reader import Command, CommandReader, Finish, Publish, SimpleCommand
+from nsq_compat.protocol.commands import INIT, CommandSpec, parse_number, tls_missing
 from nsq_compat.protocol.errors import (
     E_AUTH_DISABLED,
     E_BAD_PROTOCOL,
-    E_FIN_FAILED,
     E_IDENTIFY_FAILED,
     E_INVALID,
-    E_REQ_FAILED,
-    E_TOUCH_FAILED,
     FatalClientError,
     NsqError,
     SilentClose,
@@ -46,19 +33,11 @@ from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.limits import Exiting
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.stats import ClientStats
-from nsq_compat.session.admission import check, delay_of, failed, not_in_flight, tls_missing, wrong_state
+from nsq_compat.session import negotiation
 from nsq_compat.session.authorization import Access, AuthFailed, Authorize, Credentials, Grants, not_asked
-from nsq_compat.session.client_roles import DONE, IN_STEPS, Counts, Publisher, Subscription
+from nsq_compat.session.client_roles import DONE, IN_STEPS, NO_COUNTS, Publisher, Subscription, failed
 from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, TlsFacts, Upgrade
-from nsq_compat.session.negotiation import (
-    Layers,
-    NsqdLimits,
-    grant,
-    identify_response,
-    locality,
-    negotiate,
-    settings_before_identify,
-)
+from nsq_compat.session.negotiation import Layers, NsqdLimits, patience
 
 log = logging.getLogger(__name__)
 
@@ -109,10 +88,11 @@ class NsqdSession(Conversation):
         self._reader = CommandReader(self._admit, max_msg_size=limits.max_msg_size, max_body_size=limits.max_body_size)
         self._commands: Iterator[Command] = iter(())
         self._effort = 0  # of the commands executed in this call
-        self._settings = settings_before_identify(host, limits)
-        self._patience = self._settings.patience
+        self._settings = negotiation.settings_before_identify(host, limits)
+        self._patience = patience(self._settings)
         # nsqd: the first IDENTIFY fixes the settings of deliveries; another one changes the rest.
         self._delivery = self._settings
+        self._is_identified = False
         self._layers = Layers()
         self._replies: list[bytes] = []
         self._heartbeat_due = NEVER
@@ -181,7 +161,7 @@ class NsqdSession(Conversation):
         if now >= self._heartbeat_due and not self.closing and self.upgrade is None:
             self._replies.append(HEARTBEAT)
             while self._heartbeat_due <= now:
-                self._heartbeat_due += self._delivery.heartbeat_ms / 1000
+                self._heartbeat_due += self._delivery.heartbeat_interval / 1000
         deadline, heartbeat_due = self._deadline, self._heartbeat_due
         self.next_wakeup = deadline if deadline < heartbeat_due or self.upgrade is not None else heartbeat_due
         replies, subscription = self._replies, self.subscription
@@ -198,8 +178,8 @@ class NsqdSession(Conversation):
 
     @property
     def write_timeout(self) -> float | None:
-        """The heartbeat interval; None without heartbeats (nsqd)."""
-        return self._settings.heartbeat_ms / 1000 or None
+        # nsqd: the heartbeat interval; None without heartbeats.
+        return self._settings.heartbeat_interval / 1000 or None
 
     @property
     def owed_replies(self) -> int:
@@ -208,19 +188,19 @@ class NsqdSession(Conversation):
     def stalled(self) -> None:
         """Let messages go to other consumers while the socket takes no more."""
         if self.subscription is not None:
-            self.subscription.stand_back()
+            self.subscription.channel.stand_back(self.subscription)
 
     def closed(self) -> None:
         """Leave the channel."""
         self.closing = True
         self._forget_unread()
         if self.subscription is not None:
-            self.subscription.leave()
+            self.subscription.channel.remove_consumer(self.subscription)
 
     def stats(self) -> ClientStats:
         """The client's figures in /stats, as a consumer and as a producer."""
         settings, layers, tls, access = self._settings, self._layers, self._layers.tls, self._access
-        counts = self.subscription.counts() if self.subscription is not None else Counts()
+        counts = self.subscription.counts() if self.subscription is not None else NO_COUNTS
         grants = access.grants if access is not None else None
         published = sorted((topic.decode("ascii"), count) for topic, count in self._publisher.counts.items())
         return ClientStats(
@@ -229,7 +209,7 @@ class NsqdSession(Conversation):
             version="V2",
             remote_address=self.peer,
             state=self.state,
-            **counts._asdict(),
+            **counts,
             connect_ts=self._connect_ts,
             sample_rate=settings.sample_rate,
             deflate=layers.deflate,
@@ -310,38 +290,35 @@ class NsqdSession(Conversation):
         self._deadline = self._now + (HANDSHAKE_SECONDS if self.upgrade is not None else self._patience)
 
     def _restart_heartbeat(self) -> None:
-        interval = self._delivery.heartbeat_ms / 1000
+        interval = self._delivery.heartbeat_interval / 1000
         self._heartbeat_due = self._now + interval if interval else NEVER
 
     # --- Checks before the body is received ---------------------------------------------------------------------------
 
-    def _admit(self, tokens: Sequence[bytes]) -> CommandSpec:
+    def _admit(self, tokens: list[bytes]) -> CommandSpec:
         # The reader checks a repeated PUB or MPUB line only once, so the result must not change later. The publisher
         # checks permissions.
         if self._lacks_tls() and tokens[0] != b"IDENTIFY":
             raise tls_missing(tokens[0])
-        spec = check(tokens, self.state, heartbeats=self._settings.heartbeat_ms > 0)
+        spec = table.check(tokens, self.state, heartbeats=self._settings.heartbeat_interval > 0)
         if spec is table.DPUB:
-            delay_of(tokens, self._limits.max_defer_timeout_ms)
+            table.delay_of(tokens, self._limits.max_defer_timeout_ms)
         elif spec is table.MPUB:
-            self._create_topic(tokens)
+            # nsqd: only MPUB checks permission, and creates its topic, before its body is received.
+            self._require(spec, tokens[1])
+            try:
+                self._broker.topic(tokens[1].decode("ascii"))
+            except (Exiting, OSError) as error:
+                raise failed(spec, error) from None
         return spec
 
     def _lacks_tls(self) -> bool:
         return self._limits.tls_required and self._layers.tls is None
 
-    def _create_topic(self, tokens: Sequence[bytes]) -> None:
-        # nsqd: only MPUB checks permission, and creates its topic, before its body is received.
-        self._require(table.MPUB, tokens[1])
-        try:
-            self._broker.topic(tokens[1].decode("ascii"))
-        except (Exiting, OSError) as error:
-            raise failed(table.MPUB, error) from None
-
     # --- Commands -----------------------------------------------------------------------------------------------------
 
     def _publish_deferred(self, command: SimpleCommand) -> None:
-        delay = delay_of(command.tokens, self._limits.max_defer_timeout_ms)
+        delay = table.delay_of(command.tokens, self._limits.max_defer_timeout_ms)
         publish = Publish(command.spec, command.tokens, [command.body])
         self._publisher.publish(publish, self._now, self._now_ns, delay)
         self._effort += _DPUB_EFFORT - 1
@@ -349,11 +326,8 @@ class NsqdSession(Conversation):
     def _finish(self, command: Finish) -> None:
         subscription = self._subscribed(table.FIN)
         for message_id in subscription.finish(command.ids, self._now, self._now_ns):
-            self._refuse(not_in_flight(E_FIN_FAILED, "FIN", message_id, subscription.why_not(message_id)))
-            self._effort += subscription.consumer_count >> 5  # each of them is searched
-
-    def _finish_line(self, command: SimpleCommand) -> None:
-        self._finish(Finish([command.tokens[1]]))
+            self._refuse(table.not_in_flight(table.FIN, message_id, subscription.channel.why_not(message_id)))
+            self._effort += len(subscription.channel.consumers) >> 5  # each of them is searched
 
     def _requeue(self, command: SimpleCommand) -> None:
         subscription = self._subscribed(command.spec)
@@ -367,15 +341,13 @@ class NsqdSession(Conversation):
         try:
             subscription.requeue(message_id, self._now, delay_ms / 1000)
         except NotInFlight as error:
-            self._refuse(not_in_flight(E_REQ_FAILED, "REQ", message_id, str(error)))
+            self._refuse(table.not_in_flight(command.spec, message_id, str(error)))
 
     def _touch(self, command: SimpleCommand) -> None:
-        subscription = self._subscribed(command.spec)
-        message_id = command.tokens[1]
         try:
-            subscription.touch(message_id, self._now)
+            self._subscribed(command.spec).touch(command.tokens[1], self._now)
         except NotInFlight as error:
-            self._refuse(not_in_flight(E_TOUCH_FAILED, "TOUCH", message_id, str(error)))
+            self._refuse(table.not_in_flight(command.spec, command.tokens[1], str(error)))
 
     def _subscribe(self, command: SimpleCommand) -> None:
         self._require(command.spec, *command.tokens[1:3])
@@ -383,9 +355,9 @@ class NsqdSession(Conversation):
         try:
             self.subscription = Subscription(
                 self._broker.topic(topic).channel(channel),
-                msg_timeout=self._delivery.msg_timeout_ms / 1000,
-                touch_timeout=self._settings.msg_timeout_ms / 1000,
-                locality=locality(self._delivery, self._limits),
+                msg_timeout=self._delivery.msg_timeout / 1000,
+                touch_timeout=self._settings.msg_timeout / 1000,
+                locality=negotiation.locality(self._delivery, self._limits),
                 sample_rate=self._delivery.sample_rate,
                 wake=self.wake,
                 close=self.abort,
@@ -393,12 +365,12 @@ class NsqdSession(Conversation):
             )
         except (Exiting, TooManyConsumers, OSError) as error:
             raise failed(command.spec, error) from None
-        self.state = SUBSCRIBED
+        self.state = table.SUBSCRIBED
         self._replies.append(OK)
 
     def _ready(self, command: SimpleCommand) -> None:
         subscription = self._subscribed(command.spec)
-        if self.state == CLOSING:
+        if self.state == table.CLOSING:
             return  # nsqd: its count is not even parsed
         raw = command.tokens[1] if len(command.tokens) > 1 else b"1"
         count = parse_number(raw)
@@ -410,29 +382,30 @@ class NsqdSession(Conversation):
 
     def _start_closing(self, command: SimpleCommand) -> None:
         self._subscribed(command.spec).ready_count = 0
-        self.state = CLOSING
+        self.state = table.CLOSING
         self._replies.append(CLOSE_WAIT)
 
     def _identify(self, command: SimpleCommand) -> None:
         request = decode_identify(command.body)
         log.info("[%s] IDENTIFY: %s", self.peer, request)
-        self._settings = negotiate(request, self._settings, self._limits)
-        self._patience = self._settings.patience
-        if not self._delivery.identified:
+        self._settings = negotiation.negotiate(request, self._settings, self._limits)
+        self._patience = patience(self._settings)
+        if not self._is_identified:
+            self._is_identified = True
             self._delivery = self._settings
             self._restart_heartbeat()
         if not request.feature_negotiation:
             self._replies.append(OK)
             return
-        features = grant(request, self._limits)
-        self._layers.want(features)
-        self._replies.append(response_frame(identify_response(self._settings, features, self._limits).encode()))
+        granted = negotiation.grant(self._settings, self._limits)
+        self._layers.want(granted)
+        self._replies.append(response_frame(negotiation.identify_response(granted, self._limits).encode()))
         self._begin_upgrade(self._reader.hand_back)
 
     def _begin_upgrade(self, received: Callable[[], bytes]) -> None:
         """Ask for the next codec if there is one; bytes received from here on are for it."""
-        if self._layers.pending:
-            self.upgrade = Upgrade(self._layers.next(), received(), self._upgraded, self._upgrade_failed)
+        if self._layers.wanted:
+            self.upgrade = Upgrade(self._layers.wanted[0], received(), self._upgraded, self._upgrade_failed)
 
     def _upgraded(self, tls: TlsFacts | None, now: float) -> None:
         self._now = now
@@ -452,13 +425,10 @@ class NsqdSession(Conversation):
             raise FatalClientError(E_AUTH_DISABLED, "AUTH disabled")
         self._replies.append(response_frame(self._access.authenticate(command.body)))
 
-    def _do_nothing(self, command: SimpleCommand) -> None:
-        pass
-
     def _subscribed(self, spec: CommandSpec) -> Subscription:
         if self.subscription is None:
             # A run of FINs is not checked by `_admit`.
-            raise tls_missing(b"FIN") if self._lacks_tls() else wrong_state(spec)
+            raise tls_missing(b"FIN") if self._lacks_tls() else table.wrong_state(spec)
         return self.subscription
 
     # --- Permission ---------------------------------------------------------------------------------------------------
@@ -517,9 +487,9 @@ _ON_LINE: dict[str, Callable[[NsqdSession, SimpleCommand], None]] = {
     "SUB": NsqdSession._subscribe,
     "DPUB": NsqdSession._publish_deferred,
     "RDY": NsqdSession._ready,
-    "FIN": NsqdSession._finish_line,
+    "FIN": lambda session, command: session._finish(Finish([command.tokens[1]])),
     "REQ": NsqdSession._requeue,
     "TOUCH": NsqdSession._touch,
     "CLS": NsqdSession._start_closing,
-    "NOP": NsqdSession._do_nothing,
+    "NOP": lambda session, command: None,
 }

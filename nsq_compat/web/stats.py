@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from nsq_compat import NSQ_VERSION, version_line
-from nsq_compat.net.long_work import let_others_run
+from nsq_compat.net.event_loop import let_others_run
 from nsq_compat.protocol.durations import SECOND, format_duration
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.queue.broker import snapshot

@@ -7,8 +7,8 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 
-from nsq_compat.protocol.command_reader import CommandReader
-from nsq_compat.protocol.commands import COMMANDS, Command, CommandSpec, Finish, Publish
+from nsq_compat.protocol.command_reader import Command, CommandReader, Finish, Publish
+from nsq_compat.protocol.commands import COMMANDS, CommandSpec
 from nsq_compat.protocol.errors import FatalClientError, SilentClose
 from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, response_frame
 from nsq_compat.protocol.message import make_frames

@@ -1,8 +1,8 @@
 """nsqd with a watchdog on its event loop: while it serves, an iteration that is held too long is logged.
 
 The watchdog measures every iteration, and samples the stack of one that is too long. A callback for each iteration
-costs about a microsecond, which is too much for a daemon in production (`nsq_compat.net.loop_tick` samples there). What
-counts is the CPU time of the loop's own thread, so a busy machine changes nothing.
+costs about a microsecond, which is too much for a daemon in production (`nsq_compat.net.event_loop` samples there).
+What counts is the CPU time of the loop's own thread, so a busy machine changes nothing.
 
 Run as a program, in place of ``nsqd``.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import gevent
 
-from nsq_compat.net.loop_tick import LoopLag
+from nsq_compat.net.event_loop import LoopLag
 from nsq_compat.nsqd import daemon
 from nsq_compat.nsqd.main import main
 

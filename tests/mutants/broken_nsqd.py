@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from nsq_compat.nsqd.main import main
+from nsq_compat.protocol import commands
 from nsq_compat.protocol.commands import INIT
 from nsq_compat.queue import channel as channel_module
 from nsq_compat.queue.channel import Channel, NotInFlight
@@ -176,12 +177,12 @@ def an_incomplete_command_is_an_answer(original, session, data):
     session._renew_deadline()
 
 
-@MUTANTS.replacing(nsqd_session, "check", "test_errors.py::test_a_consumer_is_refused_and_closed")
+@MUTANTS.replacing(commands, "check", "test_errors.py::test_a_consumer_is_refused_and_closed")
 def a_second_sub_is_accepted(original, tokens, state, *, heartbeats):
     return original(tokens, INIT if tokens[0] == b"SUB" else state, heartbeats=heartbeats)
 
 
-@MUTANTS.replacing(nsqd_session, "check", "test_subscribe.py::test_a_client_without_heartbeats_may_not_subscribe")
+@MUTANTS.replacing(commands, "check", "test_subscribe.py::test_a_client_without_heartbeats_may_not_subscribe")
 def sub_without_heartbeats_is_accepted(original, tokens, state, *, heartbeats):
     return original(tokens, state, heartbeats=True)
 

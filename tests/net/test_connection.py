@@ -2,18 +2,14 @@
 
 import gc
 import time
-import zlib
 from contextlib import suppress
 from dataclasses import replace
 
 import gevent
 import pytest
 from gevent.event import Event
-from hypothesis import given
-from hypothesis import strategies as st
 
-from nsq_compat.net.connection import RECEIVE_SIZE, SMALL_READ, CodecStack, Connection
-from nsq_compat.protocol.compression import Deflate, Snappy
+from nsq_compat.net.connection import RECEIVE_SIZE, SMALL_READ, Connection
 from nsq_compat.session.authorization import Credentials, Grants, read_answer
 from tests.v2_client import identify, mpub, pub
 
@@ -316,45 +312,3 @@ def test_a_closed_connection_leaves_no_garbage(server, connect, eventually):
         client.socket.close()
     eventually(lambda: not server.tcp.sessions)
     eventually(lambda: connections() <= before)
-
-
-def test_without_a_codec_bytes_pass_as_they_are():
-    stack = CodecStack()
-    assert stack.encode(b"data") == b"data"
-    assert list(stack.decode(b"data")) == [b"data"]
-
-
-@given(st.lists(st.binary(max_size=200), max_size=6))
-def test_the_last_codec_pushed_encodes_first_and_decodes_last(pieces):
-    ours, theirs = CodecStack(), CodecStack()
-    for make in (Snappy, lambda: Deflate(6)):
-        ours.push(make())
-        theirs.push(make())
-    assert len(ours) == 2
-    for piece in pieces:
-        assert b"".join(theirs.decode(ours.encode(piece))) == piece
-
-
-def test_bytes_for_an_upper_codec_may_enter_there():
-    ours, theirs = CodecStack(), Deflate(6)
-    ours.push(Snappy())
-    ours.push(Deflate(6))
-    assert b"".join(ours.decode(theirs.encode(b"data"), level=1)) == b"data"
-
-
-def test_a_codec_pushed_between_two_pieces_decodes_the_second():
-    stack, lower, upper = CodecStack(), Snappy(), Deflate(6)
-    stack.push(Snappy())
-    wire = lower.encode(bytes(65536)) + lower.encode(upper.encode(b"data"))
-    pieces = stack.decode(wire)
-    assert next(pieces) == bytes(65536)
-    stack.push(Deflate(6))
-    assert list(pieces) == [b"data"]
-
-
-def test_eof_of_a_lower_codec_is_eof_of_all():
-    stack, lower = CodecStack(), zlib.compressobj(wbits=-zlib.MAX_WBITS)
-    stack.push(Deflate(6))
-    stack.push(Snappy())
-    wire = lower.compress(Snappy().encode(b"last words")) + lower.flush()
-    assert list(stack.decode(wire)) == [b"last words", b""]

@@ -1,19 +1,12 @@
 """A TCP server: accepting connections, and ending all of them."""
 
-import errno
-import socket
 from contextlib import ExitStack
 
 import gevent
 import pytest
 
-from nsq_compat.net.listeners import listen
 from nsq_compat.net.server import TcpServer
-
-
-def test_a_wrong_magic_is_answered_and_closed(connect):
-    client = connect(magic=b"  V1")
-    assert client.rest() == b"\0\0\0\x12\0\0\0\1E_BAD_PROTOCOL"
+from nsq_compat.net.sockets import listen
 
 
 def test_stop_ends_clients_in_every_state(server, connect, eventually):
@@ -56,33 +49,3 @@ def test_clients_with_many_commands_take_turns(server, connect, eventually):
     tcp.stop(20)
     # Neither waited until the other had said everything.
     assert not order.startswith((b"a" * 100, b"b" * 100))
-
-
-class ShortOfDescriptors(socket.socket):
-    """A listening socket on which accept fails a few times for want of descriptors."""
-
-    def __init__(self, listener: socket.socket, failures: int) -> None:
-        super().__init__(fileno=listener.detach())
-        self.setblocking(False)
-        self.failures = failures
-        self.asked = 0
-
-    def accept(self):
-        self.asked += 1
-        if self.failures:
-            self.failures -= 1
-            raise OSError(errno.EMFILE, "Too many open files")
-        return super().accept()
-
-
-def test_without_descriptors_accept_waits_and_does_not_spin(server):
-    listener = ShortOfDescriptors(listen("127.0.0.1:0"), failures=3)
-    tcp = TcpServer(listener, server._make_session)
-    tcp.start()
-    with gevent.socket.create_connection(listener.getsockname()) as client:
-        client.settimeout(20)
-        client.sendall(b"  V2PUB t\n\0\0\0\1x")
-        assert client.recv(100)[8:] == b"OK"
-    assert listener.failures == 0
-    assert listener.asked < 20
-    tcp.stop(20)

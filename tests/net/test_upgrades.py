@@ -71,7 +71,7 @@ def test_many_messages_in_few_reads_arrive_once_and_in_order(connects):
 
 def test_bytes_may_come_one_by_one(connects):
     client = connects()
-    for byte in client.codecs.encode(pub(b"x") + b"NOP\n" + pub(b"y")):
+    for byte in client.encoded(pub(b"x") + b"NOP\n" + pub(b"y")):
         client.socket.sendall(bytes([byte]))
         gevent.sleep(0)
     assert [frame.data for frame in client.frames(2)] == [b"OK", b"OK"]
@@ -180,7 +180,7 @@ def test_garbage_inside_the_stream_ends_that_connection(server, connects, others
 
 def test_commands_before_the_garbage_take_effect(server, connects, eventually):
     client = connects()
-    client.socket.sendall(client.codecs.encode(pub(b"x") * 3))
+    client.socket.sendall(client.encoded(pub(b"x") * 3))
     assert client.frames(3)[-1].data == b"OK"
     client.socket.sendall(b"\x00garbage, garbage" * 50)
     client.rest()
@@ -189,7 +189,7 @@ def test_commands_before_the_garbage_take_effect(server, connects, eventually):
 
 def test_a_client_that_leaves_in_the_middle_of_anything_is_forgotten(server, connects, others_are_served, eventually):
     client = connects().subscribes(b"t", b"c", ready=1)
-    wire = client.codecs.encode(pub(bytes(1000)))
+    wire = client.encoded(pub(bytes(1000)))
     client.socket.sendall(wire[: len(wire) // 2])
     client.socket.close()
     others_are_served()
@@ -251,7 +251,7 @@ def test_nothing_more_is_read_from_a_client_that_does_not_read_its_replies(serve
     sent = 0
     with suppress(TimeoutError):
         while sent < 500_000_000:
-            sent += client.socket.send(client.codecs.encode(pub(b"x") * 1000))
+            sent += client.socket.send(client.encoded(pub(b"x") * 1000))
     assert sent < 500_000_000
     connect().publishes(b"x", topic=b"other")
 

@@ -15,7 +15,7 @@ import gevent.socket
 import pytest
 from gevent.pool import Group
 
-from nsq_compat.net.listeners import listen, port_of
+from nsq_compat.net.sockets import listen, port_of
 from nsq_compat.nsqd import lookup_peers
 from nsq_compat.nsqd.http_calls import HttpCalls
 from nsq_compat.nsqd.lookup_peers import LookupPeers, Peer, TopicChannels

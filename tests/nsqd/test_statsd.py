@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.net.dialer import Resolver
+from nsq_compat.net.sockets import Resolver
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.nsqd.statsd import StatsdLines, StatsdPush, packets
 from nsq_compat.protocol.durations import MILLISECOND, SECOND

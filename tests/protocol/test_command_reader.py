@@ -1,7 +1,6 @@
-"""The command reader, compared with a naive reader of the whole input and with nsqd's error texts."""
+"""The command reader, compared with a naive reader of the whole input; `session/test_errors.py` has its error texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,9 +8,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol import schema
-from nsq_compat.protocol.command_reader import MAX_DOCUMENT_SIZE, MAX_LINE, CommandReader
-from nsq_compat.protocol.commands import COMMANDS, Command, CommandSpec, Finish, Publish, SimpleCommand
+from nsq_compat.protocol.command_reader import (
+    MAX_DOCUMENT_SIZE,
+    MAX_LINE,
+    Command,
+    CommandReader,
+    Finish,
+    Publish,
+    SimpleCommand,
+)
+from nsq_compat.protocol.commands import COMMANDS, CommandSpec
 from nsq_compat.protocol.errors import E_INVALID, FatalClientError, SilentClose
+from tests.cuts import cut
 
 MAX_MSG_SIZE = 20
 MAX_BODY_SIZE = 60
@@ -110,11 +118,6 @@ def hear(reader: CommandReader, pieces: Iterable[bytes]) -> Heard:
     raise AssertionError("the end of the input is always an error")
 
 
-def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
-    bounds = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
-    return [data[begin:end] for begin, end in pairwise(bounds)]
-
-
 def single(reader: CommandReader, data: bytes) -> Command:
     (command,) = reader.receive_data(data)
     return command
@@ -158,52 +161,14 @@ def test_a_line_is_split_at_single_spaces_and_may_end_with_one_carriage_return(r
     assert single(reader, line) == SimpleCommand(COMMANDS[tokens[0]], tokens, b"")
 
 
-@pytest.mark.parametrize(
-    ("line", "token"),
-    [
-        (b"\n", b""),
-        (b"\r\n", b""),
-        (b" \n", b""),
-        (b"nop\n", b"nop"),
-        (b"NOP\r\r\n", b"NOP\r"),
-        (b"PUB\tt\n", b"PUB\tt"),
-        (b"FINAL x\n", b"FINAL"),
-        (b"\x00\xff\n", b"\x00\xff"),
-    ],
-)
-def test_the_first_token_is_passed_on_unchanged(reader, line, token):
-    assert hear(reader, [line]) == Heard([], b"E_INVALID invalid command " + token)
-
-
-def test_a_carriage_return_at_the_end_of_a_body_belongs_to_the_body(reader):
-    assert hear(reader, [pub(b"body\r") + b"\n"]) == Heard([(b"PUB", b"t", b"body\r")], b"E_INVALID invalid command ")
-
-
 def line_of(length: int) -> bytes:
     return b"NOP " + b"x" * (length - 5) + b"\n"
-
-
-def test_the_longest_line_has_16384_bytes_with_its_newline(reader):
-    assert MAX_LINE == 16384
-    assert hear(reader, [line_of(16384)]) == Heard([(b"NOP", b"x" * 16379, b"")], None)
-
-
-@pytest.mark.parametrize("pieces", [1, 2, 17])
-def test_a_longer_line_closes_the_connection_silently(pieces):
-    data = b"NOP\n" + line_of(16385) + b"NOP\n"
-    places = range(0, len(data), len(data) // pieces)
-    assert hear(new_reader(), cut(data, places)) == Heard([(b"NOP", b"")], None)
 
 
 def test_an_unfinished_line_is_refused_as_soon_as_it_is_too_long(reader):
     assert list(reader.receive_data(b"x" * 16383)) == []
     with pytest.raises(SilentClose, match="line too long"):
         list(reader.receive_data(b"x"))
-
-
-def test_a_body_may_be_longer_than_any_line():
-    body = b"x" * 50_000
-    assert hear(new_reader(max_msg_size=50_000), [pub(body)]) == Heard([(b"PUB", b"t", body)], None)
 
 
 def test_an_id_of_any_length_is_passed_to_admission(noting_reader, admitted):
@@ -384,27 +349,6 @@ def test_a_pub_with_another_line_begins_another_run(reader, line):
     assert commands[1].tokens == line[:-1].removesuffix(b"\r").split(b" ")
 
 
-@pytest.mark.parametrize(
-    ("tail", "error"),
-    [
-        (b"", None),
-        (b"PUB", None),
-        (b"PUB t\n", b"E_BAD_MESSAGE PUB failed to read message body size"),
-        (b"PUB t\n\0\0", b"E_BAD_MESSAGE PUB failed to read message body size"),
-        (b"PUB t\n\0\0\0\3", b"E_BAD_MESSAGE PUB failed to read message body"),
-        (b"PUB t\n\0\0\0\3th", b"E_BAD_MESSAGE PUB failed to read message body"),
-        (b"PUB t\n\0\0\0\0", b"E_BAD_MESSAGE PUB invalid message body size 0"),
-        (b"PUB t\n\xff\xff\xff\xff", b"E_BAD_MESSAGE PUB invalid message body size -1"),
-        (b"PUB t\n\0\0\0\x15", b"E_BAD_MESSAGE PUB message too big 21 > 20"),
-        (b"WHAT\n", b"E_INVALID invalid command WHAT"),
-    ],
-)
-def test_a_run_of_pubs_contains_the_complete_ones(reader, tail, error):
-    assert hear(reader, [pub(b"one") + pub(b"two") + tail]) == Heard(
-        [(b"PUB", b"t", b"one"), (b"PUB", b"t", b"two")], error
-    )
-
-
 def test_a_pub_is_refused_by_its_line_before_its_body_arrives():
     def refuse(tokens: Sequence[bytes]) -> CommandSpec:
         raise FatalClientError("E_BAD_TOPIC", "no")
@@ -423,52 +367,7 @@ def test_a_document_may_be_as_large_as_the_limit_of_bodies(reader, name):
     assert single(reader, name + b"\n" + sized(body)) == SimpleCommand(COMMANDS[name], [name], body)
 
 
-def test_a_dpub_has_its_tokens_and_its_body(reader):
-    assert single(reader, b"DPUB t 100\n" + sized(b"body")) == SimpleCommand(
-        COMMANDS[b"DPUB"], [b"DPUB", b"t", b"100"], b"body"
-    )
-
-
-def test_a_body_may_contain_any_bytes(reader):
-    body = b"NOP\nFIN \r\n\0\xff"
-    assert hear(reader, [pub(body) + b"NOP\n"]) == Heard([(b"PUB", b"t", body), (b"NOP", b"")], None)
-
-
-SIZE_ERRORS = [
-    (name, value, f"{code} {name} invalid {noun} size {value}")
-    for name, code, noun in (
-        ("IDENTIFY", "E_BAD_BODY", "body"),
-        ("AUTH", "E_BAD_BODY", "body"),
-        ("PUB", "E_BAD_MESSAGE", "message body"),
-        ("DPUB", "E_BAD_MESSAGE", "message body"),
-        ("MPUB", "E_BAD_BODY", "body"),
-    )
-    for value in (0, -1, -(1 << 31))
-] + [
-    (name, value, f"{code} {name} {whole} too big {value} > {limit}")
-    for name, code, whole, limit in (
-        ("IDENTIFY", "E_BAD_BODY", "body", MAX_BODY_SIZE),
-        ("AUTH", "E_BAD_BODY", "body", MAX_BODY_SIZE),
-        ("PUB", "E_BAD_MESSAGE", "message", MAX_MSG_SIZE),
-        ("DPUB", "E_BAD_MESSAGE", "message", MAX_MSG_SIZE),
-        ("MPUB", "E_BAD_BODY", "body", MAX_BODY_SIZE),
-    )
-    for value in (limit + 1, (1 << 31) - 1)
-]
 LINES = {"IDENTIFY": b"IDENTIFY\n", "AUTH": b"AUTH\n", "PUB": b"PUB t\n", "DPUB": b"DPUB t 0\n", "MPUB": b"MPUB t\n"}
-
-
-@pytest.mark.parametrize(("name", "size", "error"), SIZE_ERRORS)
-def test_a_wrong_size_is_refused_as_soon_as_it_is_read(reader, name, size, error):
-    with pytest.raises(FatalClientError) as refusal:
-        list(reader.receive_data(LINES[name] + number(size)))
-    assert refusal.value.data == error.encode("ascii")
-
-
-@pytest.mark.parametrize("name", ["PUB", "DPUB"])
-def test_a_message_of_the_largest_size_is_read(reader, name):
-    (event,) = flat(reader.receive_data(LINES[name] + sized(b"x" * MAX_MSG_SIZE)))
-    assert event[-1] == b"x" * MAX_MSG_SIZE
 
 
 # --- MPUB -------------------------------------------------------------------------------------------------------------
@@ -484,36 +383,9 @@ def test_the_count_of_an_mpub_and_not_its_size_determines_its_end(reader, size):
     assert hear(reader, [data]) == Heard([(b"MPUB", b"t", b"one", b"two"), (b"NOP", b"")], None)
 
 
-@pytest.mark.parametrize("count", [0, -1, 12, (1 << 31) - 1, -(1 << 31)])
-def test_an_impossible_count_is_refused_as_soon_as_it_is_read(reader, count):
-    with pytest.raises(FatalClientError) as refusal:
-        list(reader.receive_data(b"MPUB t\n" + number(40) + number(count)))
-    assert refusal.value.data == b"E_BAD_BODY MPUB invalid message count %d" % count
-
-
 def test_the_largest_count_is_that_of_messages_of_one_byte(reader):
     bodies = [b"x"] * ((MAX_BODY_SIZE - 4) // 5)
     assert hear(reader, [mpub(*bodies)]) == Heard([(b"MPUB", b"t", *bodies)], None)
-
-
-@pytest.mark.parametrize(
-    ("size", "error"),
-    [
-        (0, b"E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
-        (-5, b"E_BAD_MESSAGE MPUB invalid message(1) body size -5"),
-        (21, b"E_BAD_MESSAGE MPUB message too big 21 > 20"),
-        ((1 << 31) - 1, b"E_BAD_MESSAGE MPUB message too big 2147483647 > 20"),
-    ],
-)
-@pytest.mark.parametrize("pieces", [1, 2])
-def test_an_error_of_a_message_size_names_the_messages_index(pieces, size, error):
-    data = b"MPUB t\n" + number(40) + number(3) + sized(b"one") + number(size)
-    assert hear(new_reader(), cut(data, [len(data) - 4][: pieces - 1])) == Heard([], error)
-
-
-def test_a_message_of_the_largest_size_is_read_in_an_mpub(reader):
-    body = b"x" * MAX_MSG_SIZE
-    assert hear(reader, [mpub(body, body)]) == Heard([(b"MPUB", b"t", body, body)], None)
 
 
 @pytest.mark.parametrize("places", [[], [40], [7, 11, 15, 20, 39, 40, 63]])
@@ -548,16 +420,6 @@ def test_messages_of_one_size_are_refused_as_others_are(size, error):
     assert hear(new_reader(max_msg_size=20, max_body_size=99), [data]) == Heard([], error)
 
 
-def test_the_total_size_may_equal_the_limit(reader):
-    bodies = [b"x" * 20, b"x" * 20, b"x" * 4]
-    assert hear(reader, [mpub(*bodies)]) == Heard([(b"MPUB", b"t", *bodies)], None)
-
-
-def test_no_message_of_an_mpub_that_is_refused_is_published(reader):
-    data = b"MPUB t\n" + number(40) + number(3) + sized(b"one") + sized(b"two") + number(0)
-    assert hear(reader, [b"NOP\n" + data]).events == [(b"NOP", b"")]
-
-
 def test_a_count_allocates_no_memory_before_messages_arrive():
     reader = new_reader(max_msg_size=1 << 30, max_body_size=1 << 30)
     assert list(reader.receive_data(b"MPUB t\n" + number(1 << 30) + number(200_000_000))) == []
@@ -565,50 +427,7 @@ def test_a_count_allocates_no_memory_before_messages_arrive():
     assert list(reader.receive_data(b"of much")) == []
 
 
-# --- The end of input -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("said", [b"", b"NOP\n", b"NO", b"NOP\nPUB t", b"PUB t\r", pub(b"body"), mpub(b"a") + b"M"])
-def test_eof_between_commands_or_inside_a_line_is_silent(reader, said):
-    assert hear(reader, [said]).error is None
-
-
-@pytest.mark.parametrize(
-    ("said", "error"),
-    [
-        (b"IDENTIFY\n", b"E_BAD_BODY IDENTIFY failed to read body size"),
-        (b"IDENTIFY\n\0\0\0", b"E_BAD_BODY IDENTIFY failed to read body size"),
-        (b"IDENTIFY\n\0\0\0\2", b"E_BAD_BODY IDENTIFY failed to read body"),
-        (b"IDENTIFY\n\0\0\0\2{", b"E_BAD_BODY IDENTIFY failed to read body"),
-        (b"AUTH\n", b"E_BAD_BODY AUTH failed to read body size"),
-        (b"AUTH\n\0\0\0\2x", b"E_BAD_BODY AUTH failed to read body"),
-        (b"PUB t\n", b"E_BAD_MESSAGE PUB failed to read message body size"),
-        (b"PUB t\n\0\0\0\2x", b"E_BAD_MESSAGE PUB failed to read message body"),
-        (b"DPUB t 0\n\0", b"E_BAD_MESSAGE DPUB failed to read message body size"),
-        (b"DPUB t 0\n\0\0\0\2", b"E_BAD_MESSAGE DPUB failed to read message body"),
-        (b"MPUB t\n", b"E_BAD_BODY MPUB failed to read body size"),
-        (b"MPUB t\n\0\0\0", b"E_BAD_BODY MPUB failed to read body size"),
-        (b"MPUB t\n\0\0\0\x28", b"E_BAD_BODY MPUB failed to read message count"),
-        (b"MPUB t\n\0\0\0\x28\0\0\0", b"E_BAD_BODY MPUB failed to read message count"),
-        (b"MPUB t\n\0\0\0\x28\0\0\0\2", b"E_BAD_MESSAGE MPUB failed to read message(0) body size"),
-        (b"MPUB t\n\0\0\0\x28\0\0\0\2\0\0", b"E_BAD_MESSAGE MPUB failed to read message(0) body size"),
-        (b"MPUB t\n\0\0\0\x28\0\0\0\2\0\0\0\1", b"E_BAD_MESSAGE MPUB failed to read message body"),
-        (b"MPUB t\n\0\0\0\x28\0\0\0\2\0\0\0\1x", b"E_BAD_MESSAGE MPUB failed to read message(1) body size"),
-        (b"MPUB t\n\0\0\0\x28\0\0\0\2\0\0\0\1x\0\0\0\2y", b"E_BAD_MESSAGE MPUB failed to read message body"),
-    ],
-)
-def test_eof_inside_a_body_names_the_missing_part(said, error):
-    data = b"NOP\n" + said
-    for places in (range(0), range(len(data))):
-        assert hear(new_reader(), cut(data, places)) == Heard([(b"NOP", b"")], error)
-
-
 # --- One command at a time --------------------------------------------------------------------------------------------
-
-
-def test_commands_before_an_error_are_yielded(reader):
-    heard = hear(reader, [b"NOP\nRDY 1\nWHAT\nCLS\n"])
-    assert heard == Heard([(b"NOP", b""), (b"RDY", b"1", b"")], b"E_INVALID invalid command WHAT")
 
 
 def test_bytes_after_a_command_are_not_read_before_the_next_step(noting_reader, admitted):
@@ -781,6 +600,9 @@ places = st.lists(st.integers(0, 1 << 20), max_size=12)
 @given(inputs, places)
 @example(b"FIN 0123456789abcd\nX\nFIN " + ID + b"\n", [19])
 @example(pub(b"a") + pub(b"b"), [11, 17])
+@example(pub(b"a") + pub(b"x" * MAX_MSG_SIZE) + b"PUB t\n\0\0\0\3th", [])
+@example(pub(b"a") + pub(b"b") + b"PUB t\n\0\0\0\x15", [])
+@example(pub(b"a\r") + mpub(b"x" * 20, b"x" * 20, b"x" * 4) + b"\n", [])
 def test_the_result_does_not_depend_on_how_the_input_is_split(data, places):
     expected = Naive(data).hear()
     assert hear(new_reader(), [data]) == expected

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from nsq_compat.protocol import command_writer as write
 from nsq_compat.protocol import commands as table
-from nsq_compat.protocol.command_reader import CommandReader
-from nsq_compat.protocol.commands import COMMANDS, CommandSpec, Finish, Publish, SimpleCommand
+from nsq_compat.protocol.command_reader import CommandReader, Finish, Publish, SimpleCommand
+from nsq_compat.protocol.commands import COMMANDS, CommandSpec
 from nsq_compat.protocol.identify import IdentifyRequest, decode_identify
 from nsq_compat.protocol.schema import MPUB_BODY
 

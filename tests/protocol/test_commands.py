@@ -1,102 +1,40 @@
-"""The command table, compared with nsqd."""
+"""The command table, and the parameters of commands; `session/test_errors.py` has the errors of each command."""
 
 import pytest
 
-from nsq_compat.protocol.commands import BEYOND_64_BITS, CLOSING, COMMANDS, INIT, PUB, SUBSCRIBED, parse_number
+from nsq_compat.protocol.commands import BEYOND_64_BITS, CLOSING, COMMANDS, INIT, PUB, SUBSCRIBED, check, parse_number
 
-ALWAYS = {INIT, SUBSCRIBED, CLOSING}
-PARAMETERS = "insufficient number of parameters"
-PARAMS = "insufficient number of params"
-
-
-def test_states_have_the_numbers_that_stats_show():
-    assert (INIT, SUBSCRIBED, CLOSING) == (0, 3, 4)
+ID = b"0123456789abcdef"
 
 
 def test_commands_are_found_by_their_exact_name():
     assert {name.decode("ascii") for name in COMMANDS} == {spec.name for spec in COMMANDS.values()}
     assert COMMANDS[b"PUB"] is PUB
-    assert COMMANDS.get(b"pub") is None
-    assert COMMANDS.get(b"") is None
     assert len(COMMANDS) == 12
 
 
 @pytest.mark.parametrize(
-    ("name", "states"),
+    ("line", "states"),
     [
-        (b"IDENTIFY", {INIT}),
-        (b"AUTH", {INIT}),
-        (b"SUB", {INIT}),
-        (b"RDY", {SUBSCRIBED, CLOSING}),
-        (b"FIN", {SUBSCRIBED, CLOSING}),
-        (b"REQ", {SUBSCRIBED, CLOSING}),
-        (b"TOUCH", {SUBSCRIBED, CLOSING}),
-        (b"CLS", {SUBSCRIBED}),
-        (b"NOP", ALWAYS),
-        (b"PUB", ALWAYS),
-        (b"MPUB", ALWAYS),
-        (b"DPUB", ALWAYS),
+        (b"NOP and more", [INIT, SUBSCRIBED, CLOSING]),
+        (b"IDENTIFY", [INIT]),
+        (b"AUTH", [INIT]),
+        (b"SUB t c#ephemeral", [INIT]),
+        (b"PUB t", [INIT, SUBSCRIBED, CLOSING]),
+        (b"MPUB t", [INIT, SUBSCRIBED, CLOSING]),
+        (b"DPUB t 10", [INIT, SUBSCRIBED, CLOSING]),
+        (b"RDY", [SUBSCRIBED, CLOSING]),
+        (b"FIN " + ID, [SUBSCRIBED, CLOSING]),
+        (b"REQ " + ID + b" 0", [SUBSCRIBED, CLOSING]),
+        (b"TOUCH " + ID, [SUBSCRIBED, CLOSING]),
+        (b"CLS", [SUBSCRIBED]),
     ],
 )
-def test_a_command_is_allowed_in_certain_states(name, states):
-    assert COMMANDS[name].states == states
-
-
-@pytest.mark.parametrize(
-    ("name", "tokens", "missing_params"),
-    [
-        (b"SUB", 3, PARAMETERS),
-        (b"PUB", 2, PARAMETERS),
-        (b"MPUB", 2, PARAMETERS),
-        (b"DPUB", 3, PARAMETERS),
-        (b"FIN", 2, PARAMS),
-        (b"REQ", 3, PARAMS),
-        (b"TOUCH", 2, PARAMS),
-    ],
-)
-def test_missing_parameters_have_nsqs_error_texts(name, tokens, missing_params):
-    spec = COMMANDS[name]
-    assert (spec.tokens, spec.missing_params) == (tokens, missing_params)
-
-
-@pytest.mark.parametrize("name", [b"IDENTIFY", b"AUTH", b"RDY", b"CLS", b"NOP"])
-def test_other_commands_need_no_parameter(name):
-    assert COMMANDS[name].tokens == 1
-
-
-def test_commands_with_topics_channels_and_ids():
-    assert {name for name, spec in COMMANDS.items() if spec.has_topic} == {b"SUB", b"PUB", b"MPUB", b"DPUB"}
-    assert {name for name, spec in COMMANDS.items() if spec.has_channel} == {b"SUB"}
-    assert {name for name, spec in COMMANDS.items() if spec.has_message_id} == {b"FIN", b"REQ", b"TOUCH"}
-
-
-@pytest.mark.parametrize("spec", COMMANDS.values(), ids=lambda spec: spec.name)
-def test_the_minimum_number_of_tokens(spec):
-    named = [spec.has_topic or spec.has_message_id, spec.has_channel]
-    assert spec.tokens >= 1 + sum(named)
-
-
-@pytest.mark.parametrize(
-    ("name", "code", "noun", "whole"),
-    [
-        (b"IDENTIFY", "E_BAD_BODY", "body", "body"),
-        (b"AUTH", "E_BAD_BODY", "body", "body"),
-        (b"MPUB", "E_BAD_BODY", "body", "body"),
-        (b"PUB", "E_BAD_MESSAGE", "message body", "message"),
-        (b"DPUB", "E_BAD_MESSAGE", "message body", "message"),
-    ],
-)
-def test_bodies_have_nsqs_error_texts(name, code, noun, whole):
-    body = COMMANDS[name].body
-    assert body is not None
-    assert (body.code, body.noun, body.whole) == (code, noun, whole)
-
-
-def test_five_commands_have_a_body_and_one_has_many_messages_in_it():
-    assert {name for name, spec in COMMANDS.items() if spec.body} == {b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB"}
-    bodies = {name: spec.body for name, spec in COMMANDS.items() if spec.body}
-    assert {name for name, body in bodies.items() if body.multiple} == {b"MPUB"}
-    assert {name for name, body in bodies.items() if body.is_message} == {b"PUB", b"DPUB"}
+def test_a_valid_line_passes_in_the_states_of_its_command(line, states):
+    tokens = line.split(b" ")
+    spec = COMMANDS[tokens[0]]
+    assert spec.states == set(states)
+    assert all(check(tokens, state, heartbeats=True) is spec for state in states)
 
 
 @pytest.mark.parametrize(("raw", "value"), [(b"", 0), (b"0", 0), (b"007", 7), (b"2500", 2500), (b"0" * 30 + b"9", 9)])

@@ -21,6 +21,7 @@ from nsq_compat.protocol.frames import (
     parse_message,
     response_frame,
 )
+from tests.cuts import cut
 
 
 @given(st.binary())
@@ -48,12 +49,6 @@ def test_the_prebuilt_frames_contain_nsqs_words(frame, data):
 
 
 FRAMES = st.lists(st.builds(Frame, st.integers(-3, 3), st.binary(max_size=40)), max_size=8)
-
-
-def cut(data, points):
-    """Split `data` at the given positions; pieces may be empty."""
-    places = [0, *sorted(min(point, len(data)) for point in points), len(data)]
-    return [data[begin:end] for begin, end in pairwise(places)]
 
 
 def read(pieces, max_frame_size=1000):

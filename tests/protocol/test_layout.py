@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol import schema
-from nsq_compat.protocol.layout import derive
+from nsq_compat.protocol.layout import ReceiveBuffer, derive
 
 WITH_CONSTANTS = Struct(
     "mark" / Const(b"LOG1"),
@@ -124,3 +124,22 @@ def test_a_short_buffer_and_a_number_that_does_not_fit_are_errors_of_struct():
 def test_a_field_that_cannot_be_derived_is_named(declaration, complaint):
     with pytest.raises(TypeError, match=complaint):
         derive(declaration)
+
+
+def test_a_reader_continues_when_enough_bytes_have_arrived():
+    buffer = ReceiveBuffer(needed=3)
+    assert [buffer.append(byte) for byte in (b"a", b"b", b"c")] == [False, False, True]
+    assert buffer.gather() == b"abc"
+    buffer.position, buffer.needed = 2, 1
+    assert buffer.append(b"de")
+    assert (buffer.gather(), buffer.position) == (b"cde", 0)
+    buffer.position = 1
+    buffer.append(b"f")
+    assert [buffer.hand_back(), buffer.hand_back()] == [b"def", b""]
+
+
+def test_a_single_piece_is_used_without_a_copy():
+    buffer = ReceiveBuffer(needed=1)
+    read = b"a whole read"
+    buffer.append(read)
+    assert buffer.gather() is read

@@ -1,5 +1,4 @@
 import json
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -7,41 +6,12 @@ from hypothesis import strategies as st
 
 from nsq_compat.protocol import lookup_commands as lookup
 from nsq_compat.protocol import schema
-from nsq_compat.protocol.errors import E_INVALID, FatalClientError, NsqError, SilentClose
-from nsq_compat.protocol.lookup_commands import (
-    LookupCommandReader,
-    LookupdInfo,
-    LookupReplyError,
-    PeerInfo,
-    ReplyReader,
-)
+from nsq_compat.protocol.errors import FatalClientError
+from nsq_compat.protocol.go_json import encode
+from nsq_compat.protocol.lookup_commands import LookupdInfo, LookupReplyError, PeerInfo, ReplyReader
+from tests.cuts import cut
 
 INFO = PeerInfo(broadcast_address="b", hostname="h", http_port=4151, tcp_port=4150, version="1.3.0")
-IDENTIFY = b"IDENTIFY\n\0\0\0\2{}"
-
-COMMANDS = st.sampled_from(
-    [lookup.PING, IDENTIFY, lookup.register("t"), lookup.unregister("t", "c"), b"PING\r\n", b" \tREGISTER  x \n"]
-)
-
-
-def cut(data, points):
-    """`data` in pieces, some of them empty, at the given places."""
-    places = [0, *sorted(min(point, len(data)) for point in points), len(data)]
-    return [data[begin:end] for begin, end in pairwise(places)]
-
-
-def commands(*pieces, admit=lambda tokens: None, **limits):
-    """Everything nsqlookupd's end makes of the pieces and the end of input: commands, then how it ends."""
-    reader = LookupCommandReader(admit, **limits)
-    result: list[tuple[tuple[bytes, ...], bytes]] = []
-    try:
-        for piece in pieces:
-            result.extend((tuple(command.tokens), command.body) for command in reader.receive_data(piece))
-        reader.end_of_input()
-    except NsqError as error:
-        return result, error.data
-    except SilentClose:
-        return result, None
 
 
 def replies(*pieces, max_size=1000):
@@ -122,90 +92,31 @@ def test_other_data_is_no_reply_to_identify(data):
 
 
 def test_the_reply_to_identify_has_its_keys_in_alphabetical_order():
-    assert lookup.encode_lookupd_info(LookupdInfo("x", "h", 4161, 4160, "1.3.0")) == (
+    assert encode(LookupdInfo("x", "h", 4161, 4160, "1.3.0")) == (
         b'{"broadcast_address":"x","hostname":"h","http_port":4161,"tcp_port":4160,"version":"1.3.0"}'
     )
 
 
 def test_each_end_decodes_what_the_other_encodes():
-    ((tokens, body),) = commands(lookup.identify(INFO))[0]
-    assert tokens == (b"IDENTIFY",)
+    body = schema.LOOKUPD_IDENTIFY.parse(lookup.identify(INFO)).body
     assert lookup.decode_peer_info(body) == INFO
 
 
 @pytest.mark.parametrize(
     ("line", "tokens"),
     [
-        (b"PING\n", (b"PING",)),
-        (b"PING\r\r\n", (b"PING",)),
-        (b" \t\x0bPING\xc2\xa0\xe2\x80\x89\n", (b"PING",)),
-        (b"PING  x\n", (b"PING", b"", b"x")),
-        (b"REGISTER t c extra\n", (b"REGISTER", b"t", b"c", b"extra")),
-        (b"REGISTER \xff\n", (b"REGISTER", b"\xff")),
+        (b"PING", [b"PING"]),
+        (b"PING\r\r", [b"PING"]),
+        (b" \t\x0bPING\xc2\xa0\xe2\x80\x89", [b"PING"]),
+        (b"PING  x", [b"PING", b"", b"x"]),
+        (b"REGISTER t c extra", [b"REGISTER", b"t", b"c", b"extra"]),
+        (b"REGISTER \xff", [b"REGISTER", b"\xff"]),
     ],
 )
 def test_a_line_is_stripped_and_split_at_single_spaces(line, tokens):
-    assert commands(line) == ([(tokens, b"")], None)
-
-
-@pytest.mark.parametrize(
-    ("data", "error"),
-    [
-        (b"\n", b"E_INVALID invalid command "),
-        (b"ping\n", b"E_INVALID invalid command ping"),
-        (b"\x1cPING\n", b"E_INVALID invalid command \x1cPING"),
-        (b"\xff\xfe x\n", b"E_INVALID invalid command \xff\xfe"),
-        (b"IDENTIFY\n\0\0", b"E_BAD_BODY IDENTIFY failed to read body size"),
-        (b"IDENTIFY\n", b"E_BAD_BODY IDENTIFY failed to read body size"),
-        (b"IDENTIFY\n\0\0\0\5a", b"E_BAD_BODY IDENTIFY failed to read body"),
-        (b"IDENTIFY\n\xff\xff\xff\xff", b"E_BAD_BODY IDENTIFY invalid body size -1"),
-        (b"IDENTIFY\n\x7f\xff\xff\xff", b"E_BAD_BODY IDENTIFY body too big 2147483647 > 1048576"),
-        (b"", None),
-        (b"PIN", None),
-    ],
-)
-def test_fatal_input_ends_as_in_nsqlookupd(data, error):
-    assert commands(lookup.PING + data) == ([((b"PING",), b"")], error)
-
-
-def test_an_empty_body_is_a_body():
-    assert commands(b"IDENTIFY x\n\0\0\0\0") == ([((b"IDENTIFY", b"x"), b"")], None)
-
-
-def test_a_command_may_be_refused_before_its_body_is_awaited():
-    def admit(tokens):
-        raise FatalClientError(E_INVALID, "cannot IDENTIFY again")
-
-    assert commands(b"IDENTIFY\n", admit=admit) == ([], b"E_INVALID cannot IDENTIFY again")
-
-
-def test_the_longest_line_is_read_and_a_longer_one_is_not_awaited():
-    line = b"REGISTER " + b"x" * (lookup.MAX_LINE - 10)
-    assert commands(line + b"\n")[0][0][0][1] == line[9:]
-    reader = LookupCommandReader(lambda tokens: None)
-    with pytest.raises(SilentClose):
-        list(reader.receive_data(line + b"x"))
-
-
-@given(st.lists(COMMANDS, max_size=8), st.lists(st.integers(0, 200)))
-def test_commands_do_not_depend_on_how_the_bytes_are_cut(lines, points):
-    wire = b"".join(lines)
-    whole = commands(wire)
-    assert len(whole[0]) == len(lines)
-    assert commands(*cut(wire, points)) == whole
-
-
-@given(st.binary(max_size=60) | st.binary(max_size=30).map(lambda data: b"PING\nIDENTIFY\n\0\0\0" + data))
-def test_any_bytes_lead_to_the_same_commands_or_error_in_any_cut(data):
-    whole = commands(data, max_body_size=20)
-    assert commands(*[data[index : index + 1] for index in range(len(data))], max_body_size=20) == whole
-
-
-def test_a_command_after_a_long_body_is_read_at_once():
-    reader = LookupCommandReader(lambda tokens: None)
-    assert list(reader.receive_data(b"IDENTIFY\n\0\0\1\0" + bytes(100))) == []
-    assert len(list(reader.receive_data(bytes(156)))) == 1
-    assert len(list(reader.receive_data(b"PING\n"))) == 1
+    split = line.split(b" ")
+    assert lookup.check(split).name == tokens[0].decode()
+    assert split == tokens
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol import message, schema
-from nsq_compat.protocol.uniform_bodies import UniformBodies
+from nsq_compat.protocol.schema import UniformBodies
 
 ID = b"0123456789abcdef"
 FRAME = b"\0\0\0\x23\0\0\0\2\0\0\0\0\0\0\x01\0\0\1" + ID + b"hello"

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol.message import HEADER_SIZE, message_id
-from nsq_compat.protocol.uniform_bodies import UniformBodies
+from nsq_compat.protocol.schema import UniformBodies
 from nsq_compat.queue.ids import EPOCH_TICK, FrameFactory, MessageIds
 
 NOW_NS = 1_700_000_000_000_000_000

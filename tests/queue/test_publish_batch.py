@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nsq_compat.protocol.uniform_bodies import UniformBodies
+from nsq_compat.protocol.schema import UniformBodies
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import Exiting, QueueLimits, Refused
 from nsq_compat.queue.publish_batch import MAX_POSTED, PublishBatch

@@ -5,13 +5,14 @@ the cut they come in changes nothing.
 """
 
 import json
-from itertools import pairwise, repeat
+from itertools import repeat
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.queue.ids import MessageIds
+from tests.cuts import cut
 
 SMALL = {"max_msg_size": 50, "max_body_size": 200, "max_rdy_count": 20}
 MOST_BYTES_PER_BYTE = 64
@@ -89,12 +90,6 @@ commands = st.one_of(
 )
 commands_on_t = commands.filter(lambda data: data == b"SUB t c\n" or not data.startswith((b"SUB", b"IDENTIFY")))
 conversations = st.lists(commands, max_size=12).map(b"".join)
-
-
-def cut(data, positions):
-    """The data in pieces, cut at each position that lies within it."""
-    edges = [0, *sorted({position for position in positions if position < len(data)}), len(data)]
-    return [data[begin:end] for begin, end in pairwise(edges)]
 
 
 cuts = st.lists(st.integers(1, 150), max_size=8)

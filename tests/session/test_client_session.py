@@ -1,6 +1,6 @@
 """The client session, without I/O: nsqd's bytes in, the client's bytes out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -25,6 +25,7 @@ from nsq_compat.session.client_session import (
     ReceivedFrames,
     Rejected,
 )
+from tests.cuts import cut
 
 REQUEST = IdentifyRequest(client_id="c", feature_negotiation=True)
 IDENTIFY = b"  V2" + write.identify(REQUEST)
@@ -257,15 +258,10 @@ def test_events_do_not_depend_on_how_the_input_is_split(data, compression, keeps
         session = ClientSession(request, keeps_frames=keeps_frames)
         session.ask(write.subscribe("t", "c"), "sub")
         session.ask(write.CLS, "cls")
-        return flat([event for piece in pieces(stream, cuts) for event in session.receive_data(piece)])
+        return flat([event for piece in cut(stream, cuts) for event in session.receive_data(piece)])
 
-    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8).map(sorted))
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8))
     assert events(cuts, keeps_frames) == events([], keeps_frames=False)
-
-
-def pieces(stream: bytes, cuts: Sequence[int]) -> Iterator[bytes]:
-    for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        yield stream[begin:end]
 
 
 @given(

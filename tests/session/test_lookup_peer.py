@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo, encode_lookupd_info, reply
+from nsq_compat.protocol.go_json import encode
+from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo, reply
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.registry.registration_db import RegistrationDb
@@ -22,7 +23,7 @@ BODY = (
     b'"topology_region":"region","topology_zone":"zone","version":"1.3.0"}'
 )
 OPENING = b"  V1IDENTIFY\n" + struct.pack(">i", len(BODY)) + BODY
-GREETING = reply(encode_lookupd_info(LOOKUPD))
+GREETING = reply(encode(LOOKUPD))
 OK = reply(b"OK")
 
 

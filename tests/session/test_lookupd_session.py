@@ -3,17 +3,18 @@
 import json
 import logging
 import struct
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq_compat.protocol.command_reader import MAX_LINE
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.session.conversation import Conversation
 from nsq_compat.session.lookupd_session import MAX_COMMANDS_PER_CALL, LookupdSession
+from tests.cuts import cut
 
 ABOUT_US = LookupdInfo("lookup1", "host1", 4161, 4160, "1.3.0")
 INFO = (
@@ -230,6 +231,10 @@ def test_log_lines_have_nsqs_wording(nsqlookupd, caplog):
         (b"BOGUS x\n", b"E_INVALID invalid command BOGUS"),
         (b"ping\n", b"E_INVALID invalid command ping"),
         (b"\n", b"E_INVALID invalid command "),
+        (b"\x1cPING\n", b"E_INVALID invalid command \x1cPING"),
+        (b"\xff\xfe x\n", b"E_INVALID invalid command \xff\xfe"),
+        (b"FIN 0123456789abcdef\n", b"E_INVALID invalid command FIN"),
+        (b"PUB t\n", b"E_INVALID invalid command PUB"),
         (b"REGISTER t\n", b"E_INVALID client must IDENTIFY"),
         (b"REGISTER\n", b"E_INVALID client must IDENTIFY"),
         (b"UNREGISTER bad! name\n", b"E_INVALID client must IDENTIFY"),
@@ -271,6 +276,7 @@ def test_an_error_ends_the_registrations(nsqlookupd, nsqd, command, error):
 
 def test_eof_inside_a_body_is_an_error(nsqlookupd):
     for sent, error in (
+        (b"IDENTIFY\n", b"E_BAD_BODY IDENTIFY failed to read body size"),
         (b"IDENTIFY\n\0\0", b"E_BAD_BODY IDENTIFY failed to read body size"),
         (b"IDENTIFY\n\0\0\0\5ab", b"E_BAD_BODY IDENTIFY failed to read body"),
     ):
@@ -283,6 +289,7 @@ def test_eof_elsewhere_has_no_reply(client, sent):
 
 
 def test_an_endless_line_closes_the_connection(client):
+    client.says(b"PING" + b" " * (MAX_LINE - 5) + b"\n").hears(b"OK").and_stays()
     client.says(b"x" * 10_000, b"x" * 10_000).hears().and_is_closed()
 
 
@@ -334,11 +341,6 @@ commands = st.one_of(
 openings = st.sampled_from([identify(json.dumps(ABOUT_NSQD).encode()), b""])
 conversations = st.builds(lambda opening, said: b"".join([opening, *said]), openings, st.lists(commands, max_size=10))
 cuts = st.lists(st.integers(1, 400), max_size=8)
-
-
-def cut(data: bytes, positions: list[int]) -> list[bytes]:
-    edges = [0, *sorted({position for position in positions if position < len(data)}), len(data)]
-    return [data[begin:end] for begin, end in pairwise(edges)]
 
 
 @given(conversations, cuts)

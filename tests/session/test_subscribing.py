@@ -257,15 +257,6 @@ def test_emptying_a_channel_takes_away_what_is_in_flight_too(nsqd, producer, con
     consumer.hears(b"four", b"five")
 
 
-def test_emptying_a_channel_makes_room_at_once(nsqd, producer, consumer):
-    producer.publishes(b"one", b"two")
-    consumer.says(b"RDY 2\n").hears(b"one", b"two")
-    nsqd.broker.topics["t"].channels["c"].empty()
-    nsqd.turns()
-    producer.publishes(b"three", b"four")
-    consumer.hears(b"three", b"four")
-
-
 def test_deleting_a_channel_drops_its_consumers_without_a_word(nsqd, producer, consumer):
     other = nsqd.connect().subscribes(channel=b"other")
     nsqd.broker.topics["t"].delete_channel("c")

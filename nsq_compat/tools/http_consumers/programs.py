@@ -17,8 +17,8 @@ from functools import partial
 
 from nsq_compat.cli.kinds import DURATION, INTEGER, STRING, STRINGS
 from nsq_compat.cli.options import option
-from nsq_compat.net.listeners import ListenError, listen
 from nsq_compat.net.process import raise_descriptor_limit, stop_signal
+from nsq_compat.net.sockets import ListenError, listen
 from nsq_compat.protocol.durations import MILLISECOND, SECOND, seconds
 from nsq_compat.session.http_message import HttpLimits
 from nsq_compat.tools.client_options import ProducerOptions, ReadingOptions, refusing

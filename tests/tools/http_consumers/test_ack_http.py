@@ -7,7 +7,7 @@ import gevent.socket
 import pytest
 from gevent.queue import Queue
 
-from nsq_compat.net.listeners import listen
+from nsq_compat.net.sockets import listen
 from nsq_compat.session.http_message import HttpLimits, Response
 from nsq_compat.tools.http_consumers.ack_http import AckHttpServer, ClientGone
 

@@ -8,7 +8,7 @@ import gevent.socket
 import pytest
 
 from nsq_compat.client import Consumer
-from nsq_compat.net.listeners import listen
+from nsq_compat.net.sockets import listen
 from nsq_compat.tools.http_consumers.ack_http import AckHttpServer
 from nsq_compat.tools.http_consumers.streaming import PubSub
 from tests.client.waiting import wait_until

@@ -1,20 +1,29 @@
-"""Listening sockets for NSQ's addresses: ``host:port``, or the path of a unix socket."""
+"""Addresses to sockets: listening on ``host:port`` or the path of a unix socket, and connecting to ``host:port``."""
 
 import contextlib
 import errno
 import os
 import socket
 import stat
+import time
 from typing import Any
+
+import gevent
+import gevent.socket
+from gevent.threadpool import ThreadPool
 
 _BACKLOG = 1024
 _IPV4_MAPPED = "::ffff:"
 _KEEPALIVE_SECONDS = 15
-MAX_PORT = 65535
+_MAX_PORT = 65535
 
 
 class ListenError(Exception):
     """Cannot listen on an address; the text has the address and the reason."""
+
+    def __init__(self, address: str, error: Exception) -> None:
+        strerror = getattr(error, "strerror", None)
+        super().__init__(f"listen ({address}) failed - {str(strerror).lower() if strerror else error}")
 
 
 def listen(address: str) -> socket.socket:
@@ -32,7 +41,7 @@ def listen(address: str) -> socket.socket:
             family, name, dual_stack = _resolved(*host_and_port)
             listener = _bound(family, name, dual_stack=dual_stack)
     except (OSError, ValueError, OverflowError) as error:
-        raise ListenError(f"listen ({address}) failed - {_reason(error)}") from error
+        raise ListenError(address, error) from error
     listener.setblocking(False)
     return listener
 
@@ -47,7 +56,7 @@ def check_address(address: str) -> None:
             family, name, _ = _resolved(*host_and_port)
             _bound(family, (name[0], 0)).close()
     except (OSError, ValueError, OverflowError) as error:
-        raise ListenError(f"listen ({address}) failed - {_reason(error)}") from error
+        raise ListenError(address, error) from error
 
 
 def split_host_port(address: str) -> tuple[str, str] | None:
@@ -105,14 +114,18 @@ def prepare_client(client: socket.socket) -> None:
 
 def _resolved(host: str, port: str) -> tuple[int, tuple[Any, ...], bool]:
     """The family and name to bind to, and whether the socket also accepts IPv4."""
-    if port.isdigit() and int(port) > MAX_PORT:
-        raise ValueError("invalid port")  # the system's resolver would take it modulo 65536
+    _check_port(port)
     dual_stack = host in ("", "0.0.0.0") and socket.has_dualstack_ipv6()
     found = socket.getaddrinfo(
         "::" if dual_stack else host or "0.0.0.0", port or "0", type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     family, _, _, _, name = found[0]
     return family, name, dual_stack
+
+
+def _check_port(port: str) -> None:
+    if port.isdigit() and int(port) > _MAX_PORT:
+        raise OSError("invalid port")  # the system's resolver would take it modulo 65536
 
 
 def _bound(family: int, name: Any, *, dual_stack: bool = False) -> socket.socket:
@@ -145,6 +158,82 @@ def _remove_if_dead(path: str) -> None:
                 os.unlink(path)
 
 
-def _reason(error: Exception) -> str:
-    strerror = getattr(error, "strerror", None)
-    return str(strerror).lower() if strerror else str(error)
+# --- Connecting -------------------------------------------------------------------------------------------------------
+
+_IDLE_THREAD_SECONDS = 10
+Address = tuple[int, tuple[Any, ...]]
+"""An address family, and the name of a socket of that family."""
+
+
+class Resolver:
+    """Resolves one ``host:port`` for sockets of one kind, again and again, without blocking the event loop.
+
+    The system's resolver blocks, so a name is resolved in a thread. Each address has one: an attempt that finds the
+    thread still busy with the previous attempt waits for it within its own timeout.
+    """
+
+    def __init__(self, address: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
+        self._address = address
+        self._kind = kind
+        self._thread = ThreadPool(1, idle_task_timeout=_IDLE_THREAD_SECONDS)
+
+    def resolve(self, timeout: float) -> list[Address]:
+        """At least one address. Raises ``OSError``, after `timeout` seconds at the latest."""
+        host_and_port = split_host_port(self._address)
+        if host_and_port is None:
+            raise OSError(f"address {self._address}: missing port in address")
+        host, port = host_and_port
+        _check_port(port)
+        with contextlib.suppress(socket.gaierror, UnicodeError):
+            return _addresses(host, port, self._kind, socket.AI_NUMERICHOST)
+        with gevent.Timeout(timeout, TimeoutError("i/o timeout")):
+            outcome = self._thread.apply(_outcome, (host, port, self._kind))
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+
+def _outcome(host: str, port: str, kind: socket.SocketKind) -> list[Address] | OSError:
+    # An exception is returned, because gevent prints a traceback of one that a thread raises.
+    try:
+        return _addresses(host, port, kind)
+    except (OSError, UnicodeError) as error:
+        return error if isinstance(error, OSError) else OSError("no such host")
+
+
+def _addresses(host: str, port: str, kind: socket.SocketKind, flags: int = 0) -> list[Address]:
+    infos = socket.getaddrinfo(host or "localhost", port, type=kind, flags=flags)
+    return [(family, name) for family, _, _, _, name in infos]
+
+
+class Dialer:
+    """Connects to one ``host:port``."""
+
+    def __init__(self, address: str) -> None:
+        self._resolver = Resolver(address)
+
+    def connect(self, timeout: float) -> socket.socket:
+        """A connected, non-blocking socket. Raises ``OSError``, after `timeout` seconds at the latest."""
+        deadline = time.monotonic() + timeout
+        addresses = self._resolver.resolve(timeout)
+        failure = OSError("no such host")
+        for index, (family, name) in enumerate(addresses):
+            # Each address has its share of the time, so that one that does not answer leaves time for the next.
+            share = (deadline - time.monotonic()) / (len(addresses) - index)
+            try:
+                return _connect(family, name, max(0.0, share))
+            except OSError as error:
+                failure = error
+        raise failure
+
+
+def _connect(family: int, name: tuple[Any, ...], timeout: float) -> socket.socket:
+    connecting = gevent.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        with gevent.Timeout(timeout, TimeoutError("i/o timeout")):
+            connecting.connect(name)
+        connected = socket.socket(fileno=connecting.detach())
+    finally:
+        connecting.close()
+    prepare_client(connected)
+    return connected

@@ -1,9 +1,9 @@
-"""Work at the end of an event-loop iteration, alarms, and the loop's lag."""
+"""Work at the end of an event-loop iteration, alarms, the loop's lag, and polling instead of sleeping."""
 
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gevent
@@ -11,9 +11,10 @@ import pytest
 from gevent.event import Event
 from gevent.queue import Queue
 
-from nsq_compat.net.loop_tick import MAX_FLUSHES, AlarmClock, LoopLag, LoopTick
+from nsq_compat.net.event_loop import MAX_FLUSHES, MAX_GAP, MAX_POLL, MIN_RUN, AlarmClock, BusyPoll, LoopLag, LoopTick
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.schedule import Schedule
+from tests.net.conftest import Client, Server
 
 SO_TIMESTAMPNS = 35
 """Linux: what is received says when it came."""
@@ -209,28 +210,27 @@ class Sleeper:
         return self
 
 
-def test_an_alarm_rings_not_before_its_time():
+@pytest.fixture
+def schedule() -> Iterator[Schedule]:
+    """One that an alarm clock runs."""
     schedule = Schedule()
     clock = AlarmClock(schedule)
     clock.start()
-    assert Sleeper().wants(schedule, 0.02).rung.wait(20)
+    yield schedule
     clock.stop()
 
 
-def test_an_earlier_alarm_overtakes_a_later_one():
-    schedule = Schedule()
-    clock = AlarmClock(schedule)
-    clock.start()
+def test_an_alarm_rings_not_before_its_time(schedule):
+    assert Sleeper().wants(schedule, 0.02).rung.wait(20)
+
+
+def test_an_earlier_alarm_overtakes_a_later_one(schedule):
     late, early = Sleeper().wants(schedule, 600), Sleeper().wants(schedule, 0.01)
     assert early.rung.wait(20)
     assert not late.rung.is_set()
-    clock.stop()
 
 
-def test_an_alarm_that_always_has_more_to_do_leaves_the_event_loop_to_others():
-    schedule = Schedule()
-    clock = AlarmClock(schedule)
-
+def test_an_alarm_that_always_has_more_to_do_leaves_the_event_loop_to_others(schedule):
     class Greedy(Sleeper):
         rings = 0
 
@@ -240,46 +240,32 @@ def test_an_alarm_that_always_has_more_to_do_leaves_the_event_loop_to_others():
 
     greedy = Greedy()
     schedule.at(0.0, greedy)
-    clock.start()
+    gevent.sleep(0.02)
     before = greedy.rings
     gevent.sleep(0.02)
     assert 0 < before < greedy.rings
-    clock.stop()
 
 
-def test_an_alarm_scheduled_before_the_start_rings():
+def test_an_alarm_scheduled_before_the_start_rings_and_after_the_stop_none():
     schedule = Schedule()
     sleeper = Sleeper().wants(schedule, 0.01)
     clock = AlarmClock(schedule)
     clock.start()
     assert sleeper.rung.wait(20)
+    sleeper = Sleeper().wants(schedule, 0.01)
     clock.stop()
+    gevent.sleep(0.05)
+    assert not sleeper.rung.is_set()
 
 
-def test_a_failing_alarm_is_logged_and_the_others_ring(caplog):
-    schedule = Schedule()
-    clock = AlarmClock(schedule)
-    clock.start()
-
+def test_a_failing_alarm_is_logged_and_the_others_ring(schedule, caplog):
     class Broken(Sleeper):
         def on_alarm(self, now: float) -> float:
             raise RuntimeError("a bug")
 
     Broken().wants(schedule, 0.01)
-    sleeper = Sleeper().wants(schedule, 0.02)
-    assert sleeper.rung.wait(20)
+    assert Sleeper().wants(schedule, 0.02).rung.wait(20)
     assert "a bug" in caplog.text
-    clock.stop()
-
-
-def test_a_stopped_clock_does_not_ring():
-    schedule = Schedule()
-    clock = AlarmClock(schedule)
-    clock.start()
-    sleeper = Sleeper().wants(schedule, 0.01)
-    clock.stop()
-    gevent.sleep(0.05)
-    assert not sleeper.rung.is_set()
 
 
 def test_a_loop_that_was_busy_is_late_by_as_much():
@@ -337,3 +323,176 @@ def test_a_client_is_served_before_the_observers_of_the_lag():
         watch.stop()
         readable.close()
     assert order[:2] == ["client", "lag"]
+
+
+# --- Busy polling -----------------------------------------------------------------------------------------------------
+
+PRODUCER, OTHER = 1, 2
+FIXED = 0.005
+
+
+class IdleLoop:
+    """The idle watcher and the clock of an event loop."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.poll: Callable[[], None] | None = None
+
+    def now(self) -> float:
+        return self.time
+
+    def start(self, callback) -> None:
+        self.poll = callback
+
+    def stop(self) -> None:
+        self.poll = None
+
+    def close(self) -> None:
+        pass
+
+    def idles(self, seconds: float) -> None:
+        """Nothing happens for so long; the loop comes round every microsecond unless it sleeps."""
+        end = self.time + seconds
+        while self.time < end and self.poll is not None:
+            self.poll()
+            self.time += min(1e-6, end - self.time)
+        self.time = max(self.time, end)
+
+    def serves(self, busy_poll: BusyPoll, requests: int, gap: float, *clients: int) -> int:
+        """Requests of these clients in turn; return how many found the loop awake."""
+        awake = 0
+        for number in range(requests):
+            self.idles(gap)
+            awake += self.poll is not None
+            busy_poll.served(clients[number % len(clients)])
+        return awake
+
+
+@pytest.fixture
+def idle() -> IdleLoop:
+    return IdleLoop()
+
+
+@pytest.fixture
+def busy_poll(idle) -> BusyPoll:
+    return BusyPoll(idle=idle, now=idle.now)
+
+
+@pytest.fixture
+def fixed(idle) -> BusyPoll:
+    return BusyPoll(FIXED, idle=idle, now=idle.now)
+
+
+def test_a_client_that_sends_the_next_request_soon_finds_the_loop_awake_after_a_run(busy_poll, idle):
+    assert idle.serves(busy_poll, 1000, 0.5 * MAX_POLL, PRODUCER) == 1000 - MIN_RUN - 1
+
+
+def test_requests_further_apart_find_the_loop_asleep(busy_poll, idle):
+    assert idle.serves(busy_poll, 1000, 1.01 * MAX_GAP, PRODUCER) == 0
+
+
+def test_requests_of_several_clients_in_turn_find_the_loop_asleep(busy_poll, idle):
+    assert idle.serves(busy_poll, 1000, 0.1 * MAX_POLL, PRODUCER, OTHER) == 0
+
+
+def test_the_loop_polls_in_vain_once_in_a_run_if_requests_come_too_late_for_it(busy_poll, idle):
+    polled = 0
+    for _ in range(10 * (MIN_RUN + 1)):
+        polled += busy_poll.is_polling
+        assert idle.serves(busy_poll, 1, 0.9 * MAX_GAP, PRODUCER) == 0
+    assert polled == 10
+
+
+def test_after_one_late_request_the_client_needs_another_run(busy_poll, idle):
+    idle.serves(busy_poll, 2 * MIN_RUN, 0.5 * MAX_POLL, PRODUCER)
+    assert busy_poll.is_polling
+    idle.idles(10 * MAX_POLL)
+    assert idle.serves(busy_poll, MIN_RUN + 1, 0.5 * MAX_POLL, PRODUCER) == 0
+    assert idle.serves(busy_poll, 10, 0.5 * MAX_POLL, PRODUCER) == 10
+
+
+def test_polling_in_vain_ends_after_the_longest_time_between_two_requests(busy_poll, idle):
+    idle.serves(busy_poll, 2 * MIN_RUN, 0.5 * MAX_POLL, PRODUCER)
+    idle.idles(0.99 * MAX_POLL)
+    assert busy_poll.is_polling
+    idle.idles(0.05 * MAX_POLL)
+    assert not busy_poll.is_polling
+
+
+def test_a_request_of_another_client_ends_the_run_and_the_loop_sleeps_when_nothing_follows(busy_poll, idle):
+    idle.serves(busy_poll, 2 * MIN_RUN, 0.5 * MAX_POLL, PRODUCER)
+    busy_poll.served(OTHER)
+    idle.idles(2 * MAX_POLL)
+    assert idle.serves(busy_poll, MIN_RUN, 0.5 * MAX_POLL, OTHER) == 0
+
+
+@pytest.mark.parametrize("gap", [0.3, 0.9, 0.99])
+def test_with_a_fixed_time_the_loop_polls_that_long_after_each_request(fixed, idle, gap):
+    assert idle.serves(fixed, 100, gap * FIXED, PRODUCER, OTHER) == 99
+    idle.idles(1.1 * FIXED)
+    assert not fixed.is_polling
+
+
+def test_a_stopped_one_does_not_poll(busy_poll, fixed, idle):
+    idle.serves(busy_poll, 2 * MIN_RUN, 0.5 * MAX_POLL, PRODUCER)
+    for stopped in (busy_poll, fixed):
+        stopped.stop()
+        assert idle.serves(stopped, 2 * MIN_RUN, 0.5 * MAX_POLL, PRODUCER) == 0
+
+
+def test_a_real_event_loop_goes_to_sleep_again():
+    busy_poll = BusyPoll()
+    for _ in range(MIN_RUN + 1):
+        busy_poll.served(PRODUCER)
+    with gevent.Timeout(20):
+        while busy_poll.is_polling:
+            gevent.sleep(0.001)
+    busy_poll.stop()
+
+
+class Told(BusyPoll):
+    """Counts what it is told of."""
+
+    def __init__(self, idle: IdleLoop, fixed_time: float = 0.0) -> None:
+        super().__init__(fixed_time, idle=idle, now=idle.now)
+        self.clients: list[int] = []
+
+    def served(self, client: int) -> None:
+        self.clients.append(client)
+
+
+@pytest.mark.interpreted
+def test_each_reply_to_a_lone_producer_is_a_request_and_a_part_of_a_command_is_none(idle, eventually):
+    told = Told(idle)
+    server = Server(session_waits=False, busy_poll=told)
+    client = Client(server.address).says(b"  V2").publishes(b"t", b"first").publishes(b"t", b"x")
+    told.clients.clear()
+    (session,) = server.tcp.sessions
+    client.says(b"PUB t\n" + struct.pack(">i", 3))
+    for available in (1, 2):
+        client.says(b"x")
+        eventually(lambda available=available: session._reader._available == available)
+    assert told.clients == []
+    client.says(b"x")
+    assert client.frame().data == b"OK"
+    client.publishes(b"t", b"next")
+    eventually(lambda: len(told.clients) == 2)
+    assert len(set(told.clients)) == 1
+    client.socket.close()
+    server.stop()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("session_waits", [False, True])
+def test_with_a_fixed_time_publishes_at_the_end_of_the_iteration_are_requests_too(idle, eventually, session_waits):
+    told = Told(idle, FIXED)
+    server = Server(session_waits=session_waits, busy_poll=told)
+    clients = [Client(server.address).says(b"  V2").publishes(b"t", b"x") for _ in range(2)]
+    for _ in range(3):
+        clients.reverse()
+        before = len(told.clients)
+        clients[0].publishes(b"t", b"x")
+        eventually(lambda before=before: len(told.clients) > before)
+    for client in clients:
+        client.socket.close()
+    server.stop()
