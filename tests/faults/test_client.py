@@ -204,6 +204,7 @@ def far_nsqd(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"{cable.far}:4150", cable.cut
 
 
+@pytest.mark.privileged
 def test_a_publish_into_a_cut_network_fails_in_time_and_goes_elsewhere(
     start: StartDaemon, far_nsqd: tuple[str, Callable[[], None]]
 ):

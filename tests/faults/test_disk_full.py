@@ -14,6 +14,8 @@ from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon
 from tests.faults.waiting import wait_until
 
+pytestmark = pytest.mark.privileged
+
 DISK_MB = 6
 BODY = b"%04d " + b"x" * 400
 

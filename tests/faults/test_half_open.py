@@ -10,6 +10,8 @@ from tests.faults.daemon import Daemon
 from tests.faults.network import Cable
 from tests.faults.waiting import wait_until
 
+pytestmark = pytest.mark.privileged
+
 CONSUMER = """
 from tests.faults.client import Client
 client = Client({address!r}, heartbeat_interval={heartbeat_ms}, msg_timeout=2000)

@@ -10,6 +10,8 @@ from tests.faults.conftest import StartDaemon
 from tests.faults.network import Cable
 from tests.faults.waiting import wait_until
 
+pytestmark = pytest.mark.privileged
+
 CALLER = """
 import socket
 caller = socket.create_connection({address!r})

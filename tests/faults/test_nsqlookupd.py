@@ -256,6 +256,7 @@ def topics_at(host: str) -> set[str]:
     return set()
 
 
+@pytest.mark.privileged
 def test_registrations_are_complete_soon_after_a_network_cut(start: StartDaemon, directories: list[Directory]):
     near, _ = directories
     with Cable() as cable, cable.run(FAR.format(program=installed_nsqlookupd(), host=cable.far)):
