@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 _LISTENING = re.compile(r"\b(TCP|HTTPS?): listening on (\S+:\d+)$")
 
@@ -61,7 +61,7 @@ class DaemonProcess:
     """A daemon with an HTTP port and usually a TCP port; a context manager that starts and stops it.
 
     ``command`` is a shell-like command line, to which addresses and ``options`` are appended. `program` is the name in
-    error texts. With ``echo`` log lines are also written to our stderr.
+    error texts. Log lines are also written to ``log``.
     """
 
     program = "the daemon"
@@ -69,7 +69,13 @@ class DaemonProcess:
     """False if the daemon listens for HTTP only."""
 
     def __init__(
-        self, command: str, *, tcp_port: int = 0, http_port: int = 0, options: Sequence[str] = (), echo: bool = False
+        self,
+        command: str,
+        *,
+        tcp_port: int = 0,
+        http_port: int = 0,
+        options: Sequence[str] = (),
+        log: TextIO | None = None,
     ) -> None:
         self.arguments: list[str] = [
             *shlex.split(command),
@@ -79,7 +85,7 @@ class DaemonProcess:
         ]
         has_https = any(argument.startswith("--tls-cert=") for argument in self.arguments)
         self._listeners = {"HTTP", *(("TCP",) if self.speaks_tcp else ()), *(("HTTPS",) if has_https else ())}
-        self._echo = echo
+        self._log = log
         self._addresses: dict[str, str] = {}
         self._last_lines: deque[str] = deque(maxlen=30)
         self._ready_or_gone = threading.Event()
@@ -186,8 +192,9 @@ class DaemonProcess:
         with self._process.stderr as lines:
             for line in lines:
                 self._last_lines.append(line)
-                if self._echo:
-                    sys.stderr.write(line)
+                if self._log is not None:
+                    self._log.write(line)
+                    self._log.flush()
                 if match := _LISTENING.search(line.rstrip()):
                     self._addresses[match[1]] = match[2]
                     if self._is_ready:

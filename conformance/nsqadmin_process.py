@@ -1,6 +1,7 @@
 """An nsqadmin, ours or Go's, as a child process, with the requests that tests need."""
 
 from collections.abc import Sequence
+from typing import TextIO
 from urllib.request import Request, urlopen
 
 from nsq_conformance.daemon_process import DaemonProcess, installed
@@ -19,8 +20,8 @@ class NsqadminProcess(DaemonProcess):
     program = "nsqadmin"
     speaks_tcp = False
 
-    def __init__(self, command: str, *, options: Sequence[str], http_port: int = 0, echo: bool = False) -> None:
-        super().__init__(command, http_port=http_port, options=options, echo=echo)
+    def __init__(self, command: str, *, options: Sequence[str], http_port: int = 0, log: TextIO | None = None) -> None:
+        super().__init__(command, http_port=http_port, options=options, log=log)
 
     def get(self, path: str) -> str:
         """GET a path and return the text. Raises ``urllib.error.HTTPError``."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import urlencode
 
 from nsq_conformance.daemon_process import DaemonProcess, installed
@@ -26,10 +26,10 @@ class NsqdProcess(DaemonProcess):
         tcp_port: int = 0,
         http_port: int = 0,
         options: Sequence[str] = (),
-        echo: bool = False,
+        log: TextIO | None = None,
     ) -> None:
         options = (f"--data-path={data_path}", *options)
-        super().__init__(command, tcp_port=tcp_port, http_port=http_port, options=options, echo=echo)
+        super().__init__(command, tcp_port=tcp_port, http_port=http_port, options=options, log=log)
 
     def stats_document(self, **query: str) -> Any:
         """The JSON document of ``/stats``."""

@@ -81,7 +81,7 @@ def test_spark_runs_until_the_demonstration_ends(daemons: list[str], tmp_path: P
 def test_it_runs_until_a_signal_and_stops_the_daemons(daemons: list[str], number: int, tmp_path: Path) -> None:
     demo = start_demo(*daemons, "--no-spark", f"--file={__file__}", f"--data-path={tmp_path}")
     assert demo.stdout is not None
-    assert any("Ctrl-C stops all three" in line for line in demo.stdout)
+    assert any("nsqlookupd, for nsqd on" in line for line in demo.stdout)
     demo.send_signal(number)
     output, errors = demo.communicate(timeout=30)
     assert demo.returncode == 0, errors
@@ -140,19 +140,19 @@ def addresses_of(demo: "subprocess.Popen[str]") -> tuple[str, str, str]:
     """Wait for the HTTP address of nsqlookupd, TCP of nsqd and HTTP of nsqadmin in the output."""
     assert demo.stdout is not None
     patterns = (
-        r"nsqlookupd stays at .*http://(\S+?)/",
-        r"nsqd stays at tcp (\S+),",
-        r"nsqadmin stays at http://(\S+?)/",
+        r" *http://(\S+?)/nodes +nsqlookupd",
+        r" .* nsqd, for clients on (\S+)",
+        r" *http://(\S+?)/ +nsqadmin",
     )
     found = [match[1] for line in _until_it_stays(demo.stdout) for each in patterns if (match := re.match(each, line))]
-    nsqlookupd, nsqd, nsqadmin = found
+    nsqadmin, nsqd, nsqlookupd = found
     return nsqlookupd, nsqd, nsqadmin
 
 
 def _until_it_stays(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         yield line
-        if "Ctrl-C stops all three" in line:
+        if "nsqlookupd, for nsqd on" in line:
             return
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TextIO
 
 from nsq_conformance.clients import ClientFailed
 from nsq_conformance.daemon_process import DaemonFailed
@@ -94,14 +94,19 @@ def start_cluster(
     """Start the three daemons. Raises DaemonFailed."""
     data_path: Path = options.data_path or folder
     data_path.mkdir(parents=True, exist_ok=True)
+
+    def log_of(program: str) -> TextIO:
+        log = folder / f"{program}.log"
+        say(f"starting {program}, log {log}")
+        return cleaning.enter_context(log.open("w"))
+
     nsqlookupd = NsqlookupdProcess(
         options.nsqlookupd,
         tcp_port=options.lookupd_tcp_port,
         http_port=options.lookupd_http_port,
         options=["--broadcast-address=127.0.0.1"],
-        echo=True,
+        log=log_of("nsqlookupd"),
     )
-    say("starting nsqlookupd")
     cleaning.enter_context(nsqlookupd)
     nsqd = NsqdProcess(
         options.nsqd,
@@ -110,16 +115,15 @@ def start_cluster(
         http_port=options.http_port,
         # The address for consumers, because the host name may not resolve.
         options=[f"--lookupd-tcp-address={nsqlookupd.tcp_address}", "--broadcast-address=127.0.0.1"],
-        echo=True,
+        log=log_of("nsqd"),
     )
-    say(f"starting nsqd, data path {data_path}")
     cleaning.enter_context(nsqd)
     nsqadmin = NsqadminProcess(
         options.nsqadmin,
         options=[f"--lookupd-http-address={nsqlookupd.http_address}"],
         http_port=options.admin_port,
+        log=log_of("nsqadmin"),
     )
-    say("starting nsqadmin")
     cleaning.enter_context(nsqadmin)
     return nsqlookupd, nsqd, nsqadmin
 
@@ -132,9 +136,12 @@ def stay_until_asked_to_stop(
     Raises DaemonFailed or ClientFailed if a process ends first.
     """
     try:
-        say(f"nsqlookupd stays at tcp {nsqlookupd.tcp_address}, http://{nsqlookupd.http_address}/nodes")
-        say(f"nsqd stays at tcp {nsqd.tcp_address}, http://{nsqd.http_address}/stats")
-        say(f"nsqadmin stays at http://{nsqadmin.http_address}/ - Ctrl-C stops all three")
+        say("running until Ctrl-C; open these addresses in a browser:")
+        print(f"   http://{nsqadmin.http_address}/        nsqadmin")
+        print(f"   http://{nsqd.http_address}/stats   nsqd, for clients on {nsqd.tcp_address}")
+        print(
+            f"   http://{nsqlookupd.http_address}/nodes   nsqlookupd, for nsqd on {nsqlookupd.tcp_address}", flush=True
+        )
         while True:
             for each in running:
                 each.check()

@@ -65,4 +65,6 @@ def differences(file: Path, out: Path) -> list[str]:
 
 
 def say(sentence: str) -> None:
-    print(sentence, flush=True)
+    """Print a line of the demonstration's own, in colour on a terminal."""
+    before, after = ("\x1b[1;36m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
+    print(f"{before}== {sentence}{after}", flush=True)

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Self
 
 from nsq_conformance.clients import ClientFailed
-from nsq_conformance.demo.comparison import say
 from nsq_conformance.demo.stream import TOPIC
 
 CHANNEL = "spark"
@@ -116,7 +115,7 @@ class SparkCounts:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                say(f"Spark: {line.rstrip()}")
+                print(f"Spark: {line.rstrip()}", flush=True)
 
     def _failed(self, status: int) -> ClientFailed:
         last = _last_lines((self._folder / "log").read_text(errors="replace").splitlines())

@@ -132,7 +132,7 @@ def main() -> int:
         nsqds = []
         for command in (options.nsqd, options.peer):
             data_path = stack.enter_context(tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None))
-            nsqd = NsqdProcess(command, Path(data_path), options=OPTIONS, echo=options.echo)
+            nsqd = NsqdProcess(command, Path(data_path), options=OPTIONS, log=sys.stderr if options.echo else None)
             nsqds.append(stack.enter_context(nsqd))
             # Otherwise they log thousands of lines a second.
             nsqd.asks("PUT", "/config/log_level", b"error")

@@ -12,6 +12,7 @@ from tests.docs.sandbox import ROOT
 from tests.packaging.release import console_scripts
 
 FOREIGN_FLAGS = {
+    "README.md": {"without-privileges"},  # of scripts/test
     "docs/differences.md": {"queue-scan"},  # the beginning of two flags
     "docs/flags.md": {"name"},  # any flag
     "docs/guarantees.md": {"seed", "other-nsqd"},  # pytest's, in tests/faults and conformance

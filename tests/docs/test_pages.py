@@ -44,6 +44,7 @@ def is_run(block: Block) -> bool:
     return block.language in RUN and not names(block) & NOT_RUN.keys()
 
 
+@pytest.mark.privileged
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("page", [page for page in pages() if any(map(is_run, blocks_of(page)))])
 def test_the_commands_of_a_page_work(page, tmp_path, request):

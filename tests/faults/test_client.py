@@ -173,6 +173,7 @@ def far_nsqd(tmp_path: Path, cable: Cable) -> Iterator[tuple[str, Callable[[], N
         yield f"{cable.far}:4150", cable.cut
 
 
+@pytest.mark.privileged
 def test_a_publish_into_a_cut_network_fails_in_time_and_goes_elsewhere(start, far_nsqd):
     address, cut = far_nsqd
     daemon, seen = start(), list[str]()

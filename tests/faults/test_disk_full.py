@@ -13,6 +13,8 @@ from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon, wait_until
 from tests.v2_client import Refused
 
+pytestmark = pytest.mark.privileged
+
 DISK_MB = 6
 BODY = b"%04d " + b"x" * 400
 

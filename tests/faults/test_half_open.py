@@ -10,6 +10,8 @@ from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon, wait_until
 from tests.faults.network import Cable
 
+pytestmark = pytest.mark.privileged
+
 CONSUMER = """
 from tests.v2_client import Client
 client = Client({address!r}, heartbeat_interval={heartbeat_ms}, msg_timeout=2000).subscribes(ready=3)

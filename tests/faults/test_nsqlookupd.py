@@ -217,6 +217,7 @@ def topics_at(host: str) -> set[str]:
     return set()
 
 
+@pytest.mark.privileged
 def test_registrations_are_complete_soon_after_a_network_cut(start, directories, cable):
     near, _ = directories
     addresses = (f"--tcp-address={cable.far}:4160", f"--http-address={cable.far}:4161")

@@ -1,5 +1,5 @@
 """The modules of [compiled] in setup.cfg are compiled if a build can, and only there; classes on the message path stay
-small; and `scripts/environment` installs nothing that is installed already.
+small.
 """
 
 import ast
@@ -143,21 +143,3 @@ def test_attributes_are_counted_however_they_are_assigned():
 def attributes_of(class_):
     nodes = [node for node in ast.walk(class_) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
     return {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "self"}
-
-
-# --- Environments -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("asked", "found"),
-    [("demo", True), ("bench demo", True), ("demo lint", False), ("dem", False), ("demo elsewhere", False)],
-)
-def test_an_installation_with_more_extras_is_sufficient(asked: str, found: bool, tmp_path: Path) -> None:
-    for folder in ("scripts", ".venv"):
-        (tmp_path / folder).mkdir()
-    shutil.copy(ROOT / "scripts" / "environment", tmp_path / "scripts")
-    (tmp_path / ".venv" / "installed-demo,test,bench").write_text("as it is\n")
-    (tmp_path / ".venv" / "installed-demo,elsewhere").write_text("as it was\n")
-    script = f'set -euo pipefail; source scripts/environment; is_installed "as it is" {asked}'
-    run = subprocess.run(["bash", "-c", script], cwd=tmp_path, check=False)
-    assert (run.returncode == 0) == found

@@ -101,6 +101,7 @@ id --user
 """
 
 
+@pytest.mark.privileged
 def test_its_steps_build_an_nsqd_that_serves_without_privileges_on_a_read_only_root(image, release, tmp_path):
     offline = " ".join(f"{name}='{value}'" for name, value in release.offline.items())
     tree = str(release.wheel.parents[1])

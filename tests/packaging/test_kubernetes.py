@@ -212,6 +212,7 @@ echo gone
 """
 
 
+@pytest.mark.privileged
 @pytest.mark.timeout(300)
 def test_the_pods_commands_serve_answer_probes_and_drain_before_they_stop(tmp_path):
     starts = [

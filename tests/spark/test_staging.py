@@ -155,6 +155,7 @@ def test_a_missing_folder_is_an_error_that_says_what_to_do(name: str, tmp_path: 
         prepare(write_options(STAGED | {name: str(tmp_path / "no")}))
 
 
+@pytest.mark.privileged
 @pytest.mark.parametrize(("read_only", "sentence"), [(True, "Read-only file system"), (False, "No space left")])
 def test_a_folder_that_is_not_writable_is_an_error(tmp_path: Path, read_only: bool, sentence: str):
     refused = pytest.raises(StagingError, match=f"stagingDir: {sentence}")

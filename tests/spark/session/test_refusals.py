@@ -126,6 +126,7 @@ def test_a_wrong_option_is_reported_in_one_sentence(spark, written, tmp_path, ru
         run(spark, written | wrong, tmp_path)
 
 
+@pytest.mark.privileged
 @both
 @pytest.mark.parametrize(
     ("read_only", "sentence"), [(True, "spoolDir: Read-only file system"), (False, "spoolDir: No space left")]

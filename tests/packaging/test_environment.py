@@ -1,0 +1,90 @@
+"""`scripts/environment`: prerequisites are named all at once, and a complete environment is not made again."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ENVIRONMENT = Path(__file__).parents[2] / "scripts" / "environment"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with the script, and with programs that stand for `pip` and `apt-get`, for a user who is not root."""
+    for name in ("scripts", "programs", ".ci"):
+        (tmp_path / name).mkdir()
+    shutil.copy(ENVIRONMENT, tmp_path / "scripts")
+    for name in ("setup.cfg", "pyproject.toml", ".ci/constraints.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "programs" / "id").write_text("#!/bin/sh\necho 1000\n")
+    (tmp_path / "programs" / "id").chmod(0o755)
+    return tmp_path
+
+
+def source_and_run(checkout: Path, command: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["bash", "-c", f"set -euo pipefail; source scripts/environment; {command}"],
+        cwd=checkout,
+        env=os.environ | {"PATH": f"{checkout / 'programs'}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_all_missing_programs_are_named_at_once_with_the_command_that_installs_them(checkout: Path) -> None:
+    run = source_and_run(checkout, "require sh:dash no-such-program:its-package another-one:another-package")
+    assert run.returncode == 1
+    assert run.stderr == (
+        "Missing: no-such-program, another-one."
+        " On Debian, install with:  sudo apt-get install its-package another-package\n"
+    )
+
+
+def test_nothing_is_said_if_nothing_is_missing(checkout: Path) -> None:
+    run = source_and_run(checkout, "require sh:dash 'Python 3.11:python3'")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("state", ["interrupted", "copied", "with another Python"])
+def test_an_incomplete_environment_is_made_again(state: str, checkout: Path) -> None:
+    programs = checkout / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    match state:
+        case "interrupted":
+            (programs / "python").symlink_to(sys.executable)
+        case "copied":
+            (programs / "python").symlink_to(sys.executable)
+            (programs / "pip").write_text("#!/no/longer/here/python\n")
+            (programs / "pip").chmod(0o755)
+        case _:
+            (programs / "python").symlink_to("/no/such/python3.10")
+    run = source_and_run(checkout, "pip_install() { ls -d .venv/bin/pip; }; make_environment demo")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == ".venv/bin/pip\n"
+    assert subprocess.run([programs / "pip", "--version"], check=False, capture_output=True).returncode == 0
+    again = source_and_run(checkout, "pip_install() { echo called; }; make_environment demo")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+
+
+def test_a_failed_installation_shows_the_end_of_pips_output_and_is_tried_again(checkout: Path) -> None:
+    (checkout / "setup.cfg").write_text("this is no setup.cfg")
+    for _ in range(2):
+        run = source_and_run(checkout, "make_environment demo")
+        assert run.returncode == 1
+        assert "pip could not install nsq_compat[demo]" in run.stderr
+        assert "rror" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [("demo", True), ("bench demo", True), ("demo lint", False), ("dem", False), ("demo elsewhere", False)],
+)
+def test_an_installation_with_more_extras_is_sufficient(asked: str, found: bool, checkout: Path) -> None:
+    (checkout / ".venv").mkdir()
+    (checkout / ".venv" / "installed-demo,test,bench").write_text("as it is\n")
+    (checkout / ".venv" / "installed-demo,elsewhere").write_text("as it was\n")
+    assert (source_and_run(checkout, f'is_installed "as it is" {asked}').returncode == 0) == found
