@@ -19,6 +19,7 @@ from nsq_compat.log.checkpoint import ChannelState, TopicState
 from nsq_compat.log.control_log import ControlLog
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import LogEnd
+from nsq_compat.protocol.message import FrameFactory
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.protocol.storage_schema import (
     CHANNEL_CREATED,
@@ -33,7 +34,6 @@ from nsq_compat.protocol.storage_schema import (
 from nsq_compat.queue.backlog import Backlog, Cursor
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.deferred import Deferred, SharedReads
-from nsq_compat.queue.ids import FrameFactory
 from nsq_compat.queue.limits import REFUSES_ALL, Admission, Exiting, QueueLimits
 from nsq_compat.queue.recent_messages import MAX_MESSAGES, Published, RecentMessages
 from nsq_compat.queue.schedule import Schedule
