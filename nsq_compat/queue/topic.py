@@ -185,8 +185,8 @@ class Topic:
         locations: Sequence[bytes] = ()
         if self.store is not None:
             backlogs = [self.backlog] if self.is_holding else [channel.backlog for channel in self.channels.values()]
-            fit_in_memory = all(backlog.deferred.fit_in_memory(len(frames)) for backlog in backlogs)
-            locations = self.store.append_deferred(frames, self.seq, due_ns, fit_in_memory=fit_in_memory)
+            room = min([backlog.deferred.room for backlog in backlogs], default=1 << 62)
+            locations = self.store.append_deferred(frames, self.seq, due_ns, room - len(frames))
         if self.is_holding:
             self._drop(self.backlog.deferred.add_new(frames, due, locations))
         else:

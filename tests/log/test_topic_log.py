@@ -2,7 +2,7 @@ import errno
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from random import Random
 from typing import cast
@@ -327,7 +327,8 @@ def test_a_long_search_past_damage_is_made_in_steps(large_writer, monkeypatch):
     monkeypatch.setattr(group_reader, "BLOCK_SIZE", 512)
     log = large_writer.open()
     log.in_steps = True
-    reader, found, steps, indexed = log.reader(0), {}, 0, False
+    reader, steps, indexed = log.reader(0), 0, False
+    found: dict[int, Sequence[bytes]] = {}
     while True:
         try:
             if not indexed:
