@@ -19,10 +19,9 @@ from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.net.process import tune_gc
 from nsq_compat.protocol.command_reader import CommandReader
 from nsq_compat.protocol.commands import COMMANDS
-from nsq_compat.protocol.message import make_frames, message_ids
+from nsq_compat.protocol.message import MessageIds, make_frames, message_ids
 from nsq_compat.queue.backlog import FrameQueue
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.ids import MessageIds
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits

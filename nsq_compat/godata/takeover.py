@@ -51,9 +51,17 @@ from nsq_compat.log.metadata import MetadataError, TopicMetadata, path_of, read_
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.log.retained import cut_by_size
 from nsq_compat.protocol.go_json import dumps
-from nsq_compat.protocol.message import attempts, message_id, message_ids, timestamp_ns
+from nsq_compat.protocol.message import (
+    EPOCH_TICK,
+    NODE_ID_BITS,
+    SEQUENCE_BITS,
+    TICK_SHIFT,
+    attempts,
+    message_id,
+    message_ids,
+    timestamp_ns,
+)
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue.ids import EPOCH_TICK, NODE_ID_BITS, SEQUENCE_BITS, TICK_SHIFT
 
 log = logging.getLogger(__name__)
 

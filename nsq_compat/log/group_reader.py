@@ -55,6 +55,8 @@ _SMALL_READ: Final = 1 << 12
 _INDEXED_GROUPS: Final = 512
 """Groups that one step of building an index passes, about a millisecond of work."""
 _INDEXED_BYTES: Final = 1 << 22
+_SEARCHED_BYTES: Final = 1 << 22
+"""Bytes of damage that one step searches for the next group, some 3 milliseconds of work."""
 _MESSAGE_ID: Final = MESSAGE_HEADER.slices["id"]
 
 
@@ -67,6 +69,8 @@ class GroupReader:
 
     `seq` is the number of the first message from `offset` on, -1 if unknown. `counts_all`: also report damage that cost
     no numbered message; otherwise a lost deferred message is reported when it is searched for by its id.
+
+    With `in_steps`, `read` raises ``BlockingIOError`` after a part of a long search past damage. The next call goes on.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class GroupReader:
         offset: int = FIRST_GROUP,
         seq: int = -1,
         counts_all: bool = True,
+        in_steps: bool = False,
     ) -> None:
         self.offset = offset
         self.next_seq = 0
@@ -83,6 +88,7 @@ class GroupReader:
         self.suspect: int | None = None
         self._seq = seq
         self._counts_all = counts_all
+        self._in_steps = in_steps
         self._segment = segment
         self._damage = damage
 
@@ -219,8 +225,13 @@ class GroupReader:
 
         Returns the header, and whether it is from the trailer.
         """
-        end = self._segment.end
+        end, search = self._segment.end, (position, lowest)
+        position = self._segment.searches.pop(search, position)
+        stop = position + _SEARCHED_BYTES if self._in_steps else end
         while end - position >= HEADER_SIZE:
+            if position >= stop:
+                self._segment.searches[search] = position
+                raise unfinished(self._segment)
             block = self._segment.pread(BLOCK_SIZE, position)[: end - position]
             at = block.find(MAGIC_PREFIX)
             while 0 <= at <= len(block) - HEADER_SIZE:
@@ -275,7 +286,10 @@ def extend_index(segment: Segment, damage: Damage) -> bool:
     while partial.offset < segment.end:
         if left <= 0 or partial.offset >= stop:
             return False
-        left -= _index_block(segment, damage, partial, left)
+        try:
+            left -= _index_block(segment, damage, partial, left)
+        except BlockingIOError:
+            return False
     segment.index, segment.partial_index = partial, None
     return True
 
@@ -327,7 +341,7 @@ def _step_over(segment: Segment, damage: Damage, index: Index) -> None:
     Sound frames of the damaged group get an index entry with its offset, at which they can be read again.
     """
     offset = index.offset
-    reader = GroupReader(segment, damage, offset, counts_all=False)
+    reader = GroupReader(segment, damage, offset, counts_all=False, in_steps=True)
     for group in reader._find_next():
         if group.kind in MESSAGE_KINDS:
             if offset >= index.next_offset:

@@ -154,7 +154,7 @@ class LogCursor:
 
     def _enter(self, segment: Segment, offset: int, seq: int) -> None:
         self.segment = segment
-        self._reader = GroupReader(segment, self._log.damage, offset, seq, self._counts_all)
+        self._reader = GroupReader(segment, self._log.damage, offset, seq, self._counts_all, self._log.in_steps)
 
 
 def _last_groups(segment: Segment, count: int, damage: Damage) -> list[Group]:
@@ -433,7 +433,7 @@ class ReadableLog:
         wanted = sorted({each for each in ids if each not in found})
         if not wanted:
             return found
-        found |= self.kept.fetch(wanted)
+        found |= self.kept.fetch(wanted, self.in_steps)
         if missing := [each for each in wanted if each not in found]:
             parts = [*split_by_segment(self.segments, missing, self.damage)]
             self._index(segment for segment, some in parts if some)  # first, or each step would read the messages again

@@ -10,13 +10,14 @@ from typing import Final, NamedTuple
 
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.descriptors import Descriptors
-from nsq_compat.log.group_reader import GroupReader
-from nsq_compat.log.segment import FIRST_GROUP, Segment, encode_group
+from nsq_compat.log.group_reader import GroupReader, unfinished
+from nsq_compat.log.segment import Segment, encode_group
 from nsq_compat.protocol.message import message_id, message_ids
 from nsq_compat.protocol.storage_schema import MESSAGES
 
 _GROUP_SIZE: Final = 1 << 16
 """Approximate bytes of frames in a group, which is read as a whole even for one message."""
+_READ_AT_ONCE: Final = 1 << 22
 
 
 class IdRange(NamedTuple):
@@ -33,11 +34,40 @@ class RetainedFile(Segment):
 
     is_damaged = False
     _ranges: list[IdRange] | None = None
+    _reader: GroupReader | None = None
 
-    def ranges(self) -> list[IdRange]:
-        """The groups of the file, which is read at the first call. Raises ``OSError``."""
+    def read_some(self) -> bool:
+        """Read a few megabytes of the file for `ranges`; returns whether all of it is read. Raises ``OSError``."""
         if self._ranges is None:
-            self._ranges = [] if self.index else list(_read_ranges(self))
+            self._ranges = []
+            self._reader = None if self.index else GroupReader(self, Damage(quiet=True), in_steps=True)
+        reader = self._reader
+        if reader is None:
+            return True
+        offset = reader.offset
+        stop = offset + _READ_AT_ONCE
+        try:
+            # 1 is smaller than any group, so that each is read by itself and its offset is known.
+            while groups := reader.read(1):
+                ids = [each for group in groups for each in message_ids(group.frames)]
+                self._ranges.append(IdRange(ids[0], ids[-1], offset, len(ids)))
+                offset = reader.offset
+                if offset >= stop:
+                    return False
+        except BlockingIOError:
+            return False
+        self._reader = None
+        return True
+
+    def ranges(self, in_steps: bool = False) -> list[IdRange]:
+        """The groups of the file, which is read at the first call. Raises ``OSError``.
+
+        With `in_steps` one call does a step of that, and raises ``BlockingIOError`` if more steps are needed.
+        """
+        while not self.read_some():
+            if in_steps:
+                raise unfinished(self)
+        assert self._ranges is not None, "it was read"
         return self._ranges
 
 
@@ -77,12 +107,18 @@ class Retained:
             active.append(encode_group(MESSAGES, 0, 0, group, offset), self._segment_size)
             active.ranges().append(IdRange(message_id(group[0]), message_id(group[-1]), offset, len(group)))
 
-    def fetch(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """The frames of the retained messages among these (sorted) ids, by id."""
+    def read_ranges(self, pause: Callable[[], None]) -> None:
+        """Read all files that were not read yet, and call `pause` after every few megabytes."""
+        for file in [*self.files]:
+            while not file.read_some():
+                pause()
+
+    def fetch(self, ids: Sequence[bytes], in_steps: bool = False) -> dict[bytes, bytes]:
+        """The frames of the retained messages among these (sorted) ids, by id. `in_steps`: as `RetainedFile.ranges`."""
         found: dict[bytes, bytes] = {}
         wanted = set(ids)
         for file in self.files:
-            for group in file.ranges():
+            for group in file.ranges(in_steps):
                 if _count_in(ids, group):
                     for frame in _read_group(file, group, Damage(quiet=True)):
                         if (found_id := message_id(frame)) in wanted:
@@ -169,13 +205,3 @@ def cut_by_size(frames: Iterable[bytes], max_bytes: int) -> Iterator[list[bytes]
         size += len(frame)
     if group:
         yield group
-
-
-def _read_ranges(segment: Segment) -> Iterator[IdRange]:
-    reader = GroupReader(segment, Damage(quiet=True), FIRST_GROUP)
-    offset = reader.offset
-    # 1 is smaller than any group, so that each is read by itself and its offset is known.
-    while groups := reader.read(1):
-        ids = [each for group in groups for each in message_ids(group.frames)]
-        yield IdRange(ids[0], ids[-1], offset, len(ids))
-        offset = reader.offset

@@ -288,6 +288,7 @@ class Segment:
         self.end = end
         self.index: Index | None = None  # of an earlier run's segment: built when it is needed
         self.partial_index: Index | None = None
+        self.searches: dict[tuple[int, int], int] = {}  # the offsets that unfinished searches in damage have reached
         self.first_id: bytes | None = None  # cached by `first_id_of`
         self.abandoned = False
         self.poisoned = False

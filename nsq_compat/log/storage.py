@@ -30,6 +30,8 @@ T = TypeVar("T")
 _RESERVE: Final = "reserve"
 _RESERVE_SIZE: Final = 1 << 20
 """Bytes, enough for the checkpoint of a topic with about 30,000 unfinished messages."""
+_SPILL_AHEAD: Final = 8
+"""At level ``memory``, spilling begins when there are so many times more messages to spill than room for deferred ones."""
 _PROBE: Final = "probe"
 _PROBE_SIZE: Final = 128 * 1024  # more than a log reserves for its next writes
 
@@ -235,14 +237,17 @@ class TopicStore:
                 return self.log.hold(frames, first_seq)
         return True
 
-    def append_deferred(
-        self, frames: Sequence[bytes], seq: int, due_ns: int, *, fit_in_memory: bool
-    ) -> Sequence[bytes]:
+    def append_deferred(self, frames: Sequence[bytes], seq: int, due_ns: int, room: int) -> Sequence[bytes]:
         """Write deferred messages; returns their locations, or nothing if the caller has to keep them in memory.
 
-        `fit_in_memory` says that it can. `seq` is the number of the next immediate message. Raises ``OSError``.
+        `room` is the number of messages that it could keep in addition to these, negative if it cannot keep these.
+        `seq` is the number of the next immediate message. Raises ``OSError``.
         """
-        if fit_in_memory and not self.writes_at_once:
+        tail = self.log.tail
+        if room >= 0 and tail is not None:
+            if room * _SPILL_AHEAD < tail.count:  # otherwise the first one without room would have to write all of it
+                with suppress(OSError):  # `failed` has noted it
+                    self.spill_some()
             return ()
         while not self.spill_some():  # first, because ids grow with the log
             pass

@@ -242,9 +242,10 @@ class TopicLog(ReadableLog):
         if not self._is_worth_it(candidates):
             return
         alive = sorted_ids(unfinished(), pause)
-        if self._closed:
-            return
         try:
+            self.kept.read_ranges(pause)
+            if self._closed:
+                return
             # Decided without a pause, so no message that is written later is in these files.
             parts = list(split_by_segment(self.segments, alive, self.damage, candidates))
             steps = [(partial(self._copy, segment, some, pause), segment.release) for segment, some in parts]

@@ -7,7 +7,7 @@ Layouts:
 
 From nsqd:
 
-    message          message frames, read and built           frames       other frames; the client's frame reader
+    message          message ids and frames                   frames       other frames; the client's frame reader
 
 From clients:
 

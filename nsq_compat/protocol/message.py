@@ -1,7 +1,12 @@
-"""Message frames. A message is its wire frame: immutable bytes, shared by all channels until the message is finished.
+"""Message frames and ids. A message is its frame: immutable bytes, shared by all channels until it is finished.
 
 A queued frame has the attempt number of its *next* delivery, so that a delivery copies nothing. Only a redelivery makes
 a new frame.
+
+An id is a 64-bit number, written as 16 hex digits: ticks of 2**20 ns since an epoch of its own, 10 bits of node id, 12
+bits of sequence. The ids of one factory only grow. nsqd sleeps when a tick's 4096 numbers are used up or the clock goes
+back. Here the next id is the greater of "one more than the last" and "now", so publishes never wait: ids run ahead of
+the clock until it catches up. A clock beyond the year 2085, for which an id has no bits, is ignored.
 """
 
 import struct
@@ -134,3 +139,138 @@ def next_attempts(frames: Sequence[bytes]) -> list[bytes]:
     """The frames for redelivering messages."""
     # nsqd: the attempt number has 16 bits and wraps around.
     return [with_attempts(frame, (attempts(frame) + 1) & _MAX_ATTEMPTS) for frame in frames]
+
+
+TICK_SHIFT: Final = 20
+EPOCH_TICK: Final = 1288834974288
+NODE_ID_BITS: Final = 10
+SEQUENCE_BITS: Final = 12
+_SEQUENCE_SIZE: Final = 1 << SEQUENCE_BITS
+_MAX_CLOCK: Final = 1 << (41 + SEQUENCE_BITS)  # half of the range; the other half is for ids that run ahead
+_THREE_DIGITS: Final = [b"%03x" % number for number in range(_SEQUENCE_SIZE)]
+"""The last digits of an id, by sequence. The 13 digits for tick and node before them end in the same way."""
+_ERA_SHIFT: Final = 14
+"""The rest of a tick is an id's first 7 digits, which change every 17 s."""
+
+
+class MessageIds:
+    """The ids of one topic; `node_id` is in [0, 1024)."""
+
+    def __init__(self, node_id: int) -> None:
+        self._node = node_id << SEQUENCE_BITS
+        self._next = 0  # tick and sequence as one number, the node id left out
+        self._tick = -1  # of `_start`
+        self._start = b""
+        self._era = -1  # of `_era_digits`
+        self._era_digits = b""
+
+    def take_one(self, now_ns: int) -> bytes:
+        """Take the next id, 16 ASCII hex digits."""
+        # Hot: runs for every synchronous PUB. Code shared with `take_runs` is written out, because calls cost most.
+        number = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
+        if not self._next < number < _MAX_CLOCK:
+            number = self._next
+        self._next = number + 1
+        start = self._start if number >> SEQUENCE_BITS == self._tick else self._start_of(number)
+        return start + _THREE_DIGITS[number & (_SEQUENCE_SIZE - 1)]
+
+    def take_runs(self, count: int, now_ns: int) -> list[tuple[bytes, list[bytes]]]:
+        """Take the next `count` ids, in runs: the first digits of all ids of a tick, and the last digits of each."""
+        # Hot: runs for every publish. Frames are joined from pieces, so two pieces of an id do as well.
+        clock = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
+        first = clock if self._next < clock < _MAX_CLOCK else self._next
+        self._next = first + count
+        return self.runs_from(first, count)
+
+    def runs_from(self, first: int, count: int) -> list[tuple[bytes, list[bytes]]]:
+        """Like ``take_runs``, for the numbers from `first` on. They are taken already, or will be with ``skip_to``."""
+        end = first + count
+        runs: list[tuple[bytes, list[bytes]]] = []
+        while first < end:
+            sequence = first & (_SEQUENCE_SIZE - 1)
+            tick_end = min(end, first - sequence + _SEQUENCE_SIZE)
+            runs.append((self._start_of(first), _THREE_DIGITS[sequence : sequence + tick_end - first]))
+            first = tick_end
+        return runs
+
+    def ahead(self, until_ns: int, room: int) -> int:
+        """Return a number that ids taken until that time do not reach, nor the next `room` ids."""
+        clock = ((until_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
+        return max(self._next + room, clock if clock < _MAX_CLOCK else 0)
+
+    def has_reached(self, number: int) -> bool:
+        """Whether that number, or a later one, was taken."""
+        return self._next > number
+
+    def skip_to(self, number: int) -> None:
+        """Take only numbers from this one on."""
+        self._next = number
+
+    def _start_of(self, number: int) -> bytes:
+        # Formatting digits is the largest cost. They are the same for all ids of a tick, and mostly for the next tick.
+        tick = number >> SEQUENCE_BITS
+        if tick != self._tick:
+            self._tick = tick
+            era = tick >> _ERA_SHIFT
+            if era != self._era:
+                self._era, self._era_digits = era, b"%07x" % era
+            ends = (tick & 3) << NODE_ID_BITS | self._node >> SEQUENCE_BITS
+            self._start = self._era_digits + _THREE_DIGITS[(tick >> 2) & 0xFFF] + _THREE_DIGITS[ends]
+        return self._start
+
+    @property
+    def last(self) -> bytes:
+        """The greatest id taken, or one below all ids."""
+        return b"%016x" % (self._id(self._next - 1) if self._next else 0)
+
+    def start_after(self, last: bytes) -> None:
+        """Take only greater ids than this one, whatever the clock says."""
+        number = int(last, 16)
+        tick, sequence = number >> (NODE_ID_BITS + SEQUENCE_BITS), number & (_SEQUENCE_SIZE - 1)
+        following = (tick << SEQUENCE_BITS | sequence) + 1
+        if self._id(following) <= number:  # of a higher node id, which this daemon may have had before
+            following = (tick + 1) << SEQUENCE_BITS
+        self._next = max(self._next, following)
+
+    def _id(self, number: int) -> int:
+        tick, sequence = number >> SEQUENCE_BITS, number & (_SEQUENCE_SIZE - 1)
+        return tick << (NODE_ID_BITS + SEQUENCE_BITS) | self._node | sequence
+
+
+class FrameFactory:
+    """Creates the frames of one topic, with its `ids`."""
+
+    def __init__(self, node_id: int) -> None:
+        self.ids = MessageIds(node_id)
+
+    def make(self, bodies: Sequence[bytes], now_ns: int) -> tuple[tuple[bytes, ...], bytes, int]:
+        """Return a frame for each body, the frames joined (b"" if that costs extra), and the size of the bodies."""
+        # Hot: runs for every publish.
+        if len(bodies) == 1:
+            body = bodies[0]
+            return (make_frame(self.ids.take_one(now_ns), now_ns, body),), b"", len(body)
+        runs = self.ids.take_runs(len(bodies), now_ns)
+        if type(bodies) is UniformBodies:
+            joined, done = b"", 0
+            for start, ends in runs:
+                run = bodies if len(ends) == len(bodies) else UniformBodies(bodies[done : done + len(ends)])
+                joined += join_uniform(ends, now_ns, run, start)
+                done += len(ends)
+            return cut_uniform(joined, len(joined) // done, 0, done), joined, done * len(bodies[0])
+        lengths = list(map(len, bodies))
+        if len(runs) == 1:
+            ((start, ends),) = runs
+            return make_frames(ends, now_ns, bodies, start, lengths), b"", sum(lengths)
+        return _in_runs(runs, bodies, now_ns), b"", sum(lengths)
+
+    def make_from(self, bodies: Sequence[bytes], now_ns: int, first: int) -> tuple[bytes, ...]:
+        """Return frames with the ids from number `first` on, which is from ``MessageIds.ahead``."""
+        return _in_runs(self.ids.runs_from(first, len(bodies)), bodies, now_ns)
+
+
+def _in_runs(runs: Sequence[tuple[bytes, list[bytes]]], bodies: Sequence[bytes], now_ns: int) -> tuple[bytes, ...]:
+    """Return frames of bodies that need more ids than one tick has left."""
+    frames: list[bytes] = []
+    for start, ends in runs:
+        frames += make_frames(ends, now_ns, bodies[len(frames) : len(frames) + len(ends)], start)
+    return tuple(frames)

@@ -67,9 +67,10 @@ class Deferred:
     def __len__(self) -> int:
         return len(self._keys) + len(self._unlocated)
 
-    def fit_in_memory(self, count: int) -> bool:
-        """Whether the frames of `count` more messages stay in memory."""
-        return self._fetch is None or len(self._frames) + count <= self._memory
+    @property
+    def room(self) -> int:
+        """The number of further messages whose frames stay in memory."""
+        return 1 << 62 if self._fetch is None else self._memory - len(self._frames)
 
     def add_new(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> int:
         """Defer published messages. Without a log, those that memory has no room for are dropped; returns how many."""
@@ -79,7 +80,7 @@ class Deferred:
 
     def add(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> None:
         """Defer messages until `due`. `locations` are given if they have just been logged."""
-        if self.fit_in_memory(len(frames)):
+        if len(frames) <= self.room:
             self._frames.update(zip(map(id_of, frames), frames, strict=True))
         elif not locations:  # returned messages, which the log may have released before
             for frame in frames:

@@ -19,6 +19,7 @@ from nsq_compat.log.checkpoint import ChannelState, TopicState
 from nsq_compat.log.control_log import ControlLog
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import LogEnd
+from nsq_compat.protocol.message import FrameFactory
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.protocol.storage_schema import (
     CHANNEL_CREATED,
@@ -33,7 +34,6 @@ from nsq_compat.protocol.storage_schema import (
 from nsq_compat.queue.backlog import Backlog, Cursor
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.deferred import Deferred, SharedReads
-from nsq_compat.queue.ids import FrameFactory
 from nsq_compat.queue.limits import REFUSES_ALL, Admission, Exiting, QueueLimits
 from nsq_compat.queue.recent_messages import MAX_MESSAGES, Published, RecentMessages
 from nsq_compat.queue.schedule import Schedule
@@ -185,8 +185,8 @@ class Topic:
         locations: Sequence[bytes] = ()
         if self.store is not None:
             backlogs = [self.backlog] if self.is_holding else [channel.backlog for channel in self.channels.values()]
-            fit_in_memory = all(backlog.deferred.fit_in_memory(len(frames)) for backlog in backlogs)
-            locations = self.store.append_deferred(frames, self.seq, due_ns, fit_in_memory=fit_in_memory)
+            room = min([backlog.deferred.room for backlog in backlogs], default=1 << 62)
+            locations = self.store.append_deferred(frames, self.seq, due_ns, room - len(frames))
         if self.is_holding:
             self._drop(self.backlog.deferred.add_new(frames, due, locations))
         else:

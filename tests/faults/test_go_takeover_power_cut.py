@@ -12,7 +12,7 @@ from nsq_compat.godata.takeover import take_over
 from nsq_compat.log.data_path import our_folder, topic_folder
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol import message
-from nsq_compat.queue.ids import MessageIds
+from nsq_compat.protocol.message import MessageIds
 from tests.faults.disk import Crash, DyingDisk
 
 NOW_NS = 1_700_000_000_000_000_000

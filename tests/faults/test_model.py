@@ -39,6 +39,7 @@ from nsq_compat.log.segment import Segment
 from nsq_compat.log.storage import Durability, Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
+from nsq_compat.protocol.message import MessageIds
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.protocol.storage_schema import DEFERRED, TOPIC_AWAITS_CHANNELS
 from nsq_compat.queue import deferred
@@ -46,7 +47,6 @@ from nsq_compat.queue.backlog import Cursor
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.deferred import Deferred
-from nsq_compat.queue.ids import MessageIds
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.stats import ClientStats

@@ -17,7 +17,7 @@ from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol import message
-from nsq_compat.queue.ids import MessageIds
+from nsq_compat.protocol.message import MessageIds
 from tests.faults.disk import Crash, DyingFiles
 
 NOW_NS = 1_700_000_000_000_000_000

@@ -2,6 +2,7 @@ from typing import cast
 
 import pytest
 
+from nsq_compat.log import retained
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files
 from nsq_compat.log.retained import Retained
@@ -127,3 +128,24 @@ def test_large_messages_are_retained(keeper):
     keeper.kept.add(frames_of(1, 2, 3, size=300_000))
     keeper.start()
     assert keeper.numbers(1, 2, 3) == [1, 2, 3]
+
+
+def test_files_of_an_earlier_run_are_read_in_steps(keeper, monkeypatch):
+    monkeypatch.setattr(retained, "_READ_AT_ONCE", 1000)
+    for number in range(40):
+        keeper.kept.add(frames_of(number, size=200))
+    keeper.start()
+    steps = 0
+    while True:
+        try:
+            found = keeper.kept.fetch(ids_of(3, 39), in_steps=True)
+            break
+        except BlockingIOError:
+            steps += 1
+    assert sorted(found) == ids_of(3, 39)
+    assert steps > 5
+    keeper.start()
+    pauses = []
+    keeper.kept.read_ranges(lambda: pauses.append(1))
+    assert len(pauses) == steps
+    assert sorted(keeper.kept.fetch(ids_of(3, 39), in_steps=True)) == ids_of(3, 39)

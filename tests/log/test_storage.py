@@ -84,6 +84,22 @@ def test_at_level_memory_the_oldest_messages_are_spilled(data_path):
     assert data_path.restart(daemon).consumer().takes_all() == [b"a", b"b"]
 
 
+def test_at_level_memory_no_deferred_message_waits_until_all_others_are_spilled(data_path):
+    daemon = data_path.start(Durability.MEMORY, mem_queue_size=2000)
+    daemon.channel()
+    for _ in range(2000):
+        daemon.publishes(bytes(200))
+    log = daemon.topic().store.log
+    written = []
+    for _ in range(2001):
+        before = log.disk_bytes
+        daemon.publishes(b"deferred", defer=70.0)
+        written.append(log.disk_bytes - before)
+    assert sum(written) > 400_000, "they were spilled"
+    assert max(written) < 40_000
+    assert written.index(max(written)) > 1700, "not before there is little room left"
+
+
 def test_at_level_memory_messages_of_a_quiet_topic_are_dropped_with_the_next_checkpoint(data_path):
     daemon, consumer = with_consumer(data_path.start(Durability.MEMORY, mem_queue_size=100))
     daemon.publishes(b"a")

@@ -2,7 +2,7 @@ import errno
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from random import Random
 from typing import cast
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nsq_compat.log import group_reader
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files, OsFiles
 from nsq_compat.log.reading import sorted_ids
@@ -308,6 +309,45 @@ def test_a_reader_in_steps_finds_every_message(large_writer):
         found.update((group.first_seq + at, frame) for group in groups for at, frame in enumerate(group.frames))
         assert steps > 0, "a block of deferred messages is between any two others"
     assert found == expected
+
+
+def test_a_long_search_past_damage_is_made_in_steps(large_writer, monkeypatch):
+    """The reader, and the fetches that need the index, take turns; each goes on where it stopped."""
+    log = large_writer.open()
+    path = f"{FOLDER}/{large_writer.paths()[0]}"
+    content = bytearray(large_writer.files.content(path))
+    begin, end = len(content) // 4, len(content) // 2
+    content[begin:end] = bytes(end - begin)
+    large_writer.files.put(path, bytes(content))
+    undisturbed = large_writer.open()
+    expected = {group.first_seq: group.frames for group in undisturbed.recovered() if group.kind == MESSAGES}
+    lost = undisturbed.damaged_records
+    assert lost > 100
+    monkeypatch.setattr(group_reader, "_SEARCHED_BYTES", (end - begin) // 8)
+    monkeypatch.setattr(group_reader, "BLOCK_SIZE", 512)
+    log = large_writer.open()
+    log.in_steps = True
+    reader, steps, indexed = log.reader(0), 0, False
+    found: dict[int, Sequence[bytes]] = {}
+    while True:
+        try:
+            if not indexed:
+                log.fetch([b"%016x" % 1500])
+                indexed = True
+        except BlockingIOError:
+            steps += 1
+        try:
+            if not (groups := reader.read()):
+                break
+            found |= {group.first_seq: group.frames for group in groups}
+        except BlockingIOError:
+            steps += 1
+    assert indexed
+    assert steps > 14, "each of the two searches takes at least seven steps"
+    assert [frame for seq in sorted(found) for frame in found[seq]] == [
+        frame for seq in sorted(expected) for frame in expected[seq]
+    ]
+    assert not log.segments[0].searches
 
 
 # --- Release ----------------------------------------------------------------------------------------------------------

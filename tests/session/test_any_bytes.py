@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.queue.ids import MessageIds
+from nsq_compat.protocol.message import MessageIds
 from tests.cuts import cut
 
 SMALL = {"max_msg_size": 50, "max_body_size": 200, "max_rdy_count": 20}

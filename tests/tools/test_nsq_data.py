@@ -21,7 +21,7 @@ from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, load_metadata, save_metadata
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
-from nsq_compat.queue.ids import MessageIds
+from nsq_compat.protocol.message import MessageIds
 from nsq_compat.tools.nsq_data import Findings, TopicFindings, _ReadOnly, as_text, check
 from nsq_compat.tools.nsq_data import run as run_words
 
