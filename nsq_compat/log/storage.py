@@ -31,7 +31,7 @@ _RESERVE: Final = "reserve"
 _RESERVE_SIZE: Final = 1 << 20
 """Bytes, enough for the checkpoint of a topic with about 30,000 unfinished messages."""
 _SPILL_AHEAD: Final = 8
-"""At level ``memory``, spilling begins when there are so many times more messages to spill than room for deferred ones."""
+"""At level ``memory``, spilling begins when so many times more messages are to be spilled than deferred ones fit in."""
 _PROBE: Final = "probe"
 _PROBE_SIZE: Final = 128 * 1024  # more than a log reserves for its next writes
 

@@ -150,16 +150,18 @@ def test_every_program_has_a_test():
 _STOPPED_AT_ONCE = """
 import importlib, os, signal, sys
 
-program = sys.argv.pop(1)
-daemon = importlib.import_module(f"nsq_compat.{program}.daemon")
+package = f"nsq_compat.{sys.argv.pop(1)}"
+main = importlib.import_module(f"{package}.main")
+# nsqadmin imports its daemon only when its dependencies are there.
+owner = main if hasattr(main, "Daemon") else importlib.import_module(f"{package}.daemon")
 
-class Watched(daemon.Daemon):
+class Watched(owner.Daemon):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         os.kill(os.getpid(), signal.SIGTERM)
 
-daemon.Daemon = Watched
-importlib.import_module(f"nsq_compat.{program}.main").main()
+owner.Daemon = Watched
+main.main()
 """
 
 
