@@ -7,8 +7,7 @@
     client_roles    the client as a producer, and as a consumer of a channel
     lookupd_session an nsqd, as a client of nsqlookupd (V1)
     lookup_peer     nsqlookupd, as nsqd talks to it
-    http_session    an HTTP client of a daemon: requests from bytes, responses to bytes, the conversation
-    ack_session     an HTTP client whose acknowledgements are awaited
+    http_session    an HTTP client: requests from bytes, responses to bytes, the conversation with a daemon or a tool
     http_message    HTTP requests, responses and limits as values
     client_session  the other side: a client talking to nsqd
 

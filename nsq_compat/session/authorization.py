@@ -15,9 +15,6 @@ from nsq_compat.protocol.commands import CommandSpec
 from nsq_compat.protocol.errors import E_AUTH_FAILED, E_AUTH_FIRST, E_INVALID, E_UNAUTHORIZED, FatalClientError, quote
 from nsq_compat.protocol.go_json import INT64, STRING, JsonError, dumps, list_of, loads_object, object_of
 
-_SUBSCRIBE: Final = "subscribe"
-_PUBLISH: Final = "publish"
-_CACHED_PATTERNS: Final = 4096
 # nsqd: accepts answers of any size (auth-size).
 MAX_ANSWER_BYTES: Final = 256 * 1024
 """Bytes of JSON. While it is parsed no other thread runs."""
@@ -68,7 +65,7 @@ class Authorization:
     def allows(self, topic: str, channel: str) -> bool:
         """Whether this is permitted. `channel` is "" for publishing; a channel pattern must match that too (nsqd)."""
         return (
-            (_SUBSCRIBE if channel else _PUBLISH) in self.permissions
+            ("subscribe" if channel else "publish") in self.permissions
             and self.topic.search(topic) is not None
             and any(pattern.search(channel) is not None for pattern in self.channels)
         )
@@ -87,6 +84,8 @@ class Grants:
     def allow(self, topic: str, channel: str) -> bool:
         return any(authorization.allows(topic, channel) for authorization in self.authorizations)
 
+
+NO_GRANTS: Final = Grants("", "", (), 0.0, 0.0)
 
 Authorize = Callable[[Credentials], Grants]
 """Asks an auth server. Raises ``AuthFailed``."""
@@ -114,8 +113,13 @@ def read_answer(body: bytes, now: float) -> Grants:
     authorizations: list[Authorization] = []
     size = 0
     for each in answer["authorizations"]:
-        authorizations.append(_read_authorization(each))
-        size += sum(pattern.programsize for pattern in (authorizations[-1].topic, *authorizations[-1].channels))
+        for permission in each["permissions"]:
+            if permission not in ("subscribe", "publish"):
+                raise AuthFailed(f"unknown permission {permission}")
+        topic = _compiled("topic", each["topic"])
+        channels = tuple(_compiled("channel", pattern) for pattern in each["channels"])
+        authorizations.append(Authorization(topic, channels, frozenset(each["permissions"])))
+        size += sum(pattern.programsize for pattern in (topic, *channels))
         if size > MAX_PROGRAM_SIZE:
             raise AuthFailed(f"patterns of more than {MAX_PROGRAM_SIZE} instructions together")
     ttl = answer["ttl"]
@@ -124,18 +128,7 @@ def read_answer(body: bytes, now: float) -> Grants:
     return Grants(answer["identity"], answer["identity_url"], tuple(authorizations), now, now + ttl)
 
 
-def _read_authorization(answer: dict[str, Any]) -> Authorization:
-    for permission in answer["permissions"]:
-        if permission not in (_SUBSCRIBE, _PUBLISH):
-            raise AuthFailed(f"unknown permission {permission}")
-    return Authorization(
-        _compiled("topic", answer["topic"]),
-        tuple(_compiled("channel", pattern) for pattern in answer["channels"]),
-        frozenset(answer["permissions"]),
-    )
-
-
-@lru_cache(_CACHED_PATTERNS)  # many clients have the same permissions
+@lru_cache(4096)  # many clients have the same permissions
 def _compiled(noun: str, pattern: str) -> Any:
     if len(pattern.encode("utf-8", "surrogatepass")) > MAX_PATTERN_BYTES:
         raise AuthFailed(f"a pattern for a {noun} of more than {MAX_PATTERN_BYTES} bytes")
@@ -153,19 +146,14 @@ class Access:
     """The permissions of one client. `ask` is given its secret and raises ``AuthFailed``."""
 
     def __init__(self, ask: Callable[[bytes], Grants]) -> None:
-        self.grants: Grants | None = None
+        self.grants = NO_GRANTS
         self._ask = ask
         self._secret = b""
         self._decisions: dict[tuple[bytes, bytes], bool] = {}
 
-    @property
-    def authed(self) -> bool:
-        """Whether there are authorizations, whatever they permit."""
-        return self.grants is not None and bool(self.grants.authorizations)
-
     def authenticate(self, secret: bytes) -> bytes:
         """Execute AUTH and return the JSON of its response. Raises ``FatalClientError``."""
-        if self.authed:
+        if self.grants.authorizations:
             raise FatalClientError(E_INVALID, "AUTH already set")
         self._secret = secret
         grants = self._renew()
@@ -181,7 +169,7 @@ class Access:
     def require(self, spec: CommandSpec, topic: bytes, channel: bytes, now: float) -> None:
         """Raise ``FatalClientError`` unless the client may do this. `channel` is empty for publishing."""
         grants = self.grants
-        if grants is None or not grants.authorizations:
+        if not grants.authorizations:
             raise FatalClientError(E_AUTH_FIRST, f"AUTH required before {spec.name}")
         if grants.expires_at < now:
             grants = self._renew()

@@ -85,7 +85,14 @@ class Publisher:
         # Hot: runs for every synchronous PUB.
         bodies = command.bodies
         try:
-            topic = self._topic_of(command.spec, command.tokens[1])
+            name = command.tokens[1]
+            if self._require is not None:
+                self._require(command.spec, name)
+            # The line is mostly the same as the one before, and the very same object.
+            topic = self._last_topic
+            if topic is None or name is not self._last_name or topic.exiting:
+                topic = self._broker.topic(name.decode("ascii"))
+                self._last_name, self._last_topic = name, topic
             if is_alone:
                 if self._publish_batch is not None and self._publish_batch.post(topic, bodies, self, now, now_ns):
                     self._command = command
@@ -147,16 +154,6 @@ class Publisher:
 
     def _done(self) -> None:
         self._command, self._large, self.state = None, None, DONE
-
-    def _topic_of(self, spec: CommandSpec, name: bytes) -> Topic:
-        # Hot: runs for every synchronous PUB. Its line is mostly the same as the one before, and the very same object.
-        if self._require is not None:
-            self._require(spec, name)
-        topic = self._last_topic
-        if topic is None or name is not self._last_name or topic.exiting:
-            topic = self._broker.topic(name.decode("ascii"))
-            self._last_name, self._last_topic = name, topic
-        return topic
 
     def _confirm(self, command: Publish, count: int) -> None:
         name, counts = command.tokens[1], self.counts

@@ -155,7 +155,7 @@ class ClientSession:
     def tls_established(self) -> None:
         """Called after the TLS handshake. Everything from now on is sent and received with TLS."""
         self.tls_wanted = False
-        self._on_response = self._on_tls_response
+        self._on_response = self._on_upgraded
 
     # --- Receiving ----------------------------------------------------------------------------------------------------
 
@@ -253,9 +253,13 @@ class ClientSession:
         else:
             self._compress(events)
 
-    def _on_tls_response(self, data: bytes, events: list[Event]) -> None:
-        _expect_ok(data)
-        self._compress(events)
+    def _on_upgraded(self, data: bytes, events: list[Event]) -> None:
+        if data != b"OK":
+            raise ProtocolError(f"expected OK after an upgrade, not {data[:80]!r}")
+        if self._codec is None:  # it was TLS
+            self._compress(events)
+        else:
+            self._authenticate(events)
 
     def _compress(self, events: list[Event]) -> None:
         request, response = self._request, self.response
@@ -266,11 +270,7 @@ class ClientSession:
         else:
             self._authenticate(events)
             return
-        self._on_response = self._on_compression_response
-
-    def _on_compression_response(self, data: bytes, events: list[Event]) -> None:
-        _expect_ok(data)
-        self._authenticate(events)
+        self._on_response = self._on_upgraded
 
     def _authenticate(self, events: list[Event]) -> None:
         if self._auth_secret and self.response and self.response.auth_required:
@@ -285,11 +285,6 @@ class ClientSession:
         self._out += self._queued
         self._queued.clear()
         events.append(Opened(self.response, auth))
-
-
-def _expect_ok(data: bytes) -> None:
-    if data != b"OK":
-        raise ProtocolError(f"expected OK after an upgrade, not {data[:80]!r}")
 
 
 def _error_of(data: bytes) -> NsqError:

@@ -58,6 +58,8 @@ class Conversation:
         """When to call `data_to_send`, which changes it, even if nothing happens; monotonic seconds."""
         self.upgrade: Upgrade | None = None
         """The next codec to push; until it is in place nothing is sent or received."""
+        self._replies: list[bytes] = []
+        """Those that `data_to_send` returns next."""
 
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         """Feed received bytes. `now` is monotonic seconds, `now_ns` nanoseconds since 1970."""
@@ -80,6 +82,7 @@ class Conversation:
 
     def closed(self) -> None:
         """Note that the connection is closed. May be called twice."""
+        self.closing = True
 
     # Properties, because Python looks up attributes faster in an object that has no more than thirty.
 
@@ -106,4 +109,4 @@ class Conversation:
     @property
     def owed_replies(self) -> int:
         """The number of bytes of replies that wait to be sent."""
-        return 0
+        return sum(map(len, self._replies))

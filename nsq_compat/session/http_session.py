@@ -54,6 +54,8 @@ INTERNAL_ERROR: Final = Response(
 _NS_PER_SECOND: Final = 1_000_000_000
 MAX_IMMEDIATE_BODY: Final = 8 * 1024
 """Bytes. Publishing larger bodies may take long, which only `read_on` may."""
+MAX_REQUESTS_AHEAD: Final = 8
+"""Requests that the client of an `AckSession` may send ahead of their answers."""
 MAX_REQUESTS: Final = 128
 """Immediate requests answered in one call of `receive_data` or `read_on`."""
 
@@ -93,9 +95,7 @@ def encode_response(
     """
     length = len(response.body) + sum(map(len, response.rest))
     head = _encode_head(response.status, response.reason, response.headers, length, version, keep_alive)
-    if bodiless:
-        return b"%b%b\r\n\r\n" % (head, date)
-    return b"%b%b\r\n\r\n%b" % (head, date, response.body)
+    return b"%b%b\r\n\r\n%b" % (head, date, b"" if bodiless else response.body)
 
 
 @lru_cache(maxsize=512)
@@ -106,11 +106,8 @@ def _encode_head(
     lines = [f"HTTP/{version} {status} {reason or _REASONS.get(status, '')}"]
     lines += [f"{name}: {value}" for name, value in headers]
     lines.append(f"Content-Length: {length}")
-    if not keep_alive:
-        if version != "1.0":
-            lines.append("Connection: close")
-    elif version == "1.0":
-        lines.append("Connection: keep-alive")
+    if keep_alive == (version == "1.0"):  # not what this version does by itself
+        lines.append("Connection: keep-alive" if keep_alive else "Connection: close")
     lines.append("Date: ")
     if any("\n" in line or "\r" in line for line in lines):
         raise ValueError("a header must not contain a line break")
@@ -160,8 +157,8 @@ class Phase(Enum):
     BODY = auto()
 
 
-class _StopParsing(Exception):
-    """Leaves the parser's callbacks; the refusal is noted before."""
+class _Refused(Exception):
+    """Leaves the parser's callbacks, with the refusal as its argument."""
 
 
 class _Known(NamedTuple):
@@ -191,7 +188,6 @@ class RequestReader:
         self._known: _Known | None = None
         self._patience = _PATIENCE
         self._ready: list[Request | Response] = []
-        self._refusal: Response | None = None
         # Bytes fed since the parser last reported a whole head or a piece of a body; it buffers at most these.
         self._unseen = 0
         self._advanced = False
@@ -205,7 +201,7 @@ class RequestReader:
         self._body: bytes | bytearray = b""
         self._body_limit = 0
         self._too_big = BAD_REQUEST
-        self._expects_continue = False
+        self.expects_continue = False
 
     def receive_data(self, data: bytes) -> list[Request | Response]:
         """The requests that these bytes complete, in order. A response is a refusal, and the last item.
@@ -224,9 +220,9 @@ class RequestReader:
         try:
             self._feed(data)
         except HttpParserCallbackError as error:
-            if self._refusal is None:
+            if not isinstance(error.__context__, _Refused):
                 raise error.__context__ or error from None
-            self._refuse(self._refusal)
+            self._refuse(error.__context__.args[0])
         except HttpParserError:
             # llhttp refuses bytes after the last request of a connection; they are ignored.
             if not self.finished:
@@ -241,10 +237,7 @@ class RequestReader:
     @property
     def owes_continue(self) -> bool:
         """Whether the client waits for ``100 Continue`` before it sends the body."""
-        return self._expects_continue and self.phase is Phase.BODY and not self.body_size
-
-    def continue_sent(self) -> None:
-        self._expects_continue = False
+        return self.expects_continue and self.phase is Phase.BODY and not self.body_size
 
     def close(self) -> None:
         """Break the reference cycle with the parser, so that a closed connection needs no garbage collection."""
@@ -305,7 +298,8 @@ class RequestReader:
                 if self._upgrade_ignored:
                     self._upgrade_ignored = False
                     self._resuming = True
-                    framing = [name + b": " + self._headers[name] for name in _FRAMING if name in self._headers]
+                    names = (b"content-length", b"transfer-encoding")
+                    framing = [name + b": " + self._headers[name] for name in names if name in self._headers]
                     self._parser.feed_data(b"POST / HTTP/1.1\r\n" + b"\r\n".join(framing) + b"\r\n\r\n")
 
     def _refuse(self, refusal: Response) -> None:
@@ -313,10 +307,6 @@ class RequestReader:
         self.finished = True
         self.phase = Phase.IDLE
         self._body = b""
-
-    def _stop(self, refusal: Response) -> _StopParsing:
-        self._refusal = refusal
-        return _StopParsing()
 
     # --- Callbacks of the parser --------------------------------------------------------------------------------------
 
@@ -340,7 +330,7 @@ class RequestReader:
         self._header_count += 1
         self._count_head(len(name) + len(value))
         if self._header_count > self._limits.max_headers:
-            raise self._stop(HEAD_TOO_LARGE)
+            raise _Refused(HEAD_TOO_LARGE)
         if self.phase is Phase.BODY:  # a trailer: counted and dropped
             return
         name = name.lower()
@@ -348,14 +338,14 @@ class RequestReader:
         if name not in headers:
             headers[name] = value
         elif name == b"host":
-            raise self._stop(BAD_REQUEST)
+            raise _Refused(BAD_REQUEST)
         else:
             headers[name] += b", " + value
 
     def _count_head(self, size: int) -> None:
         self._head_size += size
         if self._head_size > self._limits.max_head_bytes:
-            raise self._stop(HEAD_TOO_LARGE)
+            raise _Refused(HEAD_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
         self._advanced = True
@@ -365,7 +355,7 @@ class RequestReader:
         self.phase = Phase.BODY
         self._body = b""
         self.body_size = 0
-        self._expects_continue = False
+        self.expects_continue = False
         method, version = self._parser.get_method().decode("ascii"), self._parser.get_http_version()
         headers = self._headers
         self._check_host(version)
@@ -378,23 +368,24 @@ class RequestReader:
     def _check_host(self, version: str) -> None:
         host = self._headers.get(b"host")
         if version not in ("1.1", "1.0"):
-            raise self._stop(UNKNOWN_VERSION if version != "0.9" else BAD_REQUEST)
+            raise _Refused(UNKNOWN_VERSION if version != "0.9" else BAD_REQUEST)
         if host is None:
             if version == "1.1":
-                raise self._stop(MISSING_HOST)
+                raise _Refused(MISSING_HOST)
         elif host != self._known_host:  # it is the same with every request of a connection
             if not _is_host(host):
-                raise self._stop(MALFORMED_HOST)
+                raise _Refused(MALFORMED_HOST)
             self._known_host = host
 
     def _split_target(self, method: str) -> tuple[str, bytes]:
         path, _, query = self._target.partition(b"?")
         text = path.decode("latin-1")
-        if text[:1] != "/":
-            text = _path_of_unusual_target(text, method)
+        # Not ``/path``: ``http://host/path``; or ``*`` or CONNECT's ``host:port``, which match no route.
+        if text[:1] != "/" and method != "CONNECT" and "://" in text:
+            text = "".join(text.partition("://")[2].partition("/")[1:])
         if "%" in text:
             if _has_bad_escape(text):
-                raise self._stop(BAD_REQUEST)
+                raise _Refused(BAD_REQUEST)
             text = unquote(text, errors="surrogateescape")
         return text, query
 
@@ -402,23 +393,23 @@ class RequestReader:
         headers = self._headers
         encoding = headers.get(b"transfer-encoding")
         if encoding is not None and encoding.lower() != b"chunked":
-            raise self._stop(UNKNOWN_ENCODING)
+            raise _Refused(UNKNOWN_ENCODING)
         length = int(headers.get(b"content-length", 0))
         self._body_limit, self._too_big = self._admit(self._head.method, self._head.path)
         if length > self._body_limit:
-            raise self._stop(self._too_big)
+            raise _Refused(self._too_big)
         expectation = headers.get(b"expect")
         if expectation and self._head.version == "1.1" and (length or encoding):
             if b"100-continue" not in expectation.lower():
-                raise self._stop(UNKNOWN_EXPECTATION)
-            self._expects_continue = True
+                raise _Refused(UNKNOWN_EXPECTATION)
+            self.expects_continue = True
         self._upgrade_ignored = self._parser.should_upgrade() and bool(length or encoding)
 
     def on_body(self, piece: bytes) -> None:
         self._advanced = True
         self.body_size += len(piece)
         if self.body_size > self._body_limit:
-            raise self._stop(self._too_big)
+            raise _Refused(self._too_big)
         # A bytearray from the second piece on: a list of a million small pieces would take many times their size.
         if not self._body:
             self._body = piece
@@ -436,18 +427,6 @@ class RequestReader:
         self.finished = not keep_alive
         self._ready.append(self._head._replace(body=bytes(self._body), keep_alive=keep_alive))
         self._body = b""
-
-
-_FRAMING: Final = (b"content-length", b"transfer-encoding")
-
-
-def _path_of_unusual_target(target: str, method: str) -> str:
-    """The path of ``http://host/path``; ``*`` and CONNECT's ``host:port`` unchanged, which match no route."""
-    _, separator, rest = target.partition("://")
-    if not separator or method == "CONNECT":
-        return target
-    _, slash, path = rest.partition("/")
-    return slash + path
 
 
 # --- The conversation -------------------------------------------------------------------------------------------------
@@ -480,7 +459,7 @@ class HttpConversation(Conversation):
         return logging.DEBUG  # HTTP clients often leave
 
     def closed(self) -> None:
-        self.closing = True
+        super().closed()
         if not self._is_closed:
             self._is_closed = True
             self._reader.close()
@@ -513,7 +492,6 @@ class HttpSession(HttpConversation):
         self._paths: Container[str] = immediate.paths if immediate is not None else ()
         self._requests: deque[Request | Response] = deque()
         self._posted: Request | None = None
-        self._replies: list[bytes] = []
         self._rest: deque[bytes] = deque()  # of the last reply
         self._closes_after_rest = False
         self._last_plain: tuple[Response, int, bytes] | None = None  # response, second of its date, encoded reply
@@ -542,12 +520,7 @@ class HttpSession(HttpConversation):
         self._now_ns = now_ns
         known = self._reader.read_known(data)
         if known is not None:
-            if (
-                known.path in self._paths
-                and known.method == "POST"
-                and len(known.body) <= MAX_IMMEDIATE_BODY
-                and not self._finishing
-            ):
+            if known.path in self._paths and known.method == "POST" and len(known.body) <= MAX_IMMEDIATE_BODY:
                 self._publish(known, now, now_ns, is_alone=True)
                 self._deadline = now + self._idle_seconds
                 return
@@ -561,9 +534,6 @@ class HttpSession(HttpConversation):
         self._answer_immediate(now, now_ns)
 
     def read_on(self, now: float, now_ns: int) -> None:
-        if self.closing:
-            self._forget_requests()
-            return
         self._now_ns = now_ns
         if self._rest:
             self._replies.append(self._rest.popleft())
@@ -587,6 +557,7 @@ class HttpSession(HttpConversation):
     def finish(self) -> bool:
         """Make the current request the last one, because the server stops; return whether to close at once."""
         self._finishing = True
+        self._paths = ()  # `respond` answers the rest
         return not self.has_unread and self._posted is None and self._reader.phase is not Phase.BODY
 
     def data_to_send(self, now: float) -> bytes:
@@ -611,10 +582,6 @@ class HttpSession(HttpConversation):
     @property
     def slowest_rate(self) -> float:
         return self._limits.slowest_rate
-
-    @property
-    def owed_replies(self) -> int:
-        return sum(map(len, self._replies))
 
     def stalled(self) -> None:
         self._deadline_is_due = True  # now the write timeout applies
@@ -659,12 +626,7 @@ class HttpSession(HttpConversation):
             request = requests[0]
             if isinstance(request, Response):
                 self._answer(requests.popleft())
-            elif (
-                request.path in self._paths
-                and request.method == "POST"
-                and len(request.body) <= MAX_IMMEDIATE_BODY
-                and not self._finishing
-            ):
+            elif request.path in self._paths and request.method == "POST" and len(request.body) <= MAX_IMMEDIATE_BODY:
                 requests.popleft()
                 is_alone = not requests and not count and request.keep_alive
                 self._publish(request, now, now_ns, is_alone=is_alone)
@@ -683,7 +645,7 @@ class HttpSession(HttpConversation):
             return
         if self._reader.owes_continue:
             self._replies.append(CONTINUE)
-            self._reader.continue_sent()
+            self._reader.expects_continue = False
         if not self._deadline_is_due:
             self._move_deadline(now, answered=False)
 
@@ -758,3 +720,85 @@ class HttpSession(HttpConversation):
 def _failed(request: Request, failure: Exception) -> Response:
     log.error("panic in HTTP handler - %s %r", request.method, request.target, exc_info=failure)
     return INTERNAL_ERROR._replace(close=True)
+
+
+# --- Acknowledged answers ---------------------------------------------------------------------------------------------
+
+
+class AckSession(HttpConversation):
+    """One client, from accept to close.
+
+    For programs that must know what of an answer has arrived (`tools.http_consumers.ack_http`). Requests are queued,
+    also while one is answered, so that the handler learns at once that its client has left or sent something else.
+    `notify` is called whenever one of the attributes has changed.
+    """
+
+    def __init__(
+        self,
+        admit: Callable[[str, str], Admission],
+        limits: HttpLimits,
+        remote_address: str,
+        notify: Callable[[], object],
+        now: float,
+    ) -> None:
+        super().__init__(admit, limits, remote_address, now)
+        self.requests: deque[Request | Response] = deque()
+        """To be answered, in order; a response is a refusal, and the last item."""
+        self.read_count = 0
+        self.sent = 0
+        """Bytes, counted by the handler as well."""
+        self.is_gone = False
+        """The client sends no more, or the connection broke."""
+        self.is_broken = False
+        """The connection broke: bytes that the client had not acknowledged by then are lost."""
+        self.is_answering = False
+        self._notify = notify
+        self.next_wakeup = self._deadline()
+
+    @property
+    def expects_requests(self) -> bool:
+        return not (self.is_gone or self._reader.finished)
+
+    def answered(self, now: float) -> None:
+        """The handler has answered a request."""
+        self.is_answering = False
+        self._phase_began = now
+        self.next_wakeup = self._deadline()
+
+    def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
+        if self.closing:
+            return
+        reader = self._reader
+        phase = reader.phase
+        self.read_count += 1
+        self.requests.extend(reader.receive_data(data))
+        if len(self.requests) > MAX_REQUESTS_AHEAD:
+            raise ConnectionError("too many requests ahead of their answers")
+        if reader.phase is not phase:
+            self._phase_began = now
+        self.next_wakeup = self._deadline()
+        self._notify()
+
+    def end_of_input(self) -> None:
+        self.is_gone = True
+        self._notify()
+
+    def data_to_send(self, now: float) -> bytes:
+        """Only ``100 Continue``, when the handler does not write."""
+        self.next_wakeup = self._deadline()
+        if now >= self.next_wakeup:
+            self.closing = True
+        if self.is_answering or self.requests or not self._reader.owes_continue:
+            return b""
+        self._reader.expects_continue = False
+        self.sent += len(CONTINUE)
+        return CONTINUE
+
+    def _deadline(self) -> float:
+        return NEVER if self.is_answering or self.requests else self._phase_deadline()
+
+    def closed(self) -> None:
+        self.is_gone = True
+        self.is_broken = self.is_broken or not self.closing
+        super().closed()
+        self._notify()

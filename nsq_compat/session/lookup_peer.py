@@ -72,39 +72,33 @@ class LookupPeer(Conversation):
         self._deadline = NEVER
         self.next_wakeup = self._ping_due
         self._in_grace = False
-        self._removed: OrderedDict[_Name, None] = OrderedDict()
-        self._added: OrderedDict[_Name, str] = OrderedDict()  # with the prefix of the log line
+        self._removed: OrderedDict[_Name, str] = OrderedDict()  # with the prefix of the log line
+        self._added: OrderedDict[_Name, str] = OrderedDict()
         self._unregistered_topics: deque[str] = deque()
 
     # --- Observer of the broker ---------------------------------------------------------------------------------------
 
     def topic_created(self, topic: Topic) -> None:
-        self._note_added(topic.name, "")
+        self._note(self._added, topic, "")
 
     def channel_created(self, topic: Topic, channel: Channel) -> None:
-        self._note_added(topic.name, channel.name)
+        self._note(self._added, topic, channel.name)
 
     def channel_deleted(self, topic: Topic, channel: Channel) -> None:
-        self._note_removed(topic.name, channel.name)
+        self._note(self._removed, topic, channel.name)
 
     def topic_deleted(self, topic: Topic) -> None:
-        for channel in topic.channels:
-            self._note_removed(topic.name, channel)
-        self._note_removed(topic.name, "")
+        for channel in (*topic.channels, ""):
+            self._note(self._removed, topic, channel)
 
     def ping_now(self, now: float) -> None:
         """Send a ping now, to check that nsqlookupd still answers."""
         self._ping_due = min(self._ping_due, now)
         self._wake()
 
-    def _note_added(self, topic: str, channel: str) -> None:
+    def _note(self, changes: OrderedDict[_Name, str], topic: Topic, channel: str) -> None:
         if self._identified:
-            self._added[topic, channel] = "channel " if channel else "topic "
-            self._wake()
-
-    def _note_removed(self, topic: str, channel: str) -> None:
-        if self._identified:
-            self._removed[topic, channel] = None
+            changes[topic.name, channel] = "channel " if channel else "topic "
             self._wake()
 
     # --- Called by the shell ------------------------------------------------------------------------------------------
@@ -142,9 +136,6 @@ class LookupPeer(Conversation):
     def write_timeout(self) -> float | None:
         return REPLY_TIMEOUT
 
-    def closed(self) -> None:
-        self.closing = True
-
     # --- Commands -----------------------------------------------------------------------------------------------------
 
     def _commands(self, now: float) -> Iterator[bytes]:
@@ -163,8 +154,8 @@ class LookupPeer(Conversation):
             yield lookup_commands.PING
         while len(self._unanswered) < MAX_UNANSWERED:
             if self._removed:
-                name, _ = self._removed.popitem(last=False)
-                yield self._track("channel " if name[1] else "topic ", lookup_commands.unregister(*name))
+                name, prefix = self._removed.popitem(last=False)
+                yield self._track(prefix, lookup_commands.unregister(*name))
             elif self._added:
                 name, prefix = self._added.popitem(last=False)
                 topic, channel = name

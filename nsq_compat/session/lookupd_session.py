@@ -51,7 +51,6 @@ class LookupdSession(Conversation):
         self._reader = CommandReader(self._admit, max_msg_size=MAX_BODY_SIZE, max_body_size=MAX_BODY_SIZE)
         self._commands: Iterator[Command] = iter(())  # received, not executed yet
         self._producer: Producer | None = None
-        self._replies: list[bytes] = []
         self._now = now
         self._now_ns = 0
         self._deadline = self.next_wakeup = now + IDENTIFY_TIMEOUT
@@ -65,9 +64,6 @@ class LookupdSession(Conversation):
         self._within_boundary(self._receive, data)
 
     def read_on(self, now: float, now_ns: int) -> None:
-        if self.closing:
-            self.has_unread = False
-            return
         self._now, self._now_ns = now, now_ns
         self._within_boundary(self._execute)
 
@@ -89,10 +85,6 @@ class LookupdSession(Conversation):
     def write_timeout(self) -> float | None:
         return WRITE_TIMEOUT
 
-    @property
-    def owed_replies(self) -> int:
-        return sum(map(len, self._replies))
-
     def closed(self) -> None:
         self.closing = True
         self.has_unread = False
@@ -107,7 +99,16 @@ class LookupdSession(Conversation):
 
     def _receive(self, data: bytes) -> None:
         if not self._opened:
-            data = self._receive_magic(data)
+            data = self._opening + data
+            if len(data) < len(MAGIC):
+                self._opening = data
+                return
+            magic, data = data[: len(MAGIC)], data[len(MAGIC) :]
+            log.info("CLIENT(%s): desired protocol magic '%s'", self.peer, magic.decode("utf-8", "backslashreplace"))
+            if magic != MAGIC:
+                raise FatalClientError(E_BAD_PROTOCOL)
+            self._opened = True
+            self._deadline = self._now + IDENTIFY_TIMEOUT
         if data:
             self._commands = self._reader.receive_data(data)
             self._execute()
@@ -123,20 +124,6 @@ class LookupdSession(Conversation):
             if count == MAX_COMMANDS_PER_CALL:
                 self.has_unread = True
                 return
-
-    def _receive_magic(self, data: bytes) -> bytes:
-        """Returns the data after the magic."""
-        self._opening += data
-        if len(self._opening) < len(MAGIC):
-            return b""
-        magic, rest = self._opening[: len(MAGIC)], self._opening[len(MAGIC) :]
-        log.info("CLIENT(%s): desired protocol magic '%s'", self.peer, magic.decode("utf-8", "backslashreplace"))
-        if magic != MAGIC:
-            raise FatalClientError(E_BAD_PROTOCOL)
-        self._opened = True
-        self._opening = b""
-        self._deadline = self._now + IDENTIFY_TIMEOUT
-        return rest
 
     def _admit(self, tokens: list[bytes]) -> CommandSpec:
         spec = check(tokens)

@@ -99,39 +99,30 @@ def negotiate(request: IdentifyRequest, current: IdentifyRequest, limits: NsqdLi
     return replace(request, **granted)  # type: ignore[arg-type]  # all of them are integers
 
 
-def grant(settings: IdentifyRequest, limits: NsqdLimits) -> IdentifyRequest:
-    """The settings with those features that are requested and allowed. Raises ``FatalClientError`` for both
-    compressions."""
+def grant(settings: IdentifyRequest, limits: NsqdLimits) -> IdentifyResponse:
+    """The response to a client that negotiates, with those features that are requested and allowed.
+
+    Raises ``FatalClientError`` for both compressions.
+    """
     deflate, snappy = settings.deflate and limits.deflate, settings.snappy and limits.snappy
     if deflate and snappy:
         raise FatalClientError(E_IDENTIFY_FAILED, "cannot enable both deflate and snappy compression")
     # nsqd: the requested level counts only if deflate is granted, and if it is above 0.
     level = settings.deflate_level if deflate and settings.deflate_level > 0 else _DEFAULT_DEFLATE_LEVEL
-    return replace(
-        settings,
-        tls_v1=settings.tls_v1 and limits.tls,
-        deflate=deflate,
-        deflate_level=min(level, limits.max_deflate_level),
-        snappy=snappy,
-    )
-
-
-def identify_response(granted: IdentifyRequest, limits: NsqdLimits) -> IdentifyResponse:
-    """The response to a client that negotiates features."""
     return IdentifyResponse(
         max_rdy_count=limits.max_rdy_count,
         version=NSQ_VERSION,
         max_msg_timeout=limits.max_msg_timeout_ms,
-        msg_timeout=granted.msg_timeout,
-        tls_v1=granted.tls_v1,
-        deflate=granted.deflate,
-        deflate_level=granted.deflate_level,
+        msg_timeout=settings.msg_timeout,
+        tls_v1=settings.tls_v1 and limits.tls,
+        deflate=deflate,
+        deflate_level=min(level, limits.max_deflate_level),
         max_deflate_level=limits.max_deflate_level,
-        snappy=granted.snappy,
-        sample_rate=granted.sample_rate,
+        snappy=snappy,
+        sample_rate=settings.sample_rate,
         auth_required=limits.auth_required,
-        output_buffer_size=granted.output_buffer_size,
-        output_buffer_timeout=granted.output_buffer_timeout,
+        output_buffer_size=settings.output_buffer_size,
+        output_buffer_timeout=settings.output_buffer_timeout,
         topology_region=limits.topology_region,
         topology_zone=limits.topology_zone,
     )
@@ -159,7 +150,7 @@ class Layers:
         self.wanted: tuple[Codec | None, ...] = ()
         """Those to come, in order; None for TLS, which the connection makes."""
 
-    def want(self, features: IdentifyRequest) -> None:
+    def want(self, features: IdentifyResponse) -> None:
         """Plan the codecs of these features. Raises ``FatalClientError`` if they cannot follow those in place."""
         # nsqd applies them to the bare socket, and the two sides no longer understand each other.
         if features.tls_v1 and (self.tls is not None or self.compressed):

@@ -34,7 +34,7 @@ from nsq_compat.queue.limits import Exiting
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.session import negotiation
-from nsq_compat.session.authorization import Access, AuthFailed, Authorize, Credentials, Grants, not_asked
+from nsq_compat.session.authorization import NO_GRANTS, Access, AuthFailed, Authorize, Credentials, Grants, not_asked
 from nsq_compat.session.client_roles import DONE, IN_STEPS, NO_COUNTS, Publisher, Subscription, failed
 from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, TlsFacts, Upgrade
 from nsq_compat.session.negotiation import Layers, NsqdLimits, patience
@@ -94,7 +94,6 @@ class NsqdSession(Conversation):
         self._delivery = self._settings
         self._is_identified = False
         self._layers = Layers()
-        self._replies: list[bytes] = []
         self._heartbeat_due = NEVER
         self._deadline = NEVER
         self._renew_deadline()
@@ -181,10 +180,6 @@ class NsqdSession(Conversation):
         # nsqd: the heartbeat interval; None without heartbeats.
         return self._settings.heartbeat_interval / 1000 or None
 
-    @property
-    def owed_replies(self) -> int:
-        return sum(map(len, self._replies))
-
     def stalled(self) -> None:
         """Let messages go to other consumers while the socket takes no more."""
         if self.subscription is not None:
@@ -201,7 +196,7 @@ class NsqdSession(Conversation):
         """The client's figures in /stats, as a consumer and as a producer."""
         settings, layers, tls, access = self._settings, self._layers, self._layers.tls, self._access
         counts = self.subscription.counts() if self.subscription is not None else NO_COUNTS
-        grants = access.grants if access is not None else None
+        grants = access.grants if access is not None else NO_GRANTS
         published = sorted((topic.decode("ascii"), count) for topic, count in self._publisher.counts.items())
         return ClientStats(
             client_id=settings.client_id,
@@ -215,9 +210,9 @@ class NsqdSession(Conversation):
             deflate=layers.deflate,
             snappy=layers.snappy,
             user_agent=settings.user_agent,
-            authed=access is not None and access.authed,
-            auth_identity=grants.identity if grants is not None else "",
-            auth_identity_url=grants.identity_url if grants is not None else "",
+            authed=bool(grants.authorizations),
+            auth_identity=grants.identity,
+            auth_identity_url=grants.identity_url,
             topology_zone=settings.topology_zone,
             topology_region=settings.topology_region,
             pub_counts=tuple(published),
@@ -235,7 +230,17 @@ class NsqdSession(Conversation):
 
     def _receive(self, data: bytes) -> None:
         if self._opening is not None:
-            data = self._receive_magic(self._opening + data)
+            data = self._opening + data
+            if len(data) < len(MAGIC):
+                self._opening = data
+                return
+            magic, data = data[: len(MAGIC)], data[len(MAGIC) :]
+            if magic != MAGIC:
+                raise FatalClientError(E_BAD_PROTOCOL)
+            log.info("CLIENT(%s): desired protocol magic '%s'", self.peer, magic.decode())
+            self._opening = None
+            self._restart_heartbeat()  # before its magic a client is sent nothing
+            self._renew_deadline()
         if data:
             self._commands = self._reader.receive_data(data)
             self._execute()
@@ -271,20 +276,6 @@ class NsqdSession(Conversation):
         self.has_unread = False
         self._commands = iter(())
         self._publisher.cancel()
-
-    def _receive_magic(self, data: bytes) -> bytes:
-        """Return the bytes after the magic; `data` is everything received so far."""
-        if len(data) < len(MAGIC):
-            self._opening = data
-            return b""
-        magic, rest = data[: len(MAGIC)], data[len(MAGIC) :]
-        if magic != MAGIC:
-            raise FatalClientError(E_BAD_PROTOCOL)
-        log.info("CLIENT(%s): desired protocol magic '%s'", self.peer, magic.decode())
-        self._opening = None
-        self._restart_heartbeat()  # before its magic a client is sent nothing
-        self._renew_deadline()
-        return rest
 
     def _renew_deadline(self) -> None:
         self._deadline = self._now + (HANDSHAKE_SECONDS if self.upgrade is not None else self._patience)
@@ -397,9 +388,9 @@ class NsqdSession(Conversation):
         if not request.feature_negotiation:
             self._replies.append(OK)
             return
-        granted = negotiation.grant(self._settings, self._limits)
-        self._layers.want(granted)
-        self._replies.append(response_frame(negotiation.identify_response(granted, self._limits).encode()))
+        response = negotiation.grant(self._settings, self._limits)
+        self._layers.want(response)
+        self._replies.append(response_frame(response.encode()))
         self._begin_upgrade(self._reader.hand_back)
 
     def _begin_upgrade(self, received: Callable[[], bytes]) -> None:
@@ -417,8 +408,7 @@ class NsqdSession(Conversation):
 
     def _upgrade_failed(self, reason: str) -> None:
         self.upgrade = None
-        self._refuse(FatalClientError(E_IDENTIFY_FAILED, f"IDENTIFY failed {reason}"))
-        self.closing = True
+        self._fail(FatalClientError(E_IDENTIFY_FAILED, f"IDENTIFY failed {reason}"))
 
     def _authenticate(self, command: SimpleCommand) -> None:
         if self._access is None:
