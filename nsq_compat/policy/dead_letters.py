@@ -109,8 +109,7 @@ class DeadLetterQueues:
 
     def forget(self, channel: Channel) -> None:
         """Remove the queue of a deleted channel, with its messages."""
-        queue = self._queues.pop(channel, None)
-        if queue is not None:
+        if queue := self._queues.pop(channel, None):
             self._scheduled.pop(queue, None)
 
     def schedule(self, queue: DeadLetterQueue) -> None:

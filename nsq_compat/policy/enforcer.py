@@ -113,8 +113,7 @@ class PolicyEnforcer:
             schedule.at(self._now(), self._enforcers[topic])
 
     def _remove_enforcer(self, topic: Topic) -> None:
-        enforcer = self._enforcers.pop(topic, None)
-        if enforcer is not None:
+        if enforcer := self._enforcers.pop(topic, None):
             self._broker.schedule.cancel(enforcer)
             if topic.admission is enforcer:
                 topic.admission = None

@@ -115,17 +115,15 @@ class PublishBatch:
                     producer.published(None)
                 return
         for bodies, producer in posts:
-            producer.published(self._publish_one(topic, bodies))
-
-    def _publish_one(self, topic: Topic, bodies: Sequence[bytes]) -> Exception | None:
-        try:
-            topic.publish(bodies, self._now, self._now_ns)
-        except (Refused, OSError) as error:
-            return error
-        except Exception:  # the top of a callback
-            log.exception("TOPIC(%s): publishing failed", topic.name)
-            return Refused("internal error")
-        return None
+            failure: Exception | None = None
+            try:
+                topic.publish(bodies, self._now, self._now_ns)
+            except (Refused, OSError) as error:
+                failure = error
+            except Exception:  # the top of a callback
+                log.exception("TOPIC(%s): publishing failed", topic.name)
+                failure = Refused("internal error")
+            producer.published(failure)
 
 
 def is_large(bodies: Sequence[bytes]) -> bool:
