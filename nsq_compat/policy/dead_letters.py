@@ -21,7 +21,6 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import Exiting, Refused
-from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +61,14 @@ class DeadLetterQueue:
 
     def apply(self, policy: DeadLettering | None) -> None:
         """Apply a policy; without one no more messages are enqueued."""
-        topic, channel = self.channel.topic_name, self.channel.name
-        target = "" if policy is None else policy.topic_for(topic, channel)
         self._max_attempts = _UNLIMITED
-        if policy is not None and is_valid_name(target):
+        if policy is None:
+            return
+        topic, channel = self.channel.topic_name, self.channel.name
+        target = policy.topic_for(topic, channel)
+        if is_valid_name(target):
             self.target, self._max_attempts = target, policy.max_attempts
-        elif policy is not None:
+        else:
             log.error("CHANNEL(%s:%s): no dead-letter topic, %s is no valid name", topic, channel, target)
 
     def enqueue_exhausted(self, frames: Sequence[bytes]) -> Sequence[bytes]:
@@ -79,17 +80,6 @@ class DeadLetterQueue:
             self.in_flight.frames.update((message_id(frame), frame) for frame in dead)
             self._queues.schedule(self)
         return [frame for frame in frames if attempts(frame) < self._max_attempts]
-
-    def discard(self, ids: Sequence[bytes]) -> None:
-        """Finish messages that the dead-letter topic has accepted."""
-        self.channel.dead_letter_count += len(ids) - len(self.in_flight.finish(ids))
-        self.channel.on_change()
-
-    def put_back(self, ids: Sequence[bytes]) -> None:
-        """Return messages to the channel, to be delivered again, because no dead-letter topic accepts them."""
-        frames = self.in_flight.frames_of(ids)
-        self.in_flight.finish(ids)
-        self.channel.put_back(next_attempts(frames))
 
 
 class DeadLetterQueues:
@@ -119,8 +109,7 @@ class DeadLetterQueues:
 
     def forget(self, channel: Channel) -> None:
         """Remove the queue of a deleted channel, with its messages."""
-        queue = self._queues.pop(channel, None)
-        if queue is not None:
+        if queue := self._queues.pop(channel, None):
             self._scheduled.pop(queue, None)
 
     def schedule(self, queue: DeadLetterQueue) -> None:
@@ -134,27 +123,29 @@ class DeadLetterQueues:
         return all(outcomes)
 
     def _send(self, queue: DeadLetterQueue, now: float, now_ns: int) -> bool:
-        dead = dict(islice(queue.in_flight.frames.items(), _BATCH_SIZE))
-        topic, channel, ids = queue.channel.topic_name, queue.channel.name, list(dead)
+        channel, in_flight = queue.channel, queue.in_flight
+        dead = dict(islice(in_flight.frames.items(), _BATCH_SIZE))
+        ids = list(dead)
         try:
             if dead:
-                self._target(queue.target).publish(list(map(body, dead.values())), now, now_ns)
+                target = self._broker.topic(queue.target)
+                if not target.channels:
+                    target.channel(REDRIVE_CHANNEL)
+                target.publish(list(map(body, dead.values())), now, now_ns)
         except Exiting:  # the daemon drains, so consumers have to receive the messages
-            queue.put_back(ids)
+            frames = in_flight.frames_of(ids)
+            in_flight.finish(ids)
+            channel.put_back(next_attempts(frames))
         except (Refused, OSError) as error:
             if queue.log_throttle.add(len(ids), now):
-                log.error("CHANNEL(%s:%s): %s takes no dead letters - %s", topic, channel, queue.target, error)
+                name = f"{channel.topic_name}:{channel.name}"
+                log.error("CHANNEL(%s): %s takes no dead letters - %s", name, queue.target, error)
             return False
         else:
-            queue.discard(ids)
+            channel.dead_letter_count += len(ids) - len(in_flight.finish(ids))
+            channel.on_change()
             if count := queue.log_throttle.add(len(ids), now):
-                log.warning("CHANNEL(%s:%s): %d more to %s", topic, channel, count, queue.target)
-        if not queue.in_flight:
+                log.warning("CHANNEL(%s:%s): %d more to %s", channel.topic_name, channel.name, count, queue.target)
+        if not in_flight:
             self._scheduled.pop(queue, None)
         return True
-
-    def _target(self, name: str) -> Topic:
-        topic = self._broker.topic(name)
-        if not topic.channels:
-            topic.channel(REDRIVE_CHANNEL)
-        return topic

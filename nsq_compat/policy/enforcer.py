@@ -15,6 +15,7 @@ counted, and logged from time to time.
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat.policy.dead_letters import DeadLetterQueues, LogThrottle
@@ -99,7 +100,7 @@ class PolicyEnforcer:
         if topic.admission is REFUSES_ALL:
             return
         self._remove_enforcer(topic)
-        bounds = self.policies.for_topic(topic.name)
+        bounds = self.policies.for_channel(topic.name, "").bounds
         held = [Limited(topic, bounds)] if bounds is not None else []
         channels = [
             Limited(channel, applied.bounds)
@@ -112,8 +113,7 @@ class PolicyEnforcer:
             schedule.at(self._now(), self._enforcers[topic])
 
     def _remove_enforcer(self, topic: Topic) -> None:
-        enforcer = self._enforcers.pop(topic, None)
-        if enforcer is not None:
+        if enforcer := self._enforcers.pop(topic, None):
             self._broker.schedule.cancel(enforcer)
             if topic.admission is enforcer:
                 topic.admission = None
@@ -179,45 +179,32 @@ class Limited:
         return next((number for number, frame in enumerate(frames) if timestamp_ns(frame) >= oldest), len(frames))
 
 
+@dataclass(eq=False)
 class LimitEnforcer:
-    """Enforces the limits of a topic's own messages, `held`, and of its channels, while its alarm is set.
+    """Enforces the limits of a topic's own messages, `held`, and of its channels, while its alarm is set."""
 
-    `now_ns` is the wall clock.
-    """
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        held: Sequence[Limited],
-        channels: Sequence[Limited],
-        topic: Topic,
-        now_ns: Callable[[], int],
-    ) -> None:
-        self.alarm = NEVER
-        self._schedule = schedule
-        self._held = held
-        self._channels = channels
-        self._topic = topic
-        self._now_ns = now_ns
+    schedule: Schedule
+    held: Sequence[Limited]
+    channels: Sequence[Limited]
+    topic: Topic
+    now_ns: Callable[[], int]
+    alarm: float = NEVER
 
     def admit(self, count: int, now: float) -> None:
         """Admit a publish of `count` messages, or raise ``Full``."""
-        for limited in self._held if self._topic.is_holding else self._channels:
+        for limited in self.held if self.topic.is_holding else self.channels:
             bounds = limited.bounds
             too_deep = bounds.max_depth is not None and len(limited.target.backlog) + count > bounds.max_depth
-            if bounds.drops:
-                self._schedule.at(now if too_deep else now + CHECK_DELAY_SECONDS, self)
-            elif too_deep or limited.full:
-                self._schedule.at(now + CHECK_DELAY_SECONDS, self)
+            rejects = not bounds.drops and (too_deep or limited.full != "")
+            if bounds.drops or rejects or bounds.max_bytes is not None or bounds.max_age is not None:
+                self.schedule.at(now if too_deep and bounds.drops else now + CHECK_DELAY_SECONDS, self)
+            if rejects:
                 limited.reject(count, now, "max_depth" if too_deep else limited.full)
-            elif bounds.max_bytes is not None or bounds.max_age is not None:
-                self._schedule.at(now + CHECK_DELAY_SECONDS, self)
 
     def on_alarm(self, now: float) -> float:
-        """Check everything; returns the time of the next check."""
-        now_ns = self._now_ns()
+        now_ns = self.now_ns()
         more = False
-        everything = [*self._channels, *self._held]
+        everything = [*self.channels, *self.held]
         for limited in everything:
             try:
                 more |= limited.enforce(now, now_ns)

@@ -93,11 +93,14 @@ class Policy:
     """One policy. `written` are its settings as they were given. Raises ``PolicyError``."""
 
     def __init__(self, number: int, written: Mapping[str, Any]) -> None:
-        self.written = written
-        for key in written:
+        values: dict[str, Any] = {}
+        for key, value in written.items():
             if key not in _KEYS:
                 raise PolicyError(number, key, "unknown setting")
-        values = {key: _checked(number, key, value) for key, value in written.items()}
+            try:
+                values[key] = _KEYS[key](value)
+            except ValueError as error:
+                raise PolicyError(number, key, str(error)) from None
         self._topic = values.get("topic")
         self._channel = values.get("channel")
         dead_lettering = bounds = rate = None
@@ -124,23 +127,19 @@ class Policy:
 
 
 class Policies:
-    """All policies, in order. Raises ``PolicyError``."""
+    """All policies, in order; `written` as they were given. Raises ``PolicyError``."""
 
     def __init__(self, written: object = ()) -> None:
         if not isinstance(written, list | tuple) or not all(isinstance(each, Mapping) for each in written):
             raise PolicyError(0, "", "policies must be a list of tables")
+        self.written: list[Mapping[str, Any]] = list(written)
         self._policies = [Policy(number, each) for number, each in enumerate(written, 1)]
 
     def __len__(self) -> int:
         return len(self._policies)
 
-    @property
-    def written(self) -> list[Mapping[str, Any]]:
-        """The policies as they were given."""
-        return [policy.written for policy in self._policies]
-
     def for_channel(self, topic: str, channel: str) -> Applied:
-        """The settings that apply to a channel."""
+        """The settings that apply to a channel or, if `channel` is empty, to messages that the topic holds."""
         applied = Applied()
         for policy in self._policies:
             if policy.fits(topic, channel):
@@ -152,19 +151,8 @@ class Policies:
                 )
         return applied
 
-    def for_topic(self, topic: str) -> Bounds | None:
-        """The limits on the messages that a topic holds back because it has no channel or is paused."""
-        return self.for_channel(topic, "").bounds
-
 
 # --- Validation of settings -------------------------------------------------------------------------------------------
-
-
-def _checked(number: int, key: str, value: object) -> Any:
-    try:
-        return _KEYS[key](value)
-    except ValueError as error:
-        raise PolicyError(number, key, str(error)) from None
 
 
 def _integer(largest: int) -> Callable[[object], int]:

@@ -185,20 +185,12 @@ class Cursor:
 
     def extend_by(self, count: int, first: Sequence[Sequence[bytes]]) -> int:
         """Like ``extend``, for `count` messages; `first` has batches of the first ones, as many as memory may hold."""
-        window = self.window
-        room = self._memory - window.length
-        size = len(first[-1][-1]) if first else 0
-        fits = count <= room and (window.length + count) * size <= self._memory_bytes
-        if self._log is not None and (self.behind or not fits):
-            self.end += count
-            return 0
-        kept = 0
-        for batch in first:
-            fitting = batch[: max(0, room - kept)]
-            window.extend(fitting)
-            kept += len(fitting)
-        self.end += kept
-        return count - kept
+        dropped = sum(map(self.extend, first))
+        rest = count - sum(map(len, first))
+        if self._log is None:
+            return dropped + rest
+        self.end += rest
+        return 0
 
     def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
         """Take at most `limit` frames and about `max_bytes` bytes. Raises ``OSError`` if the log cannot be read."""

@@ -161,6 +161,7 @@ def _topic_stats(topic: Topic, now: float, channel: str, include_clients: bool) 
         if channel in ("", name)
     )
     alone = len(channels) == len(topic.channels) == 1  # then its latency is the topic's, and is computed once
+    latency = channels[0].e2e_processing_latency if alone else _latency_stats(topic.channels.values(), now)
     return TopicStats(
         topic_name=topic.name,
         channels=channels,
@@ -169,9 +170,7 @@ def _topic_stats(topic: Topic, now: float, channel: str, include_clients: bool) 
         message_count=topic.message_count,
         message_bytes=topic.message_bytes,
         paused=topic.paused,
-        e2e_processing_latency=channels[0].e2e_processing_latency
-        if alone
-        else _latency_stats(topic.channels.values(), now),
+        e2e_processing_latency=latency,
         dropped_count=topic.dropped_count,
         rejected_count=topic.rejected_count,
         log_bytes=topic.store.log.disk_bytes if topic.store is not None else 0,

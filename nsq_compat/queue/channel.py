@@ -428,9 +428,8 @@ class Channel:
         due = self.backlog.deferred.next_due()
         if due > now:
             return due
-        if self._deferred_retry.is_waiting and now < self._deferred_retry.until:
+        if now < self._deferred_retry.until < NEVER:
             return self._deferred_retry.until
-        self._deferred_retry.wait_until(NEVER)
         room = max(self._limits.mem_queue_size, MAX_BATCH) - self.backlog.returned.length
         if room <= 0:
             self.backlog.on_room = lambda: self._schedule.at(AT_ONCE, self)

@@ -28,8 +28,8 @@ _MAX_SEARCHED = 50_000
 _LOCATED_AT_ONCE: Final = 256
 _SEARCHED_AT_ONCE: Final = 16
 """Messages without a location that are released at once; others are served before the next."""
-_REMEMBERED: Final = 4096
-"""Locations of released messages, for requeues; at most twice as many."""
+_REMEMBERED: Final = 8192
+"""Locations of released messages, for requeues."""
 
 _MAX_SHARED: Final = 2048
 """Frames that channels may share before older ones are dropped; at most twice as many."""
@@ -62,7 +62,6 @@ class Deferred:
         self._frames: dict[bytes, bytes] = {}
         self._unlocated: dict[bytes, bytes] = {}  # by key, to be located together; never many
         self._recent: dict[bytes, bytes] = {}  # locations of the last released messages
-        self._less_recent: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._keys) + len(self._unlocated)
@@ -85,8 +84,7 @@ class Deferred:
         elif not locations:  # returned messages, which the log may have released before
             for frame in frames:
                 message_id = id_of(frame)
-                location = self._recent.pop(message_id, NOWHERE) or self._less_recent.pop(message_id, NOWHERE)
-                if location:
+                if location := self._recent.pop(message_id, NOWHERE):
                     self.add_entry(due, message_id, attempts(frame), location)
                 else:
                     self._add_unlocated(pack_key(due, next(_serials), message_id, attempts(frame)), frame)
@@ -221,9 +219,9 @@ class Deferred:
             assert self._fetch is not None, "what is not in memory is in the log"
             found.update(self._fetch(missing, locations))
             if self._locate is not None:
-                if len(self._recent) > _REMEMBERED:
-                    self._less_recent, self._recent = self._recent, {}
                 self._recent.update(locations)
+                for oldest in list(islice(self._recent, max(0, len(self._recent) - _REMEMBERED))):
+                    del self._recent[oldest]
         return entries, found
 
     def _add_unlocated(self, key: bytes, frame: bytes) -> None:

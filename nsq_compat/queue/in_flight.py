@@ -83,16 +83,15 @@ class InFlight:
         return frame
 
     def touch(self, message_id: bytes, deadline: float, max_lifetime: float) -> float | None:
-        """Move a deadline, at most to `max_lifetime` seconds after the delivery; returns the new one.
-
-        None if the message is not in flight.
-        """
+        """Move a deadline, at most to `max_lifetime` seconds after the delivery. None if it is not in flight."""
         if message_id not in self.frames:
             return None
         own = self._own_deadlines.get(message_id)
-        delivered = self._delivered(message_id) if own is None else own.delivered
         if own is None:
             self._void_places.add(message_id)
+            delivered = next(delivered for _, delivered, ids in self._batches if message_id in ids)
+        else:
+            delivered = own.delivered
         deadline = min(deadline, delivered + max_lifetime)
         self._own_deadlines[message_id] = _OwnDeadline(deadline, delivered)
         return deadline
@@ -109,12 +108,12 @@ class InFlight:
             for message_id in ids:
                 if message_id in self._void_places:
                     self._void_places.discard(message_id)
-                else:
-                    self._take_if_there(message_id, expired)
+                elif (frame := self.frames.pop(message_id, None)) is not None:
+                    expired.append(frame)
         due = (message_id for message_id, own in self._own_deadlines.items() if own.deadline <= now)
         for message_id in list(islice(due, max(0, limit - len(expired)))):
             del self._own_deadlines[message_id]
-            self._take_if_there(message_id, expired)
+            expired.append(self.frames.pop(message_id))
         return expired
 
     def peek(self) -> Iterator[tuple[float, bytes]]:
@@ -138,20 +137,7 @@ class InFlight:
         if not self.frames:
             return NEVER
         earliest = self._batches[0][0] if self._batches else NEVER
-        if self._own_deadlines:
-            earliest = min(earliest, min(own.deadline for own in self._own_deadlines.values()))
-        return earliest
-
-    def _take_if_there(self, message_id: bytes, expired: list[bytes]) -> None:
-        frame = self.frames.pop(message_id, None)
-        if frame is not None:
-            expired.append(frame)
-
-    def _delivered(self, message_id: bytes) -> float:
-        for _, delivered, ids in self._batches:
-            if message_id in ids:
-                return delivered
-        raise AssertionError("a message in flight has a place in a batch, or a deadline of its own")
+        return min([earliest, *(own.deadline for own in self._own_deadlines.values())])
 
     def _forget_first_places(self, most: int) -> None:
         """Remove up to `most` finished batches from the front of the deque."""

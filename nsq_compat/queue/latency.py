@@ -64,10 +64,8 @@ class Latency:
             for sketch in (each._previous, each._current):
                 if sketch is not None:
                     merged.merge(sketch)
-        return LatencyStats(
-            count=int(merged.count),
-            percentiles=tuple((quantile, _value(merged, quantile)) for quantile in self._quantiles),
-        )
+        percentiles = tuple((quantile, _value(merged, quantile)) for quantile in self._quantiles)
+        return LatencyStats(count=int(merged.count), percentiles=percentiles)
 
     def _move_on(self, now: float) -> None:
         number = now // self._half

@@ -100,7 +100,11 @@ class PublishBatch:
     def _publish(self, topic: Topic, posts: Sequence[tuple[Sequence[bytes], Producer]]) -> None:
         # An admission check counts the messages that it refuses, and may accept one post where it refuses two.
         if len(posts) > 1 and topic.admission is None:
-            together = _joined([bodies for bodies, _ in posts])
+            batches = [bodies for bodies, _ in posts]
+            size = len(batches[0][0])
+            are_uniform = all(type(batch) is UniformBodies and len(batch[0]) == size for batch in batches)
+            joined = chain.from_iterable(batches)
+            together: Sequence[bytes] = UniformBodies(joined) if are_uniform else list(joined)
             try:
                 topic.publish(together, self._now, self._now_ns)
             except Exception as error:  # it may concern one of them only
@@ -111,25 +115,15 @@ class PublishBatch:
                     producer.published(None)
                 return
         for bodies, producer in posts:
-            producer.published(self._publish_one(topic, bodies))
-
-    def _publish_one(self, topic: Topic, bodies: Sequence[bytes]) -> Exception | None:
-        try:
-            topic.publish(bodies, self._now, self._now_ns)
-        except (Refused, OSError) as error:
-            return error
-        except Exception:  # the top of a callback
-            log.exception("TOPIC(%s): publishing failed", topic.name)
-            return Refused("internal error")
-        return None
-
-
-def _joined(batches: Sequence[Sequence[bytes]]) -> Sequence[bytes]:
-    """Return all bodies, as ``UniformBodies`` if they all have one size."""
-    bodies = chain.from_iterable(batches)
-    size = len(batches[0][0])
-    are_uniform = all(type(batch) is UniformBodies and len(batch[0]) == size for batch in batches)
-    return UniformBodies(bodies) if are_uniform else list(bodies)
+            failure: Exception | None = None
+            try:
+                topic.publish(bodies, self._now, self._now_ns)
+            except (Refused, OSError) as error:
+                failure = error
+            except Exception:  # the top of a callback
+                log.exception("TOPIC(%s): publishing failed", topic.name)
+                failure = Refused("internal error")
+            producer.published(failure)
 
 
 def is_large(bodies: Sequence[bytes]) -> bool:

@@ -1,7 +1,6 @@
 """The last messages published to a topic, for as long as clients ask for them.
 
-They begin with those that the log and memory still have. From then on every publish is added, so that messages are
-included that are in no log and were finished since.
+They begin with those that the log and memory still have. From then on every publish is added: none is missed.
 """
 
 from collections import deque

@@ -52,8 +52,6 @@ class ChannelObserver(Protocol):
 
 
 class TopicObserver(ChannelObserver, Protocol):
-    """Is also notified when the checkpoint is out of date."""
-
     def changed(self, topic: "Topic") -> None:
         """The checkpoint is out of date; called once until the next one."""
 

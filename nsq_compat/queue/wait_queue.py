@@ -190,7 +190,6 @@ class Throttle(WaitQueue):
         self.inner.wake(min(depth, self._whole))
 
     def took(self, consumer: Waiting, count: int, room: int, depth: int, now: float) -> None:
-        """Note a delivery of `count` frames; `depth` are left."""
         self._fill(now)
         self._tokens -= count
         self._schedule.at(self._next(now), self)

@@ -28,36 +28,31 @@ log = logging.getLogger(__name__)
 _FOREVER = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Tombstone:
-    """Keeps consumers from a topic's producer for a while, from the time when it was set."""
+class Tombstone(NamedTuple):
+    """Keeps consumers from a topic's producer for a while, from `at` on; `at_ns` is for display."""
 
     at: float
-    """Monotonic seconds."""
     at_ns: int
-    """The same in nanoseconds since 1970, for display."""
 
 
 @dataclass(eq=False, slots=True)
 class Producer:
-    """One nsqd, which is a connection that has sent IDENTIFY. Two connections of one nsqd are two (nsqlookupd)."""
+    """One nsqd, which is a connection that has sent IDENTIFY. Two connections of one nsqd are two (nsqlookupd).
+
+    `last_update` is the time of the last command; `last_update_ns` is for display.
+    """
 
     id: str
     """The remote address, ``ip:port``."""
     info: PeerInfo
     last_update: float
-    """Time of the last command, in monotonic seconds."""
     last_update_ns: int
-    """The same in nanoseconds since 1970, for display."""
     topics: "dict[str, Registration]" = field(default_factory=dict)
     channels: "dict[Registration, None]" = field(default_factory=dict)
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
     """By topic. An expired one stays, without effect, as long as the topic is registered."""
     described: bytes = field(init=False)
-    """The producer in replies of the HTTP API: a JSON object without its closing brace.
-
-    Encoded once, because queries are far more frequent than changes.
-    """
+    """A JSON object without its closing brace, for the HTTP API: encoded once, because changes are rare."""
 
     def __post_init__(self) -> None:
         info = self.info
@@ -98,14 +93,6 @@ class Registration:
     def changed(self) -> None:
         """Invalidate `active`."""
         self.active, self.active_until = (), -_FOREVER
-
-
-class Lookup(NamedTuple):
-    """The result of a lookup for consumers of a topic."""
-
-    channels: Collection[str]
-    producers: tuple[Producer, ...]
-    """The producers to connect to; the same object as before if nothing has changed."""
 
 
 class RegistrationDb:
@@ -161,10 +148,8 @@ class RegistrationDb:
 
     def forget(self, producer: Producer) -> None:
         """Remove a producer. Its topics and channels stay, even ephemeral ones (nsqlookupd)."""
-        for channel in list(producer.channels):
-            _withdraw(producer, channel)
-        for topic in list(producer.topics.values()):
-            _withdraw(producer, topic)
+        for registration in [*producer.channels, *producer.topics.values()]:
+            _withdraw(producer, registration)
         if producer in self._producers:
             del self._producers[producer]
             _log_change(producer, "UNREGISTER", "client")
@@ -220,12 +205,12 @@ class RegistrationDb:
         """The channels of a topic, which need not exist."""
         return self._channels.get(topic, {}).keys()
 
-    def lookup(self, topic: str, now: float) -> Lookup:
-        """The channels and active producers of a topic. Raises ``KeyError``."""
+    def lookup(self, topic: str, now: float) -> tuple[Collection[str], tuple[Producer, ...]]:
+        """The channels of a topic, and the active producers for its consumers. Raises ``KeyError``."""
         registration = self._topics[topic]
         if now >= registration.active_until:
             self._find_active(registration, now)
-        return Lookup(self.channels(topic), registration.active)
+        return self.channels(topic), registration.active
 
     def nodes(self, now: float) -> Iterator[Producer]:
         """All active producers, including those with tombstones."""

@@ -12,7 +12,7 @@ def complaint(*written: object) -> str:
 
 def test_without_policies_nothing_applies():
     assert Policies().for_channel("orders", "archive") == Applied()
-    assert Policies().for_topic("orders") is None
+    assert Policies().for_channel("orders", "").bounds is None
     assert len(Policies()) == 0
 
 
@@ -72,8 +72,8 @@ def test_the_first_matching_policy_with_a_setting_decides_it():
 
 def test_a_policy_for_channels_does_not_apply_to_the_topics_own_messages():
     policies = Policies([{"channel": ".*", "max_depth": 1}, {"topic": "orders", "max_depth": 2}])
-    assert policies.for_topic("orders") == Bounds(2, None, None, drops=False)
-    assert policies.for_topic("clicks") is None
+    assert policies.for_channel("orders", "").bounds == Bounds(2, None, None, drops=False)
+    assert policies.for_channel("clicks", "").bounds is None
 
 
 def test_the_suffix_of_ephemeral_channels_is_left_out():

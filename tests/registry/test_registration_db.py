@@ -40,7 +40,7 @@ class Directory:
         self.db.tombstone(topic, node, self.now, self.now_ns)
 
     def found(self, topic: str) -> list[Producer]:
-        return list(self.db.lookup(topic, self.now).producers)
+        return list(self.db.lookup(topic, self.now)[1])
 
     def nodes(self) -> list[Producer]:
         return list(self.db.nodes(self.now))
@@ -73,9 +73,9 @@ def test_unregistered_names_are_not_found(directory):
 def test_a_lookup_is_cached_until_a_change(directory):
     producer = directory.joins()
     directory.db.register(producer, "t")
-    first = directory.db.lookup("t", directory.now).producers
+    first = directory.db.lookup("t", directory.now)[1]
     directory.now += INACTIVE_AFTER - 1
-    assert directory.db.lookup("t", directory.now).producers is first
+    assert directory.db.lookup("t", directory.now)[1] is first
     directory.db.register(directory.joins(), "t")
     assert len(directory.found("t")) == 2
 

@@ -48,7 +48,7 @@ class Nsqlookupd:
                 client.flush()
 
     def found(self, topic: str) -> list[str]:
-        return [producer.id for producer in self.db.lookup(topic, self.now).producers]
+        return [producer.id for producer in self.db.lookup(topic, self.now)[1]]
 
 
 class Client:
