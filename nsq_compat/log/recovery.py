@@ -366,14 +366,11 @@ class StoredTopic:
             self.log.close()
             raise
 
-    def close(self) -> None:
-        self.log.close()
-
     def __enter__(self) -> "StoredTopic":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.log.close()
 
     def depths(self) -> dict[str | None, int]:
         """The number of messages by channel; None stands for the topic itself."""

@@ -111,9 +111,7 @@ class TopicLog(ReadableLog):
     ) -> None:
         """Write one group, all or nothing. `first_seq` counts for MESSAGES and must not be below ``end.seq``.
 
-        No message may be in memory only: see ``spill``.
-
-        `joined`: the frames joined, if the caller has that.
+        No message may be in memory only: see ``spill``. `joined`: the frames joined, if the caller has that.
         """
         # Hot: runs for every publish.
         if not frames:
