@@ -97,16 +97,14 @@ def recover(files: Files, data_path: str) -> None:
 
 def _with_queues(topics: Sequence[TopicMetadata], queues: Iterable[tuple[str, str | None]]) -> Iterator[TopicMetadata]:
     """The topics, with all topics and channels of the queues added."""
-    channels: dict[str, dict[str, ChannelMetadata]] = {}
-    paused = {topic.name: topic.paused for topic in topics}
-    for topic in topics:
-        channels.setdefault(topic.name, {}).update({channel.name: channel for channel in topic.channels})
-    for name, channel_name in queues:
+    channels = {topic.name: {channel.name: channel for channel in topic.channels} for topic in topics}
+    paused = {topic.name for topic in topics if topic.paused}
+    for name, channel in queues:
         known = channels.setdefault(name, {})
-        if channel_name is not None:
-            known.setdefault(channel_name, ChannelMetadata(channel_name))
+        if channel is not None:
+            known.setdefault(channel, ChannelMetadata(channel))
     for name, known in channels.items():
-        yield TopicMetadata(name, paused.get(name, False), tuple(known.values()))
+        yield TopicMetadata(name, name in paused, tuple(known.values()))
 
 
 def _check_target(files: Files, target: str, in_place: bool) -> None:
@@ -151,9 +149,8 @@ def write_queue(
     number = 0
     try:
         for number, chunks in groupby(_chunks(map(encode_record, messages), max_bytes_per_file), itemgetter(0)):
-            with opened(
-                files, os.path.join(folder, data_name(name, number)), os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            ) as fd:
+            path = os.path.join(folder, data_name(name, number))
+            with opened(files, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
                 for _, offset, data, count in chunks:
                     write_all(files, fd, data, offset)
                     positions = Positions(positions.depth + count, 0, 0, number, offset + len(data))

@@ -27,9 +27,7 @@ SMALLEST_RECORD = RECORD_HEADER.size - SIZE_FIELD
 
 _ATTEMPTS_MODULUS = 1 << 16
 _FRAME_OVERHEAD = message.HEADER_SIZE - 4  # a frame's size field does not count itself
-_data_file = re.compile(r"(.+)\.diskqueue\.(\d{6}|[1-9]\d{6,17})\.dat", re.DOTALL).fullmatch
-_positions_file = re.compile(r"(.+)\.diskqueue\.meta\.dat", re.DOTALL).fullmatch
-_bad_file = re.compile(r"(.+)\.diskqueue\.(\d{6}|[1-9]\d{6,17})\.dat\.bad", re.DOTALL).fullmatch
+_file = re.compile(r"(.+)\.diskqueue\.(?:meta\.dat|(\d{6}|[1-9]\d{6,17})\.dat(\.bad)?)", re.DOTALL).fullmatch
 _positions = re.compile(r"(-?\d{1,19})\n(\d{1,18}),(\d{1,18})\n(\d{1,18}),(\d{1,18})\n?", re.ASCII).fullmatch
 
 
@@ -52,9 +50,8 @@ class Positions(NamedTuple):
     write_offset: int
 
     def encode(self) -> bytes:
-        return f"{self.depth}\n{self.read_file},{self.read_offset}\n{self.write_file},{self.write_offset}\n".encode(
-            "ascii"
-        )
+        text = f"{self.depth}\n{self.read_file},{self.read_offset}\n{self.write_file},{self.write_offset}\n"
+        return text.encode("ascii")
 
 
 def decode_positions(data: bytes) -> Positions | None:
@@ -90,12 +87,12 @@ def queues_among(names: Iterable[str]) -> dict[str, QueueFiles]:
     """The queues among the file names of a folder, by queue name and sorted; other files are ignored."""
     found: dict[str, QueueFiles] = {}
     for name in names:
-        if match := _data_file(name):
-            found.setdefault(match[1], QueueFiles(match[1])).data[int(match[2])] = name
-        elif match := _positions_file(name):
-            found.setdefault(match[1], QueueFiles(match[1])).positions = name
-        elif match := _bad_file(name):
-            found.setdefault(match[1], QueueFiles(match[1])).bad[int(match[2])] = name
+        if match := _file(name):
+            queue = found.setdefault(match[1], QueueFiles(match[1]))
+            if match[2] is None:
+                queue.positions = name
+            else:
+                (queue.bad if match[3] else queue.data)[int(match[2])] = name
     return dict(sorted(found.items()))
 
 

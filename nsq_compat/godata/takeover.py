@@ -92,15 +92,16 @@ def take_over(files: Files, data_path: str, segment_size: int) -> None:
     topics = find_go_topics(files, data_path)
     known = _known_topics(files, data_path) if topics else {}
     for name, topic in topics.items():
+        # Before the first message is read: messages added later must not count as imported.
+        receipt = importer.make_receipt(topic.values())
         empty = read_empty(files, data_path, topic)
         if empty is not None:
             _log_damage(empty)
-            importer.set_aside_empty(name, topic)
+            importer.set_aside(name, receipt)  # without a transaction, because no message can be duplicated
             continue
-        folder = importer.begin(name, topic)
-        with StoredTopic(files, folder, segment_size) as stored:
+        with StoredTopic(files, importer.begin(name), segment_size) as stored:
             _log_damage(_Builder(files, data_path, stored, topic).build(known.get(name, TopicMetadata(name))))
-        importer.commit(name)
+        importer.commit(name, receipt)
 
 
 def find_go_topics(files: Files, data_path: str) -> dict[str, GoTopic]:
@@ -320,8 +321,7 @@ class GoImport:
         self._files = files
         self._data_path = data_path
         self._folder = our_folder(data_path)
-        self._destination = ""
-        self._receipts: dict[str, _Receipt] = {}
+        self._destination = ""  # the name of the folder under ``imported`` for all imports of this process
 
     def recover(self) -> None:
         """Undo or complete an interrupted import. Must be called before any topic is opened."""
@@ -340,10 +340,8 @@ class GoImport:
                 self._complete(name.removesuffix(TOPIC_SUFFIX))
         self._files.fsync_folder(self._folder)
 
-    def begin(self, name: str, topic: GoTopic) -> str:
+    def begin(self, name: str) -> str:
         """Create the folder in which to build the topic: a copy of the topic's folder, or empty for a new topic."""
-        # Before the first message is read: messages added later must not count as imported.
-        self._receipts[name] = self._make_receipt(topic.values())
         staging, existing = self._path(name, _IMPORTING_SUFFIX), self._path(name, TOPIC_SUFFIX)
         remove_folder(self._files, staging)
         self._files.mkdir(staging, 0o700)
@@ -352,13 +350,12 @@ class GoImport:
                 _copy(self._files, os.path.join(existing, file), os.path.join(staging, file))
         return staging
 
-    def commit(self, name: str) -> None:
+    def commit(self, name: str, receipt: _Receipt) -> None:
         """Make the folder the topic, and move Go's files away. No file in it may be open."""
         staging, final = self._path(name, _IMPORTING_SUFFIX), self._path(name, TOPIC_SUFFIX)
         for file in self._files.listdir(staging):
             with opened(self._files, os.path.join(staging, file)) as fd:
                 self._files.fsync(fd)
-        receipt = self._receipts.pop(name)
         replace_file(self._files, os.path.join(staging, RECEIPT), receipt.encode(), sync=True)
         replaced = self._path(name, _REPLACED_SUFFIX)
         with suppress(FileNotFoundError):
@@ -369,14 +366,10 @@ class GoImport:
         remove_folder(self._files, replaced)
         self._complete(name)
 
-    def set_aside_empty(self, name: str, topic: GoTopic) -> None:
-        """Move the files of an empty topic away. This needs no transaction, because no message can be duplicated."""
-        self._set_aside(name, self._make_receipt(topic.values()))
-
     def _path(self, topic: str, suffix: str) -> str:
         return os.path.join(self._folder, topic + suffix)
 
-    def _make_receipt(self, queues: Iterable[QueueFiles]) -> _Receipt:
+    def make_receipt(self, queues: Iterable[QueueFiles]) -> _Receipt:
         sizes: dict[str, int] = {}
         positions: dict[str, str] = {}
         for queue in queues:
@@ -386,16 +379,12 @@ class GoImport:
             if queue.positions is not None:
                 content = read_file(self._files, os.path.join(self._data_path, queue.positions))
                 positions[queue.positions] = content.decode("latin-1")
-        return _Receipt(self._destination_number(), sizes, positions)
-
-    def _destination_number(self) -> str:
-        """The name of the folder under ``imported`` for all imports of this process, a new one."""
         if not self._destination:
             taken: Sequence[str] = ()
             with suppress(FileNotFoundError):
                 taken = self._files.listdir(os.path.join(self._folder, _IMPORTED_FOLDER))
             self._destination = str(1 + max((int(name) for name in taken if name.isdecimal()), default=0))
-        return self._destination
+        return _Receipt(self._destination, sizes, positions)
 
     def _complete(self, topic: str) -> None:
         """Steps 5 and 6 for a topic that has a receipt."""
@@ -407,36 +396,32 @@ class GoImport:
         except ValueError as error:
             log.error("TOPIC(%s): receipt of an import is damaged - %s; its files are imported again", topic, error)
         else:
-            self._set_aside(topic, receipt)
+            self.set_aside(topic, receipt)
         self._files.unlink(path)
         self._files.fsync_folder(os.path.dirname(path))
 
-    def _set_aside(self, topic: str, receipt: _Receipt) -> None:
+    def set_aside(self, topic: str, receipt: _Receipt) -> None:
         """Move the files of the receipt away, unless another nsqd has used the queues since it was written."""
         queues = queues_among(receipt.sizes).keys()
         present = queues_among(self._files.listdir(self._data_path))
-        now = self._make_receipt(found for name, found in present.items() if name in queues)
+        now = self.make_receipt(found for name, found in present.items() if name in queues)
         if changed := [name for name in now.sizes if not now.has_same(name, receipt)]:
             log.warning(
                 "TOPIC(%s): another nsqd has used the files of an interrupted import (%s); importing them again",
                 topic, ", ".join(changed),
             )  # fmt: skip
             return
-        destination = self._make_destination(receipt.folder)
+        destination = self._folder
+        for part in (_IMPORTED_FOLDER, receipt.folder):
+            parent, destination = destination, os.path.join(destination, part)
+            with suppress(FileExistsError):
+                self._files.mkdir(destination, 0o700)
+                self._files.fsync_folder(parent)
         for name in sorted(now.sizes, key=lambda each: each not in receipt.positions):
             self._files.rename(os.path.join(self._data_path, name), os.path.join(destination, name))
         # The destination first: a power cut in between may leave a file under both names, but not under none.
         self._files.fsync_folder(destination)
         self._files.fsync_folder(self._data_path)
-
-    def _make_destination(self, number: str) -> str:
-        path = self._folder
-        for name in (_IMPORTED_FOLDER, number):
-            parent, path = path, os.path.join(path, name)
-            with suppress(FileExistsError):
-                self._files.mkdir(path, 0o700)
-                self._files.fsync_folder(parent)
-        return path
 
 
 def _copy(files: Files, source: str, target: str) -> None:

@@ -113,29 +113,18 @@ def decode_requeued(frame: bytes) -> tuple[str, list[Delay]]:
 
 
 class Requeued:
-    """The delays in the replayed part of a log, by channel; the last one of each message counts."""
+    """The delays in the replayed part of a log, by channel and message id; the last one of each message counts."""
 
     def __init__(self) -> None:
-        self._channels: dict[str, dict[bytes, Delay]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._channels)
-
-    def __iter__(self) -> Iterator[str]:
-        """The names of the channels that have delays."""
-        return iter(self._channels)
+        self.channels: dict[str, dict[bytes, Delay]] = {}
 
     def add(self, frame: bytes) -> None:
         channel, delays = decode_requeued(frame)
-        self._channels.setdefault(channel, {}).update((each.message_id, each) for each in delays)
-
-    def forget(self, channel: str) -> None:
-        """Drop the delays of a channel that was emptied or deleted."""
-        self._channels.pop(channel, None)
+        self.channels.setdefault(channel, {}).update((each.message_id, each) for each in delays)
 
     def earliest_due(self) -> float:
         """Return the earliest due time, in seconds since 1970."""
-        return min(delay.due_ns for each in self._channels.values() for delay in each.values()) / _NS_PER_SECOND
+        return min(delay.due_ns for each in self.channels.values() for delay in each.values()) / _NS_PER_SECOND
 
     def apply(self, states: dict[str, ChannelState], clock_offset: float, log: TopicLog) -> None:
         """Defer the messages in the states of their channels. Raises ``OSError``.
@@ -143,7 +132,7 @@ class Requeued:
         A message is among the state's entries, or in the stream behind its position, where it is skipped. If it is in
         neither, it was finished before, or is damaged and counted elsewhere.
         """
-        for name, delays in self._channels.items():
+        for name, delays in self.channels.items():
             state = states.get(name)
             if state is None:
                 continue

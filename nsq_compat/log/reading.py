@@ -289,10 +289,17 @@ def fetch_at(segment: Segment, wanted: Sequence[tuple[int, int]]) -> Iterator[by
 
 
 def fetch_in_span(segment: Segment, span: tuple[int, int], wanted: set[bytes], damage: Damage) -> dict[bytes, bytes]:
-    """The frames of these messages, by id, as far as they can be read in a span that ``group_by_span`` returned."""
+    """The frames of these messages, by id, as far as they can be read in a span that ``group_by_span`` returned.
+
+    What a first search misses is searched for past damage, which is reported.
+    """
     found = {each: frame for each, (_, frame) in find_in_span(segment, span, wanted).items()}
-    if missing := wanted - found.keys():
-        found |= _search(segment, span, missing, damage)
+    begin, end = span
+    reader = GroupReader(segment, damage, begin, counts_all=False)
+    while len(found) < len(wanted) and reader.offset < end and (groups := reader.read(_BLOCK)):
+        for group in groups:
+            if group.kind in MESSAGE_KINDS:
+                found.update((each, frame) for frame in group.frames if (each := message_id(frame)) in wanted)
     return found
 
 
@@ -344,18 +351,6 @@ def find_in_span(segment: Segment, span: tuple[int, int], wanted: set[bytes]) ->
     return found
 
 
-def _search(segment: Segment, span: tuple[int, int], wanted: set[bytes], damage: Damage) -> dict[bytes, bytes]:
-    """The frames of these messages that can be read past damage, which is reported."""
-    found: dict[bytes, bytes] = {}
-    begin, end = span
-    reader = GroupReader(segment, damage, begin, counts_all=False)
-    while len(found) < len(wanted) and reader.offset < end and (groups := reader.read(_BLOCK)):
-        for group in groups:
-            if group.kind in MESSAGE_KINDS:
-                found.update((each, frame) for frame in group.frames if (each := message_id(frame)) in wanted)
-    return found
-
-
 class ReadableLog:
     """A log as it is read. ``TopicLog`` adds writing and deleting. Methods raise ``OSError``.
 
@@ -395,11 +390,6 @@ class ReadableLog:
             if following <= seq:
                 break
         return total + (self.tail.bytes_behind(seq) if self.tail is not None else 0)
-
-    @property
-    def damaged_records(self) -> int:
-        """The number of messages found lost since the log was opened."""
-        return self.damage.records
 
     def recovered(self) -> Iterator[Group]:
         """Yield the groups of all kinds behind `start`, in order, with a block in memory at a time."""

@@ -101,14 +101,14 @@ class _Replay:
     def channel_deleted(self, group: Group) -> None:
         topic, name = self.topic, _name(group)
         topic.channels.pop(name, None)
-        self.requeued.forget(name)
+        self.requeued.channels.pop(name, None)
         topic.gone.add(name)
         if not topic.channels and topic.held is None:
             topic.held = ChannelState(group.first_seq)
 
     def channel_emptied(self, group: Group) -> None:
         topic, name = self.topic, _name(group)
-        self.requeued.forget(name)
+        self.requeued.channels.pop(name, None)
         if name in topic.channels:
             topic.channels[name] = ChannelState(topic.held.position if topic.held is not None else group.first_seq)
 
@@ -175,9 +175,12 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
     topic.end = log.end._replace(seq=max(replay.seq, log.end.seq))
     if topic.everything is not None and not log.is_whole:
         _give_everything_to_all(topic, topic.everything, kept, replay.requeued)
-    _defer_requeued(topic, replay.requeued, log)
+    if replay.requeued.channels:  # applied last, because the messages may be anywhere in the replayed part of the log
+        if replay.requeued.earliest_due() <= topic.clock_offset:
+            _count_from_1970(topic)
+        replay.requeued.apply(topic.channels, topic.clock_offset, log)
     _audit(log, last, topic)
-    topic.is_current = topic.is_current and not log.damaged_records  # else every start would report the loss again
+    topic.is_current = topic.is_current and not log.damage.records  # else every start would report the loss again
     return topic
 
 
@@ -201,20 +204,12 @@ def _as_of_checkpoint(last: TopicState) -> TopicState:
     return topic
 
 
-def _defer_requeued(topic: TopicState, requeued: Requeued, log: TopicLog) -> None:
-    """Apply REQ delays after the replay, because the messages may be anywhere in the replayed part of the log."""
-    if requeued:
-        if requeued.earliest_due() <= topic.clock_offset:
-            _count_from_1970(topic)
-        requeued.apply(topic.channels, topic.clock_offset, log)
-
-
 def _give_everything_to_all(
     topic: TopicState, everything: ChannelState, kept: dict[bytes, int], requeued: Requeued
 ) -> None:
     everything.entries += entries_at_once(sorted(kept.items()))
     topic.last_id = max(topic.last_id, max(kept, default=_NO_ID))
-    names = dict.fromkeys((*topic.channels, *requeued))
+    names = dict.fromkeys((*topic.channels, *requeued.channels))
     topic.channels = {name: ChannelState(everything.position, list(everything.entries)) for name in names}
     topic.held = None if topic.channels else everything
     topic.paused = topic.awaits_channels = False
@@ -364,21 +359,18 @@ class StoredTopic:
         except BadCheckpoint as error:
             self.checkpoint_error = str(error)
         start = last.end if last is not None else None
-        self.log = TopicLog.open(files, folder, segment_size=segment_size, start=start)
+        self.log = TopicLog(files, folder, segment_size=segment_size, start=start)
         try:
             self.state = replace(recover(last, self.log), everything=None)
         except OSError:
             self.log.close()
             raise
 
-    def close(self) -> None:
-        self.log.close()
-
     def __enter__(self) -> "StoredTopic":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.log.close()
 
     def depths(self) -> dict[str | None, int]:
         """The number of messages by channel; None stands for the topic itself."""

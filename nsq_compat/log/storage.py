@@ -18,6 +18,7 @@ from nsq_compat.log.checkpoint import CHECKPOINT, BadCheckpoint, TopicState, ent
 from nsq_compat.log.data_path import our_folder, reason, remove_leftovers, topic_folder, topics_in
 from nsq_compat.log.descriptors import DEFAULT_LIMIT, Descriptors
 from nsq_compat.log.files import Files, adopt_temporary, opened, replace_file, write_temporary
+from nsq_compat.log.memory_tail import MemoryTail
 from nsq_compat.log.segment import StagedBatch, locations_of
 from nsq_compat.log.topic_log import Later, LogEnd, TopicLog
 from nsq_compat.protocol.message import message_id
@@ -132,7 +133,7 @@ class Storage:
         except BadCheckpoint as error:
             path = os.path.join(folder, CHECKPOINT)
             log.error("checkpoint %s is damaged (%s): all messages in the log are delivered again", path, error)
-        topic_log = TopicLog.open(
+        topic_log = TopicLog(
             self.files,
             folder,
             segment_size=self.segment_size,
@@ -208,7 +209,7 @@ class TopicStore:
         """
         self.log.in_steps = True
         if not self.writes_at_once:
-            self.log.keep_newest_in_memory(mem_queue_size, first_needed)
+            self.log.tail = MemoryTail(mem_queue_size, first_needed)
 
     def append(
         self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES, joined: bytes = b""
@@ -232,9 +233,11 @@ class TopicStore:
 
     def _hold(self, frames: Sequence[bytes], first_seq: int) -> bool:
         """Keep messages in memory, and write older ones if need be. Returns False if memory is too small for them."""
-        while not self.log.hold(frames, first_seq):
+        tail = self.log.tail
+        assert tail is not None, "`serve` comes first"
+        while not tail.append(first_seq, frames):
             if self.spill_some():
-                return self.log.hold(frames, first_seq)
+                return tail.append(first_seq, frames)
         return True
 
     def append_deferred(self, frames: Sequence[bytes], seq: int, due_ns: int, room: int) -> Sequence[bytes]:

@@ -23,7 +23,6 @@ from nsq_compat.log.data_path import leftover_name, remove_folder
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files
 from nsq_compat.log.group_reader import MESSAGE_KINDS, GroupReader, extend_index, index_of
-from nsq_compat.log.memory_tail import MemoryTail
 from nsq_compat.log.reading import (
     LogEnd,
     LogReader,
@@ -58,15 +57,29 @@ Later = Callable[[Callable[[], None]], object]
 
 
 class TopicLog(ReadableLog):
-    """Created by ``open``. Every method that touches files raises ``OSError``."""
+    """Opens the log in `folder`, or creates it. Every method that touches files raises ``OSError``, also this one.
 
-    def __init__(self, descriptors: Descriptors, folder: str, segment_size: int, later: Later) -> None:
+    ``recovered`` begins at `start`, by default the oldest group. Damage is counted and skipped. `descriptors` are those
+    of all logs; `files` must be the same as theirs. `later` schedules optional work.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        folder: str,
+        *,
+        segment_size: int = DEFAULT_SEGMENT_SIZE,
+        start: LogEnd | None = None,
+        descriptors: Descriptors | None = None,
+        later: Later = lambda prepare: None,
+    ) -> None:
+        self._own_descriptors = descriptors is None
+        descriptors = descriptors or Descriptors(files)
         super().__init__(folder, Retained(descriptors, lambda number: self.path_of("kept", number), segment_size))
         self.last_place = 0
         """The place of the last group that was not of kind MESSAGES (``place_of``)."""
         self._descriptors = descriptors
-        self._files = descriptors.files
-        self._own_descriptors = False
+        self._files = files
         self._segment_size = segment_size
         self._later = later
         self._active: Segment | None = None  # the last of the segments, if this run made it
@@ -76,34 +89,7 @@ class TopicLog(ReadableLog):
         self._patience = 0
         self._considered = 0
         self._closed = False
-
-    @classmethod
-    def open(
-        cls,
-        files: Files,
-        folder: str,
-        *,
-        segment_size: int = DEFAULT_SEGMENT_SIZE,
-        start: LogEnd | None = None,
-        descriptors: Descriptors | None = None,
-        later: Later = lambda prepare: None,
-    ) -> "TopicLog":
-        """Open the log in `folder`, or create it. ``recovered`` begins at `start`, by default the oldest group.
-
-        Damage is counted and skipped. `descriptors` are those of all logs; `files` must be the same as theirs. `later`
-        schedules optional work.
-        """
-        opened = cls(Descriptors(files) if descriptors is None else descriptors, folder, segment_size, later)
-        opened._own_descriptors = descriptors is None
-        opened._open(start)
-        return opened
-
-    def keep_newest_in_memory(self, limit: int, first_needed: Callable[[], int]) -> None:
-        """From now on keep up to `limit` messages in memory, see `hold`: durability level ``memory``.
-
-        `first_needed` returns the number of the first message that a channel reads. Those before it are dropped.
-        """
-        self.tail = MemoryTail(limit, first_needed)
+        self._open(start)
 
     # --- State --------------------------------------------------------------------------------------------------------
 
@@ -112,10 +98,6 @@ class TopicLog(ReadableLog):
         """The place behind the last group. With this `start`, ``recovered`` returns the groups appended from now on."""
         last = self.segments[-1] if self.segments else None
         return LogEnd(last.number, last.end, self.next_seq) if last else LogEnd(self._last_number, 0, self.next_seq)
-
-    @property
-    def has_begun(self) -> bool:
-        return bool(self.segments)
 
     @property
     def disk_bytes(self) -> int:
@@ -129,9 +111,7 @@ class TopicLog(ReadableLog):
     ) -> None:
         """Write one group, all or nothing. `first_seq` counts for MESSAGES and must not be below ``end.seq``.
 
-        No message may be in memory only: see ``spill``.
-
-        `joined`: the frames joined, if the caller has that.
+        No message may be in memory only: see ``spill``. `joined`: the frames joined, if the caller has that.
         """
         # Hot: runs for every publish.
         if not frames:
@@ -160,11 +140,6 @@ class TopicLog(ReadableLog):
             self.next_seq = first_seq + len(frames)
         else:
             self.last_place = place_of(segment.number, offset)
-
-    def hold(self, frames: Sequence[bytes], first_seq: int) -> bool:
-        """Keep messages in memory; returns False if there is no room."""
-        assert self.tail is not None, "keep_newest_in_memory comes first"
-        return self.tail.append(first_seq, frames)
 
     def spill_some(self) -> bool:
         """Write some of the messages that are in memory only; returns whether none is left there."""

@@ -174,7 +174,7 @@ def _topic_stats(topic: Topic, now: float, channel: str, include_clients: bool) 
         dropped_count=topic.dropped_count,
         rejected_count=topic.rejected_count,
         log_bytes=topic.store.log.disk_bytes if topic.store is not None else 0,
-        damaged_records=topic.store.log.damaged_records if topic.store is not None else 0,
+        damaged_records=topic.store.log.damage.records if topic.store is not None else 0,
     )
 
 

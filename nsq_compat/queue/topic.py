@@ -380,7 +380,7 @@ class Topic:
         stands = self.seq if held is None else held.position
         for name, state in before.channels.items():
             self._make_channel(name, 0).restore(state, stands, shift)
-        if not self.store.log.has_begun:  # the messages before are in other files
+        if not self.store.log.segments:  # the messages before are in other files
             for name in self.channels:
                 self._note(CHANNEL_CREATED, name, stands)
             if self.paused:

@@ -199,7 +199,7 @@ def _check_topic(data_path: str, name: str) -> TopicFindings:
             try:
                 topic.read_needed()
             finally:
-                findings.damaged_records = topic.log.damaged_records
+                findings.damaged_records = topic.log.damage.records
                 findings.damages = topic.log.damage.findings
     except OSError as error:  # other topics can be examined nevertheless
         findings.problems.append(f"cannot be read: {error}")
@@ -314,8 +314,8 @@ def _stored_backlogs(data_path: str, complaints: list[str]) -> Iterator[go_expor
                 complaints.append(f"{name}: checkpoint is damaged ({problem}), its whole log is exported")
             for channel, frames in topic.backlogs():
                 yield name, channel, frames
-            if topic.log.damaged_records:
-                complaints.append(f"{name}: {topic.log.damaged_records} messages are damaged")
+            if topic.log.damage.records:
+                complaints.append(f"{name}: {topic.log.damage.records} messages are damaged")
 
 
 # --- salvage ----------------------------------------------------------------------------------------------------------

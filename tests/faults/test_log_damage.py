@@ -29,7 +29,7 @@ class GivesUp(TopicLog):
 
     def recovered(self):
         for group in super().recovered():
-            if self.damaged_records:
+            if self.damage.records:
                 return
             yield group
 
@@ -67,7 +67,7 @@ def new_frames(ids: Sequence[bytes], random: Random, body_size: int) -> Sequence
 def build(segment_size: int, body_size: int, counts: Iterable[int]) -> Store:
     random = Random(7)
     disk = SimulatedDisk()
-    log = TopicLog.open(disk, FOLDER, segment_size=segment_size)
+    log = TopicLog(disk, FOLDER, segment_size=segment_size)
     records: dict[bytes, tuple[str, int, int]] = {}
     publishes: list[list[bytes]] = []
     frames_of: dict[bytes, bytes] = {}
@@ -100,17 +100,17 @@ def read_all(
     disk: SimulatedDisk, log_class: type[TopicLog] = TopicLog, once: bool = True
 ) -> tuple[set[bytes], TopicLog]:
     """Everything there is by all ways of reading, which agree."""
-    log = log_class.open(disk, FOLDER, segment_size=1000)
+    log = log_class(disk, FOLDER, segment_size=1000)
     groups = list(log.recovered())
     found = [message_id(frame) for group in groups for frame in group.frames if group.kind in (MESSAGES, DEFERRED)]
     assert len(found) == len(set(found)) or not once
-    count = log.damaged_records
+    count = log.damage.records
     reader = log.reader(log.oldest)
     read: list[bytes] = []
     while some := reader.read(700):
         read += [message_id(frame) for group in some for frame in group.frames]
     assert read == [message_id(frame) for group in groups if group.kind == MESSAGES for frame in group.frames]
-    assert log.damaged_records == count, "damage is counted once"
+    assert log.damage.records == count, "damage is counted once"
     return set(found), log
 
 
@@ -131,7 +131,7 @@ def test_undamaged_everything_is_found():
     for store in (SMALL, LARGE):
         found, log = read_all(store.disk.copy())
         assert found == set(store.records) == set(log.fetch(found))
-        assert log.damaged_records == 0
+        assert log.damage.records == 0
         assert log.end.seq == store.end.seq
 
 
@@ -146,8 +146,8 @@ def flip_every_byte(log_class: type[TopicLog] = TopicLog) -> None:
             allowed = hit(SMALL, path, offset, offset + 1) or hit(SMALL, path, offset, offset + HEADER_SIZE)
             in_checksums = len(lost) == 1 and not hit(SMALL, path, offset, offset + 1)
             assert lost <= allowed or in_checksums, (path, offset)
-            assert log.damaged_records >= len(lost), "what is lost is counted"
-            assert log.damaged_records <= 1
+            assert log.damage.records >= len(lost), "what is lost is counted"
+            assert log.damage.records <= 1
             is_alive(log)
 
 
@@ -174,7 +174,7 @@ def test_a_file_that_was_cut_has_what_was_before_the_cut():
             assert lost <= behind, (path, size)
             numbered = [each for n, ids in enumerate(SMALL.publishes) if n % 4 != 3 for each in ids]
             if path != last and (path != first or size >= FIRST_GROUP):  # nothing says that anything was there
-                assert log.damaged_records >= len(lost & set(numbered)), "what is lost is counted"
+                assert log.damage.records >= len(lost & set(numbered)), "what is lost is counted"
             assert found == set(log.fetch(found))
             is_alive(log)
 
@@ -191,7 +191,7 @@ def test_a_page_of_zeros_costs_the_publishes_that_reach_into_it():
             for ids in LARGE.publishes:
                 assert len(set(ids) & lost) in (0, len(ids)), "all or nothing: it may never have been written"
             if lost and end < len(content):
-                assert log.damaged_records > 0, "what is lost is counted"
+                assert log.damage.records > 0, "what is lost is counted"
             is_alive(log)
 
 
@@ -201,7 +201,7 @@ def test_a_file_that_is_gone_costs_what_was_in_it():
         found, log = read_all(SMALL.with_file(path, None))
         assert set(SMALL.records) - found == hit(SMALL, path, 0, 1 << 30)
         if path != paths[-1] and path != paths[0]:
-            assert log.damaged_records > 0, "what is lost is counted"
+            assert log.damage.records > 0, "what is lost is counted"
         is_alive(log)
 
 
@@ -219,11 +219,11 @@ class Acknowledged(NamedTuple):
     def after(self, path: str, content: bytes | None) -> "Found":
         """The files as they are, but for this one; opened as the next daemon does it."""
         with StoredTopic(with_file(self.disk, path, content), FOLDER, 4000) as topic:
-            at_start = topic.log.damaged_records
+            at_start = topic.log.damage.records
             depths = topic.depths()
             delivered = {str(name): [message_id(frame) for frame in frames] for name, frames in topic.backlogs()}
             findings = list(topic.log.damage.findings)
-            return Found(at_start, depths, delivered, topic.log.damaged_records, findings, topic.state.is_current)
+            return Found(at_start, depths, delivered, topic.log.damage.records, findings, topic.state.is_current)
 
     def is_counted_at_the_start(self, path: str, content: bytes | None) -> "Found":
         """Check that the next start counts what is lost by that, no more, and no later."""
@@ -259,7 +259,7 @@ def acknowledged(everything: bool, count: int = 400, segment_size: int = 4000) -
     """Several segments, and if not `everything` is needed one that was released and a kept file."""
     random = Random(11)
     disk = SimulatedDisk()
-    log = TopicLog.open(disk, FOLDER, segment_size=segment_size)
+    log = TopicLog(disk, FOLDER, segment_size=segment_size)
     immediate: list[bytes] = []
     deferred: list[bytes] = []
     next_id = 0
@@ -415,7 +415,7 @@ def test_whatever_happened_to_several_files_every_loss_is_counted(data):
 def test_a_loss_before_a_deferred_message_is_counted():
     """The first sound group has no number: the index must not take it for the one of the lost message before it."""
     disk = SimulatedDisk()
-    log = TopicLog.open(disk, FOLDER)
+    log = TopicLog(disk, FOLDER)
     immediate, deferred, after = ([b"%016x" % number] for number in range(3))
     log.append(make_frames(immediate, NOW_NS, [b"lost"]), 0)
     begin = log.end.offset
@@ -425,16 +425,16 @@ def test_a_loss_before_a_deferred_message_is_counted():
     path = f"{FOLDER}/log.{1:020}"
     content = disk.content(path)
     disk.put(path, content[:FIRST_GROUP] + bytes(begin - FIRST_GROUP) + content[begin:])
-    log = TopicLog.open(disk, FOLDER)
+    log = TopicLog(disk, FOLDER)
     assert [message_id(frame) for group in log.reader(0).read() for frame in group.frames] == after
-    assert log.damaged_records == 1
+    assert log.damage.records == 1
 
 
 def test_what_cannot_be_fetched_is_counted_once():
-    log = TopicLog.open(SMALL.disk.copy(), FOLDER, segment_size=1000)
+    log = TopicLog(SMALL.disk.copy(), FOLDER, segment_size=1000)
     for _ in range(2):
         assert log.fetch([b"%016x" % 0, b"%016x" % 999]).keys() == {b"%016x" % 0}
-    assert log.damaged_records == 1
+    assert log.damage.records == 1
 
 
 @settings(max_examples=200)

@@ -28,7 +28,7 @@ NOW_NS = 1_700_000_000_000_000_000
 
 
 def open_log(files: Any, segment_size: int, log_class: type[TopicLog] = TopicLog, **options: Any) -> TopicLog:
-    return log_class.open(files, "/orders.topic", segment_size=segment_size, **options)
+    return log_class(files, "/orders.topic", segment_size=segment_size, **options)
 
 
 def frames_of(*numbers: int, sizes: Iterable[int] = (), random: Random | None = None) -> Sequence[bytes]:
@@ -233,7 +233,7 @@ class FailingCalls(Story):
         for group in groups:
             if group.kind == MESSAGES and message_id(group.frames[0]) in self.acknowledged:
                 assert self.acknowledged[message_id(group.frames[0])] == group.first_seq, "numbers stay"
-        assert log.damaged_records == 0
+        assert log.damage.records == 0
         assert log.end.seq > max(self.acknowledged.values(), default=-1)
 
 
@@ -314,7 +314,7 @@ def consume(files: FaultyFiles, last: TopicState) -> tuple[list[bytes], list[byt
             found = sorted(log.fetch(wanted))
             break
     log.release(state.end.seq // 2, lambda: wanted, log.end)
-    return taken, found, log.damaged_records
+    return taken, found, log.damage.records
 
 
 @pytest.mark.parametrize("length", [1, 9])

@@ -695,7 +695,7 @@ class QueueOnDisk(RuleBasedStateMachine):
             assert (real.paused, real.awaits_channels) == (model.paused, model.awaits_channels)
             assert real.channels.keys() == model.channels.keys()
             assert real.depth == len(model.held.waiting) + len(model.held.deferred)
-            assert self.store(real).log.damaged_records == 0
+            assert self.store(real).log.damage.records == 0
             for each in model.lasting:
                 channel, messages = real.channels[each], model.channels[each]
                 assert channel.depth == len(messages.waiting)

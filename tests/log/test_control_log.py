@@ -234,4 +234,4 @@ def test_of_a_channel_that_is_not_there_nothing_is_done():
     requeued = Requeued()
     requeued.add(encode_requeued("gone", [ROW.pack(1, b"0" * 16, 1)]))
     requeued.apply({}, 0.0, None)  # type: ignore[arg-type]
-    assert list(requeued) == ["gone"]
+    assert list(requeued.channels) == ["gone"]

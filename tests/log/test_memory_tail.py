@@ -32,7 +32,7 @@ class Writer:
         self.log = log
         self.end = 0
         self.needed = 0
-        log.keep_newest_in_memory(limit, lambda: self.needed)
+        log.tail = MemoryTail(limit, lambda: self.needed)
 
     def publish(self, count):
         if not self.holds(count):
@@ -40,9 +40,9 @@ class Writer:
         self.end += count
 
     def holds(self, count):
-        while not self.log.hold(frames(self.end, count), self.end):
+        while not self.log.tail.append(self.end, frames(self.end, count)):
             if self.log.spill_some():
-                return self.log.hold(frames(self.end, count), self.end)
+                return self.log.tail.append(self.end, frames(self.end, count))
         return True
 
     def reads(self, seq, max_bytes=PLENTY):
@@ -55,7 +55,7 @@ class Writer:
 
 @pytest.fixture
 def log(disk, tmp_path):
-    opened = TopicLog.open(disk, str(tmp_path / "t.topic"), segment_size=2000)
+    opened = TopicLog(disk, str(tmp_path / "t.topic"), segment_size=2000)
     yield opened
     opened.close()
 
@@ -126,7 +126,7 @@ def test_no_room_is_made_by_dropping_messages_that_are_needed():
 )
 def test_whatever_is_needed_can_be_read_in_order(tmp_path_factory, steps, limit):
     folder = tmp_path_factory.mktemp("log") / "t.topic"
-    log = TopicLog.open(OsFiles(), str(folder), segment_size=500)
+    log = TopicLog(OsFiles(), str(folder), segment_size=500)
     writer = Writer(log, limit)
     for step, count in steps:
         if step == "publish":
@@ -139,4 +139,4 @@ def test_whatever_is_needed_can_be_read_in_order(tmp_path_factory, steps, limit)
         assert log.tail is not None
         assert log.tail.count <= limit
     log.close()
-    assert log.damaged_records == 0
+    assert log.damage.records == 0

@@ -30,7 +30,7 @@ class Past:
 
     def __init__(self, folder):
         self.folder = folder
-        self.log = TopicLog.open(OsFiles(), folder, segment_size=500)
+        self.log = TopicLog(OsFiles(), folder, segment_size=500)
         self.seq = 0
         self.serial = 0
 
@@ -56,7 +56,7 @@ class Past:
         return TopicState(end, clock_offset, b"0" * 16, states, states.pop("held", None), paused, awaits_channels)
 
     def recovered(self, last=None):
-        log = TopicLog.open(OsFiles(), self.folder, segment_size=500, start=last.end if last else None)
+        log = TopicLog(OsFiles(), self.folder, segment_size=500, start=last.end if last else None)
         try:
             return recover(last, log)
         finally:
@@ -370,7 +370,7 @@ def stored(folder):
     with StoredTopic(OsFiles(), folder) as topic:
         found = {name: [*map(number_and_attempts, frames)] for name, frames in topic.backlogs()}
         assert topic.depths() == {name: len(frames) for name, frames in found.items()}
-        assert not topic.log.damaged_records
+        assert not topic.log.damage.records
         return found
 
 
@@ -422,7 +422,7 @@ def test_reading_all_undelivered_messages_counts_damaged_ones(past):
     save(past, c=ChannelState(0, entries_at_once([(b"%016x" % 99, 1)])))
     with StoredTopic(OsFiles(), past.folder) as topic:
         topic.read_needed()
-        assert topic.log.damaged_records == 1
+        assert topic.log.damage.records == 1
 
 
 def test_a_missing_segment_is_damage(past):
@@ -432,4 +432,4 @@ def test_a_missing_segment_is_damage(past):
     with StoredTopic(OsFiles(), past.folder) as topic:
         topic.read_needed()
         assert list(dict(topic.backlogs())["c"]) == []
-        assert topic.log.damaged_records == 7
+        assert topic.log.damage.records == 7

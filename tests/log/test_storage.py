@@ -134,7 +134,7 @@ def test_a_clean_stop_keeps_everything_at_every_level(data_path, durability):
     daemon.waits(25)
     assert b"deferred" in consumer.takes_all()
     assert daemon.consumer(topic="returns").takes_all() == [b"other topic"]
-    assert daemon.topic().store.log.damaged_records == 0
+    assert daemon.topic().store.log.damage.records == 0
 
 
 def test_what_is_finished_after_a_checkpoint_comes_again_after_a_kill_and_nothing_else(data_path):
@@ -360,7 +360,7 @@ def test_what_a_paused_topic_held_and_dropped_stays_away_from_channels_that_are_
     daemon.topic().unpause()
     daemon.publishes(b"e")
     assert sorted(daemon.consumer().takes_all()) == [b"a", b"b", b"c", b"d", b"e"]
-    assert daemon.topic().store.log.damaged_records == 0
+    assert daemon.topic().store.log.damage.records == 0
 
 
 def test_a_topic_paused_without_a_channel_is_paused_after_a_kill(data_path):
@@ -605,7 +605,7 @@ def test_a_log_written_at_level_memory_tells_of_a_pause(data_path):
 
 def test_a_log_begun_beside_retained_messages_tells_which_channels_there_were(data_path):
     frames = make_frames([b"%016x" % number for number in (1, 2)], 0, [b"a", b"b"])
-    log = TopicLog.open(data_path.files, data_path.folder())
+    log = TopicLog(data_path.files, data_path.folder())
     log.keep(frames)
     log.close()
     place = ChannelState(2, entries_at_once((message_id(frame), 1) for frame in frames))
@@ -655,7 +655,7 @@ def test_a_data_path_may_be_used_at_another_level_after_a_clean_stop(data_path, 
     daemon.waits(9)
     for name in ("archive", "slow"):
         assert sorted(daemon.consumer(name).takes_all()) == [*everything, b"later"]
-    assert daemon.topic().store.log.damaged_records == 0
+    assert daemon.topic().store.log.damage.records == 0
 
 
 def test_old_unfinished_messages_do_not_keep_the_disk_full(data_path):

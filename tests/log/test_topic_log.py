@@ -37,7 +37,7 @@ class Writer:
 
     def open(self, start: LogEnd | None = None) -> TopicLog:
         """The next run, without a clean end of the last one."""
-        self.log = TopicLog.open(self.files, self.folder, segment_size=self.segment_size, start=start)
+        self.log = TopicLog(self.files, self.folder, segment_size=self.segment_size, start=start)
         return self.log
 
     def publish(self, count: int = 1, due_ns: int = 0, size: int = 50) -> tuple[bytes, ...]:
@@ -129,7 +129,7 @@ def test_the_last_messages_of_a_long_log_are_found_without_reading_it():
     small = [frame for _ in range(3) for frame in writer.publish()]
     assert [frame for group in writer.log.latest(3) for frame in group.frames] == [*big, *small]
     assert sum(len(group.frames) for group in writer.log.latest(100)) < 10_000
-    assert writer.log.damaged_records == 0
+    assert writer.log.damage.records == 0
 
 
 def test_an_empty_publish_is_none(writer):
@@ -237,7 +237,7 @@ def test_messages_are_fetched_by_their_ids_wherever_they_are(writer):
 def test_a_message_that_is_nowhere_is_left_out_and_counted(writer):
     writer.publish()
     assert writer.log.fetch([b"%016x" % 77]) == {}
-    assert writer.log.damaged_records == 1
+    assert writer.log.damage.records == 1
 
 
 def in_steps(read):
@@ -270,7 +270,7 @@ def test_the_index_of_an_earlier_runs_segment_is_built_in_steps(large_writer):
     assert (found, steps) == (expected, 2)
     assert in_steps(lambda: log.fetch(list(expected))) == (expected, 0)
     assert log.segments[0].index.count == 1500
-    assert log.damaged_records == 0
+    assert log.damage.records == 0
 
 
 def test_an_index_is_right_although_reads_failed_while_it_was_built(large_writer):
@@ -292,7 +292,7 @@ def test_an_index_is_right_although_reads_failed_while_it_was_built(large_writer
             break
     assert found == expected
     assert log.segments[0].index.count == 1500
-    assert log.damaged_records == 0
+    assert log.damage.records == 0
 
 
 def test_a_reader_in_steps_finds_every_message(large_writer):
@@ -375,7 +375,7 @@ def test_unfinished_messages_survive_their_file_in_this_run_and_the_next(writer)
     assert len(writer.paths()) < 4
     assert writer.log.fetch(unfinished) == unfinished
     assert writer.open(writer.log.end).fetch(unfinished) == unfinished
-    assert writer.log.damaged_records == 0
+    assert writer.log.damage.records == 0
 
 
 def test_a_release_pauses_while_it_reads_a_file_of_an_earlier_run(large_writer):
@@ -388,7 +388,7 @@ def test_a_release_pauses_while_it_reads_a_file_of_an_earlier_run(large_writer):
     assert len(pauses) >= 4, "two in the index, and one behind each part of the file"
     assert log.fetch(unfinished).keys() == set(unfinished)
     assert log.fetch([message_id(frames[-1])])
-    assert log.damaged_records == 0
+    assert log.damage.records == 0
 
 
 def test_a_release_ends_when_the_log_is_closed_in_a_pause(large_writer, caplog):
@@ -410,7 +410,7 @@ def test_a_file_full_of_unfinished_messages_stays_and_others_around_it_go(writer
     writer.open()
     assert set(writer.log.fetch(frames[:3])) == set(frames[:3])
     list(writer.log.recovered())
-    assert writer.log.damaged_records == 0, "what was released is not lost"
+    assert writer.log.damage.records == 0, "what was released is not lost"
     assert writer.log.disk_bytes < files * 300
 
 
@@ -442,7 +442,7 @@ def test_what_is_written_while_the_copies_are_synced_stays(writer):
         for _ in range(5):
             writer.publish()
         assert writer.log.fetch(unfinished) == unfinished
-    assert writer.log.damaged_records == 0
+    assert writer.log.damage.records == 0
 
 
 def test_of_many_files_some_are_copied_and_gone_before_the_next_are_copied(writer):
@@ -541,14 +541,14 @@ def test_the_files_are_private_and_other_files_are_left_alone(tmp_path):
     writer.log.close()
     writer.open()
     assert list(numbers_read(writer.log)) == [0, 1, 2]
-    assert writer.log.damaged_records == 0
+    assert writer.log.damage.records == 0
     writer.log.close()
 
 
 def test_many_logs_share_few_descriptors():
     disk = SimulatedDisk()
     descriptors = Descriptors(cast("Files", disk), limit=4, reserve=2)
-    logs = [TopicLog.open(cast("Files", disk), f"/{n}.topic", descriptors=descriptors) for n in range(20)]
+    logs = [TopicLog(cast("Files", disk), f"/{n}.topic", descriptors=descriptors) for n in range(20)]
     frames = make_frames([b"%016x" % 1], NOW_NS, [b"x"])
     for seq in range(3):
         for log in logs:
@@ -585,7 +585,7 @@ class WritingDisk(SimulatedDisk):
 def test_what_an_append_would_do_first_is_done_later():
     disk = WritingDisk()
     asked: list[Callable[[], None]] = []
-    log = TopicLog.open(cast("Files", disk), FOLDER, later=asked.append)
+    log = TopicLog(cast("Files", disk), FOLDER, later=asked.append)
     frames = make_frames([b"%016x" % 1], NOW_NS, [bytes(1000)])
     for seq in range(1000):
         before = len(disk.writes)
@@ -681,4 +681,4 @@ def test_whatever_happens_in_whatever_order_nothing_unfinished_is_lost(steps):
             writer.log, released
         )
         assert writer.log.fetch(others) == others
-        assert writer.log.damaged_records == 0
+        assert writer.log.damage.records == 0

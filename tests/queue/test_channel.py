@@ -535,7 +535,7 @@ def test_reads_of_a_log_that_fail_are_repeated_less_and_less_often_and_nothing_i
     assert consumer.awake
     assert consumer.takes(3) == [b"a", b"b", b"c"]
     assert caplog.records[-1].message == "LOG: everything can be read again"
-    assert logging_daemon.topic().store.log.damaged_records == 0
+    assert logging_daemon.topic().store.log.damage.records == 0
 
 
 def test_deferred_messages_that_cannot_be_read_are_tried_again_and_hold_up_nothing_else(logging_daemon, disk):
@@ -608,7 +608,7 @@ def test_a_long_read_after_a_restart_is_done_in_steps_and_is_no_error(data_path,
     assert taken == bodies
     assert steps > 1
     assert not caplog.records
-    assert daemon.topic().store.log.damaged_records == 0
+    assert daemon.topic().store.log.damage.records == 0
 
 
 def test_messages_behind_many_deferred_ones_are_found_in_steps_and_none_is_skipped(data_path, caplog):

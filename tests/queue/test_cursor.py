@@ -57,7 +57,7 @@ def all_of(cursor, limit=PLENTY):
 
 @pytest.fixture
 def log(tmp_path):
-    opened = TopicLog.open(OsFiles(), str(tmp_path / "t.topic"), segment_size=4000)
+    opened = TopicLog(OsFiles(), str(tmp_path / "t.topic"), segment_size=4000)
     yield opened
     opened.close()
 
@@ -263,7 +263,7 @@ steps = st.lists(
 @given(steps=steps, memory=st.integers(0, 5))
 def test_after_any_steps_a_cursor_returns_the_messages_that_were_not_dropped_in_order(tmp_path_factory, steps, memory):
     folder = tmp_path_factory.mktemp("log") / "t.topic"
-    log = TopicLog.open(OsFiles(), str(folder), segment_size=500)
+    log = TopicLog(OsFiles(), str(folder), segment_size=500)
     stream = Stream(log)
     channel = stream.cursor(memory)
     expected: list[int] = []

@@ -372,7 +372,7 @@ def test_a_damaged_message_is_counted_and_its_neighbours_are_delivered(data_path
         file.write(b"x")
     (received,) = receives(daemon, [consumer])
     assert sorted(received) == [each for each in bodies if each != bodies[7]]
-    assert daemon.topic().store.log.damaged_records == 1
+    assert daemon.topic().store.log.damage.records == 1
 
 
 def test_shared_reads_are_dropped_a_moment_after_the_last_read(make_frames):

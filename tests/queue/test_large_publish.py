@@ -196,7 +196,7 @@ def test_a_published_batch_survives_the_end_of_the_daemon(data_path, end, durabi
         assert sorted(received) == sorted(expected)
     elif durability is not Durability.MEMORY:
         assert received == expected
-    assert again.topic().store.log.damaged_records == 0
+    assert again.topic().store.log.damage.records == 0
 
 
 def test_a_message_of_the_batch_is_found_by_its_id(data_path):

@@ -277,7 +277,7 @@ def test_more_damage_than_is_listed_is_counted():
 def stored_topic(data_path, count):
     """A topic of that many messages with a channel that has finished none of them."""
     make_our_folder(OsFiles(), str(data_path))
-    log = TopicLog.open(OsFiles(), topic_folder(str(data_path), "t"))
+    log = TopicLog(OsFiles(), topic_folder(str(data_path), "t"))
     for number in range(count):
         log.append(message.make_frames([b"%016x" % number], 0, [b"x" * 20]), number)
     end = log.end
@@ -347,7 +347,7 @@ def test_exporting_elsewhere_leaves_ours(our_path, nsq_data, tmp_path_factory):
 
 def test_attempts_are_those_of_the_deliveries_so_far(tmp_path, nsq_data):
     make_our_folder(OsFiles(), str(tmp_path))
-    log = TopicLog.open(OsFiles(), topic_folder(str(tmp_path), "t"))
+    log = TopicLog(OsFiles(), topic_folder(str(tmp_path), "t"))
     (frame,) = message.make_frames([b"%016x" % 1], NOW_NS, [b"1"])
     log.append([message.with_attempts(frame, 3)], 0)
     log.close()
