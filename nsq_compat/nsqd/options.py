@@ -34,13 +34,6 @@ PROGRAM: Final = "nsqd"
 STOP: Final = "stop"
 DRAIN: Final = "drain"
 TOPOLOGY_AWARE_CONSUMPTION: Final = "topology-aware-consumption"
-_NOT_NEGATIVE: Final = [
-    "mem-queue-size",
-    "output-buffer-timeout",
-    "busy-poll-time",
-    "drain-timeout",
-    "metrics-max-names",
-]
 
 
 def node_id(host: str) -> int:
