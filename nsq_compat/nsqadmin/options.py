@@ -11,9 +11,8 @@ import ssl
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING, STRINGS, OptionError, choice
-from nsq_compat.cli.logs import FORMATS, INFO, TEXT
-from nsq_compat.cli.options import option
+from nsq_compat.cli.kinds import BOOLEAN, DURATION, STRING, STRINGS, OptionError
+from nsq_compat.cli.options import DaemonOptions, option
 from nsq_compat.net.sockets import split_host_port
 from nsq_compat.protocol.durations import MINUTE, SECOND
 
@@ -21,26 +20,16 @@ PROGRAM: Final = "nsqadmin"
 
 
 @dataclass(slots=True, kw_only=True)
-class NsqadminOptions:
+class NsqadminOptions(DaemonOptions):
     """Fields are config keys. Durations are integer nanoseconds."""
 
-    version: bool = option("version", BOOLEAN, False, "print the version and exit", in_file=False)
-    config: str = option("config", STRING, "", "TOML file with more options; flags override it", in_file=False)
-    check_config: bool = option(
-        "check-config", BOOLEAN, False, "check options, config file and the files they name, and exit", in_file=False
-    )
-    verbose: bool = option("verbose", BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)
-    log_level: int = option(
-        "log-level", LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal"
-    )
-    log_format: str = option("log-format", choice(*FORMATS), TEXT, "format of log lines: text, like NSQ's, or json")
-    log_prefix: str = option("log-prefix", STRING, "[nsqadmin] ", "text at the start of every log line")
+    log_prefix: str = option(STRING, "[nsqadmin] ", "text at the start of every log line")
 
     http_address: str = option(
-        "http-address", STRING, "0.0.0.0:4171", "where browsers connect: host:port, or the path of a unix socket"
+        STRING, "0.0.0.0:4171", "where browsers connect: host:port, or the path of a unix socket"
     )
-    base_path: str = option("base-path", STRING, "/", "path under which everything is served")
-    dev_static_dir: str = option("dev-static-dir", STRING, "", "folder to serve /static from, for development")
+    base_path: str = option(STRING, "/", "path under which everything is served")
+    dev_static_dir: str = option(STRING, "", "folder to serve /static from, for development")
 
     # The cluster.
     nsqlookupd_http_addresses: tuple[str, ...] = option(
@@ -49,62 +38,39 @@ class NsqadminOptions:
     nsqd_http_addresses: tuple[str, ...] = option(
         "nsqd-http-address", STRINGS, (), "host:port of an nsqd, in a cluster without nsqlookupd (repeat for several)"
     )
-    http_client_connect_timeout: int = option(
-        "http-client-connect-timeout", DURATION, 2 * SECOND, "time for connecting to nsqlookupd and nsqd"
-    )
-    http_client_request_timeout: int = option(
-        "http-client-request-timeout", DURATION, 5 * SECOND, "time for a whole request to nsqlookupd and nsqd"
-    )
+    http_client_connect_timeout: int = option(DURATION, 2 * SECOND, "time for connecting to nsqlookupd and nsqd")
+    http_client_request_timeout: int = option(DURATION, 5 * SECOND, "time for a whole request to nsqlookupd and nsqd")
     http_client_tls_insecure_skip_verify: bool = option(
-        "http-client-tls-insecure-skip-verify", BOOLEAN, False, "do not check the certificates of nsqlookupd and nsqd"
+        BOOLEAN, False, "do not check the certificates of nsqlookupd and nsqd"
     )
-    http_client_tls_root_ca_file: str = option(
-        "http-client-tls-root-ca-file",
-        STRING,
-        "",
-        "PEM file with the authorities of nsqlookupd and nsqd",
-    )
-    http_client_tls_cert: str = option(
-        "http-client-tls-cert", STRING, "", "PEM file with the client certificate for nsqlookupd and nsqd"
-    )
-    http_client_tls_key: str = option(
-        "http-client-tls-key", STRING, "", "PEM file with the key of the client certificate"
-    )
+    http_client_tls_root_ca_file: str = option(STRING, "", "PEM file with the authorities of nsqlookupd and nsqd")
+    http_client_tls_cert: str = option(STRING, "", "PEM file with the client certificate for nsqlookupd and nsqd")
+    http_client_tls_key: str = option(STRING, "", "PEM file with the key of the client certificate")
 
     # Graphite.
-    graphite_url: str = option("graphite-url", STRING, "", "URL of a Graphite that draws what nsqd's statsd sends")
-    proxy_graphite: bool = option("proxy-graphite", BOOLEAN, False, "fetch Graphite's graphs for the browser")
-    statsd_prefix: str = option(
-        "statsd-prefix", STRING, "nsq.%s", "prefix of nsqd's statsd keys; %s stands for host and port"
-    )
-    statsd_counter_format: str = option(
-        "statsd-counter-format", STRING, "stats.counters.%s.count", "how Graphite names counters; %s is the key"
-    )
-    statsd_gauge_format: str = option(
-        "statsd-gauge-format", STRING, "stats.gauges.%s", "how Graphite names gauges; %s is the key"
-    )
-    statsd_interval: int = option("statsd-interval", DURATION, MINUTE, "nsqd's --statsd-interval")
+    graphite_url: str = option(STRING, "", "URL of a Graphite that draws what nsqd's statsd sends")
+    proxy_graphite: bool = option(BOOLEAN, False, "fetch Graphite's graphs for the browser")
+    statsd_prefix: str = option(STRING, "nsq.%s", "prefix of nsqd's statsd keys; %s stands for host and port")
+    statsd_counter_format: str = option(STRING, "stats.counters.%s.count", "how Graphite names counters; %s is the key")
+    statsd_gauge_format: str = option(STRING, "stats.gauges.%s", "how Graphite names gauges; %s is the key")
+    statsd_interval: int = option(DURATION, MINUTE, "nsqd's --statsd-interval")
 
     # Permissions.
-    allow_config_from_cidr: str = option(
-        "allow-config-from-cidr", STRING, "127.0.0.1/8", "addresses that may use /config; empty for all"
-    )
+    allow_config_from_cidr: str = option(STRING, "127.0.0.1/8", "addresses that may use /config; empty for all")
     acl_http_header: str = option(
-        "acl-http-header", STRING, "X-Forwarded-User", "header in which a proxy in front of nsqadmin names the user"
+        STRING, "X-Forwarded-User", "header in which a proxy in front of nsqadmin names the user"
     )
     admin_users: tuple[str, ...] = option(
         "admin-user", STRINGS, (), "user with permission for changes; by default all users have it (repeat for several)"
     )
-    notification_http_endpoint: str = option(
-        "notification-http-endpoint", STRING, "", "URL that receives a POST for each action"
-    )
-    user_file: str = option("user-file", STRING, "", "file of users, roles and passwords; with it, users must log in")
+    notification_http_endpoint: str = option(STRING, "", "URL that receives a POST for each action")
+    user_file: str = option(STRING, "", "file of users, roles and passwords; with it, users must log in")
     make_user: str = option(
-        "make-user", STRING, "", "`name:role`: read a password from stdin, print a line for --user-file", in_file=False
+        STRING, "", "`name:role`: read a password from stdin, print a line for --user-file", in_file=False
     )
 
     sample_interval: int = option(
-        "sample-interval", DURATION, 10 * SECOND, "time between two samples of the cluster, for history; 0s for none"
+        DURATION, 10 * SECOND, "time between two samples of the cluster, for history; 0s for none"
     )
 
 

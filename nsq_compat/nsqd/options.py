@@ -34,13 +34,6 @@ PROGRAM: Final = "nsqd"
 STOP: Final = "stop"
 DRAIN: Final = "drain"
 TOPOLOGY_AWARE_CONSUMPTION: Final = "topology-aware-consumption"
-_NOT_NEGATIVE: Final = [
-    "mem-queue-size",
-    "output-buffer-timeout",
-    "busy-poll-time",
-    "drain-timeout",
-    "metrics-max-names",
-]
 
 
 def node_id(host: str) -> int:
@@ -234,13 +227,10 @@ def validate(options: NsqdOptions) -> None:
             raise OptionError(f"invalid E2E processing latency percentile: {str(percentile).removesuffix('.0')}")
     if options.e2e_processing_latency_percentiles and options.e2e_processing_latency_window_time <= 0:
         raise OptionError("--e2e-processing-latency-window-time must be positive")  # NSQ's first FIN would never end
+    not_negative = ("mem_queue_size", "output_buffer_timeout", "busy_poll_time", "drain_timeout", "metrics_max_names")
     for complaint, is_wrong in (
         # NSQ starts with these and fails later, at its first topic, client or push.
-        ("--mem-queue-size must not be negative", options.mem_queue_size < 0),
-        ("--output-buffer-timeout must not be negative", options.output_buffer_timeout < 0),
-        ("--busy-poll-time must not be negative", options.busy_poll_time < 0),
-        ("--drain-timeout must not be negative", options.drain_timeout < 0),
-        ("--metrics-max-names must not be negative", options.metrics_max_names < 0),
+        *((f"--{key.replace('_', '-')} must not be negative", getattr(options, key) < 0) for key in not_negative),
         ("--statsd-interval must be positive", options.statsd_address and options.statsd_interval <= 0),
         # NSQ scans for timeouts ten times a second; here every message would be late at once.
         ("--msg-timeout must be at least 1ms", options.msg_timeout < MILLISECOND),

@@ -29,7 +29,7 @@ class ProducerOptions(ProgramOptions):
     """The flag of a utility that publishes."""
 
     producer_opt: tuple[str, ...] = option(
-        "producer-opt", STRINGS, (), "`name,value` of an option of the client library, publishing (repeat for several)"
+        STRINGS, (), "`name,value` of an option of the client library, publishing (repeat for several)"
     )
 
     def producer(self, addresses: str | Iterable[str], **settings: Any) -> Producer:
@@ -50,10 +50,10 @@ class ReadingOptions(ProgramOptions):
         "lookupd-http-address", STRINGS, (), "host:port or URL of an nsqlookupd (repeat for several)"
     )
     consumer_opt: tuple[str, ...] = option(
-        "consumer-opt", STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
+        STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
     )
 
-    max_in_flight: int = option("max-in-flight", INTEGER, 200, "most messages of a topic in flight")
+    max_in_flight: int = option(INTEGER, 200, "most messages of a topic in flight")
 
     def address_rules(self) -> Iterator[Rule]:
         return unless_one_kind(self.nsqd_tcp_addresses, self.lookupd_http_addresses)

@@ -46,37 +46,30 @@ T = TypeVar("T", bound="DataOptions")
 class DataOptions:
     """The options of every subcommand."""
 
-    data_path: str = option("data-path", STRING, "", "data path of nsqd; by default the current folder")
+    data_path: str = option(STRING, "", "data path of nsqd; by default the current folder")
 
 
 @dataclass(kw_only=True)
 class CheckOptions(DataOptions):
-    json: bool = option("json", BOOLEAN, False, "print one JSON object instead of text")
+    json: bool = option(BOOLEAN, False, "print one JSON object instead of text")
 
 
 @dataclass(kw_only=True)
 class ExportOptions(DataOptions):
-    to: str = option("to", STRING, "", "empty folder for Go's files; by default the data path itself")
-    max_bytes_per_file: int = option(
-        "max-bytes-per-file", INTEGER, _DEFAULT_FILE_SIZE, "size in bytes at which a new data file begins"
-    )
+    to: str = option(STRING, "", "empty folder for Go's files; by default the data path itself")
+    max_bytes_per_file: int = option(INTEGER, _DEFAULT_FILE_SIZE, "size in bytes at which a new data file begins")
 
 
 @dataclass(kw_only=True)
 class SalvageOptions(DataOptions):
     queue: tuple[str, ...] = option(
-        "queue", STRINGS, (), "only bad files of this `topic[:channel]` (repeat for several); by default all"
+        STRINGS, (), "only bad files of this `topic[:channel]` (repeat for several); by default all"
     )
     into: str = option(
-        "into",
-        STRING,
-        "",
-        "write the messages to the queue of this `topic[:channel]`, which must have no files of Go's",
+        STRING, "", "write the messages to the queue of this `topic[:channel]`, which must have no files of Go's"
     )
-    max_bytes_per_file: int = option(
-        "max-bytes-per-file", INTEGER, _DEFAULT_FILE_SIZE, "size in bytes at which a new data file begins"
-    )
-    json: bool = option("json", BOOLEAN, False, "list messages as one JSON object a line, bodies included")
+    max_bytes_per_file: int = option(INTEGER, _DEFAULT_FILE_SIZE, "size in bytes at which a new data file begins")
+    json: bool = option(BOOLEAN, False, "list messages as one JSON object a line, bodies included")
 
 
 def main() -> NoReturn:

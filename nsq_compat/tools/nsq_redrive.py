@@ -40,24 +40,21 @@ _POLL_SECONDS: Final = 0.1
 @dataclass(kw_only=True)
 class Options(ClusterOptions, ProducerOptions):
     program = "nsq_redrive"
-    topic: str = option("topic", STRING, "", "topic the messages came from, and go to")
-    channel: str = option("channel", STRING, "", "channel they failed in")
+    topic: str = option(STRING, "", "topic the messages came from, and go to")
+    channel: str = option(STRING, "", "channel they failed in")
     dead_letter_topic: str = option(
-        "dead-letter-topic",
-        STRING,
-        DEFAULT_DEAD_LETTER_TOPIC,
-        "topic they are in; {topic} and {channel} stand for names",
+        STRING, DEFAULT_DEAD_LETTER_TOPIC, "topic they are in; {topic} and {channel} stand for names"
     )
-    dead_letter_channel: str = option("dead-letter-channel", STRING, REDRIVE_CHANNEL, "its channel to read from")
-    destination_topic: str = option("destination-topic", STRING, "", "topic to publish to; by default --topic")
+    dead_letter_channel: str = option(STRING, REDRIVE_CHANNEL, "its channel to read from")
+    destination_topic: str = option(STRING, "", "topic to publish to; by default --topic")
     all_channels: bool = option(
-        "all-channels", BOOLEAN, False, "continue although other channels of the destination get the messages as well"
+        BOOLEAN, False, "continue although other channels of the destination get the messages as well"
     )
-    count: int = option("count", INTEGER, 0, "most messages to move; by default all that wait")
-    rate: int = option("rate", INTEGER, 0, "most messages a second; by default no limit")
-    dry_run: bool = option("dry-run", BOOLEAN, False, "report what would be moved, and move nothing")
+    count: int = option(INTEGER, 0, "most messages to move; by default all that wait")
+    rate: int = option(INTEGER, 0, "most messages a second; by default no limit")
+    dry_run: bool = option(BOOLEAN, False, "report what would be moved, and move nothing")
     consumer_opt: tuple[str, ...] = option(
-        "consumer-opt", STRINGS, (), "`name,value` of an option of the client library, reading (repeat for several)"
+        STRINGS, (), "`name,value` of an option of the client library, reading (repeat for several)"
     )
 
 

@@ -29,16 +29,12 @@ _ROW: Final = "%7d %7d | %7d %7d %7d %5d %5d | %7d %7d %12d %7d"
 @dataclass(kw_only=True)
 class Options(ClusterOptions):
     program = "nsq_stat"
-    topic: str = option("topic", STRING, "", "topic of the channel")
-    channel: str = option("channel", STRING, "", "channel to show")
-    interval: int = option("interval", DURATION, 2 * SECOND, "time between two rows")
-    count: int = option("count", INTEGER, _ENDLESS, "number of rows to print; by default no limit")
-    http_client_connect_timeout: int = option(
-        "http-client-connect-timeout", DURATION, 2 * SECOND, "time for connecting to a daemon"
-    )
-    http_client_request_timeout: int = option(
-        "http-client-request-timeout", DURATION, 5 * SECOND, "time for a whole request to a daemon"
-    )
+    topic: str = option(STRING, "", "topic of the channel")
+    channel: str = option(STRING, "", "channel to show")
+    interval: int = option(DURATION, 2 * SECOND, "time between two rows")
+    count: int = option(INTEGER, _ENDLESS, "number of rows to print; by default no limit")
+    http_client_connect_timeout: int = option(DURATION, 2 * SECOND, "time for connecting to a daemon")
+    http_client_request_timeout: int = option(DURATION, 5 * SECOND, "time for a whole request to a daemon")
 
 
 @console_script(Options)

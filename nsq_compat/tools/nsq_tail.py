@@ -22,15 +22,14 @@ from nsq_compat.tools.program import Stopping, console_script, log_plainly, refu
 @dataclass(kw_only=True)
 class Options(ReadingOptions):
     program = "nsq_tail"
-    topic: tuple[str, ...] = option("topic", STRINGS, (), "topic to print (repeat for several)")
+    topic: tuple[str, ...] = option(STRINGS, (), "topic to print (repeat for several)")
     channel: str = option(
-        "channel",
         STRING,
         lambda: f"tail{random.randrange(999999):06d}#ephemeral",
         "channel to read from; by default a temporary one",
     )
-    n: int = option("n", INTEGER, 0, "number of messages of each topic to print; by default no limit")
-    print_topic: bool = option("print-topic", BOOLEAN, False, "begin each line with the topic")
+    n: int = option(INTEGER, 0, "number of messages of each topic to print; by default no limit")
+    print_topic: bool = option(BOOLEAN, False, "begin each line with the topic")
 
 
 @console_script(Options)

@@ -45,22 +45,18 @@ _RETRY_WITHIN: Final = 1.0
 @dataclass(kw_only=True)
 class Options(ReadingOptions):
     program = "nsq_to_http"
-    topic: str = option("topic", STRING, "", "topic to read")
-    channel: str = option("channel", STRING, program, "channel to read from")
-    post: tuple[str, ...] = option("post", STRINGS, (), "URL to POST messages to (repeat for several)")
-    get: tuple[str, ...] = option("get", STRINGS, (), "URL to GET, with the message for %s (repeat for several)")
-    header: tuple[str, ...] = option("header", STRINGS, (), "`name: value` of every request (repeat for several)")
-    content_type: str = option("content-type", STRING, _CONTENT_TYPE, "Content-Type of a POST")
-    n: int = option("n", INTEGER, 100, "most requests at once")
-    mode: str = option("mode", choice(*MODES), "hostpool", f"how a URL is chosen: {', '.join(MODES)}")
-    sample: float = option("sample", FLOAT, 1.0, "share of the messages that are sent, 0 to 1")
-    status_every: int = option("status-every", INTEGER, 250, "requests between two lines of timings; 0 for none")
-    http_client_connect_timeout: int = option(
-        "http-client-connect-timeout", DURATION, 2 * SECOND, "time for connecting to a URL's host"
-    )
-    http_client_request_timeout: int = option(
-        "http-client-request-timeout", DURATION, 20 * SECOND, "time for a whole request"
-    )
+    topic: str = option(STRING, "", "topic to read")
+    channel: str = option(STRING, program, "channel to read from")
+    post: tuple[str, ...] = option(STRINGS, (), "URL to POST messages to (repeat for several)")
+    get: tuple[str, ...] = option(STRINGS, (), "URL to GET, with the message for %s (repeat for several)")
+    header: tuple[str, ...] = option(STRINGS, (), "`name: value` of every request (repeat for several)")
+    content_type: str = option(STRING, _CONTENT_TYPE, "Content-Type of a POST")
+    n: int = option(INTEGER, 100, "most requests at once")
+    mode: str = option(choice(*MODES), "hostpool", f"how a URL is chosen: {', '.join(MODES)}")
+    sample: float = option(FLOAT, 1.0, "share of the messages that are sent, 0 to 1")
+    status_every: int = option(INTEGER, 250, "requests between two lines of timings; 0 for none")
+    http_client_connect_timeout: int = option(DURATION, 2 * SECOND, "time for connecting to a URL's host")
+    http_client_request_timeout: int = option(DURATION, 20 * SECOND, "time for a whole request")
 
 
 @console_script(Options)

@@ -37,22 +37,17 @@ _INT64_END: Final = 2.0**63
 @dataclass(kw_only=True)
 class Options(ReadingOptions, ProducerOptions):
     program = "nsq_to_nsq"
-    topic: tuple[str, ...] = option("topic", STRINGS, (), "topic to read (repeat for several)")
-    channel: str = option("channel", STRING, program, "channel to read from")
-    destination_topic: str = option(
-        "destination-topic", STRING, "", "topic to publish to; by default the topic of the message"
-    )
-    mode: str = option("mode", choice(*MODES), "hostpool", f"how a destination is chosen: {', '.join(MODES)}")
-    status_every: int = option("status-every", INTEGER, 250, "messages between two lines of timings; 0 for none")
-    require_json_field: str = option("require-json-field", STRING, "", "pass only JSON objects with this field")
-    require_json_value: str = option(
-        "require-json-value", STRING, "", "pass only those that have this value in the required field"
-    )
+    topic: tuple[str, ...] = option(STRINGS, (), "topic to read (repeat for several)")
+    channel: str = option(STRING, program, "channel to read from")
+    destination_topic: str = option(STRING, "", "topic to publish to; by default the topic of the message")
+    mode: str = option(choice(*MODES), "hostpool", f"how a destination is chosen: {', '.join(MODES)}")
+    status_every: int = option(INTEGER, 250, "messages between two lines of timings; 0 for none")
+    require_json_field: str = option(STRING, "", "pass only JSON objects with this field")
+    require_json_value: str = option(STRING, "", "pass only those that have this value in the required field")
     whitelist_json_field: tuple[str, ...] = option(
-        "whitelist-json-field", STRINGS, (), "pass only this field of JSON objects (repeat for several)"
+        STRINGS, (), "pass only this field of JSON objects (repeat for several)"
     )
     non_json: str = option(
-        "non-json",
         choice("requeue", "pass", "drop"),
         "requeue",
         "what to do with messages that are not JSON objects where that is required: requeue, pass or drop",

@@ -35,7 +35,7 @@ class ProgramOptions:
     """Its name."""
     ignores_arguments: ClassVar[bool] = True
     """Words behind the flags."""
-    version: bool = option("version", BOOLEAN, False, "print the version and exit")
+    version: bool = option(BOOLEAN, False, "print the version and exit")
 
     @property
     def user_agent(self) -> str:

@@ -31,9 +31,9 @@ _MAX_UNANSWERED: Final = 2000
 @dataclass(kw_only=True)
 class Options(ProducerOptions):
     program = "to_nsq"
-    topic: str = option("topic", STRING, "", "topic to publish to")
-    delimiter: str = option("delimiter", STRING, "\n", "character that ends a record")
-    rate: int = option("rate", INTEGER, 0, "most records a second; by default no limit")
+    topic: str = option(STRING, "", "topic to publish to")
+    delimiter: str = option(STRING, "\n", "character that ends a record")
+    rate: int = option(INTEGER, 0, "most records a second; by default no limit")
     nsqd_tcp_addresses: tuple[str, ...] = option(
         "nsqd-tcp-address", STRINGS, (), "host:port of an nsqd (repeat for several: each gets every record)"
     )

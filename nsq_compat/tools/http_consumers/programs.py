@@ -31,11 +31,9 @@ from nsq_compat.tools.program import Rule, console_script, log_plainly, refuse, 
 
 @dataclass(kw_only=True)
 class HttpOptions(ReadingOptions):
-    http_address: str = option("http-address", STRING, "0.0.0.0:8080", "host:port to listen on")
-    max_in_flight: int = option("max-in-flight", INTEGER, 100, "most messages in flight to one client")
-    client_timeout: int = option(
-        "client-timeout", DURATION, 30 * SECOND, "how long a client may take to read a message"
-    )
+    http_address: str = option(STRING, "0.0.0.0:8080", "host:port to listen on")
+    max_in_flight: int = option(INTEGER, 100, "most messages in flight to one client")
+    client_timeout: int = option(DURATION, 30 * SECOND, "how long a client may take to read a message")
 
     def check(self, *rules: Rule) -> None:
         refuse(
@@ -60,11 +58,11 @@ def pubsub(options: PubSubOptions) -> None:
 @dataclass(kw_only=True)
 class PullOptions(HttpOptions, ProducerOptions):
     program = "nsq_pull"
-    topic: str = option("topic", STRING, "", "topic to get from and to put to")
-    channel: str = option("channel", STRING, "", "channel to get from")
-    max_in_flight: int = option("max-in-flight", INTEGER, 100, "most messages that are handed out at once")
+    topic: str = option(STRING, "", "topic to get from and to put to")
+    channel: str = option(STRING, "", "channel to get from")
+    max_in_flight: int = option(INTEGER, 100, "most messages that are handed out at once")
     wait: int = option(
-        "wait", DURATION, 200 * MILLISECOND, "how long a request waits for a message if it does not say so itself"
+        DURATION, 200 * MILLISECOND, "how long a request waits for a message if it does not say so itself"
     )
     destination_nsqd_tcp_addresses: tuple[str, ...] = option(
         "destination-nsqd-tcp-address",

@@ -41,42 +41,29 @@ _RETRY_SECONDS: Final = 5.0
 class Options(ReadingOptions):
     program = "nsq_to_file"
     ignores_arguments = False
-    log_level: str = option("log-level", STRING, "info", "log from this level upwards: debug, info, warn, error, fatal")
-    log_prefix: str = option("log-prefix", STRING, "[nsq_to_file] ", "what log lines begin with")
-    topic: tuple[str, ...] = option("topic", STRINGS, (), "topic to write (repeat for several)")
-    topic_pattern: str = option(
-        "topic-pattern", STRING, "", "write only topics in whose name this regular expression is found"
-    )
-    topic_refresh: int = option(
-        "topic-refresh", DURATION, MINUTE, "how often to ask nsqlookupd for topics, where none are named"
-    )
-    channel: str = option("channel", STRING, "nsq_to_file", "channel to read from")
-    http_client_connect_timeout: int = option(
-        "http-client-connect-timeout", DURATION, 2 * SECOND, "how long a connection to nsqlookupd may take"
-    )
-    http_client_request_timeout: int = option(
-        "http-client-request-timeout", DURATION, 5 * SECOND, "how long an answer of nsqlookupd may take"
-    )
-    output_dir: str = option("output-dir", STRING, "/tmp", "folder for the files")
-    work_dir: str = option("work-dir", STRING, "", "folder for unfinished files; by default the output directory")
+    log_level: str = option(STRING, "info", "log from this level upwards: debug, info, warn, error, fatal")
+    log_prefix: str = option(STRING, "[nsq_to_file] ", "what log lines begin with")
+    topic: tuple[str, ...] = option(STRINGS, (), "topic to write (repeat for several)")
+    topic_pattern: str = option(STRING, "", "write only topics in whose name this regular expression is found")
+    topic_refresh: int = option(DURATION, MINUTE, "how often to ask nsqlookupd for topics, where none are named")
+    channel: str = option(STRING, "nsq_to_file", "channel to read from")
+    http_client_connect_timeout: int = option(DURATION, 2 * SECOND, "how long a connection to nsqlookupd may take")
+    http_client_request_timeout: int = option(DURATION, 5 * SECOND, "how long an answer of nsqlookupd may take")
+    output_dir: str = option(STRING, "/tmp", "folder for the files")
+    work_dir: str = option(STRING, "", "folder for unfinished files; by default the output directory")
     filename_format: str = option(
-        "filename-format",
         STRING,
         f"<TOPIC>.<HOST>{REVISION}.<DATETIME>.log",
         f"names of files: <TOPIC>, <HOST>, <PID>, <DATETIME> and {REVISION}, which counts files of the same name",
     )
-    datetime_format: str = option("datetime-format", STRING, "%Y-%m-%d_%H", "<DATETIME> in strftime's codes")
-    host_identifier: str = option(
-        "host-identifier", STRING, "", "<HOST> in names, in which <SHORT_HOST> and <HOSTNAME> are replaced"
-    )
-    gzip: bool = option("gzip", BOOLEAN, False, "compress files")
-    gzip_level: int = option("gzip-level", INTEGER, 6, "from 1 (fast) to 9 (small)")
-    skip_empty_files: bool = option(
-        "skip-empty-files", BOOLEAN, False, "open a file only when there is a message to write"
-    )
-    rotate_size: int = option("rotate-size", INTEGER, 0, "size in bytes, uncompressed, at which a new file begins")
-    rotate_interval: int = option("rotate-interval", DURATION, 0, "age at which a new file begins")
-    sync_interval: int = option("sync-interval", DURATION, 30 * SECOND, "longest time between two syncs to the disk")
+    datetime_format: str = option(STRING, "%Y-%m-%d_%H", "<DATETIME> in strftime's codes")
+    host_identifier: str = option(STRING, "", "<HOST> in names, in which <SHORT_HOST> and <HOSTNAME> are replaced")
+    gzip: bool = option(BOOLEAN, False, "compress files")
+    gzip_level: int = option(INTEGER, 6, "from 1 (fast) to 9 (small)")
+    skip_empty_files: bool = option(BOOLEAN, False, "open a file only when there is a message to write")
+    rotate_size: int = option(INTEGER, 0, "size in bytes, uncompressed, at which a new file begins")
+    rotate_interval: int = option(DURATION, 0, "age at which a new file begins")
+    sync_interval: int = option(DURATION, 30 * SECOND, "longest time between two syncs to the disk")
 
     def __post_init__(self) -> None:
         try:
