@@ -144,15 +144,13 @@ class Supervisor:
                 sender.sendto(state.encode("ascii"), self._address)
 
 
-class Process:
-    """The running process for /debug (`web.profiling.RunningProcess`)."""
+def sleep(seconds: float) -> None:
+    """Sleep while other greenlets run."""
+    gevent.sleep(seconds)
 
-    def sleep(self, seconds: float) -> None:
-        """Sleep while other greenlets run."""
-        gevent.sleep(seconds)
 
-    def greenlet_stacks(self) -> str:
-        """The stacks of all greenlets and threads, as text."""
-        text = io.StringIO()
-        print_run_info(file=text)
-        return text.getvalue()
+def greenlet_stacks() -> str:
+    """The stacks of all greenlets and threads, as text."""
+    text = io.StringIO()
+    print_run_info(file=text)
+    return text.getvalue()

@@ -325,12 +325,6 @@ class CommandReader:
         self._select_line(line, *known)
         return line
 
-    def _remember_line(self, line: bytes, spec: CommandSpec, tokens: list[bytes]) -> None:
-        if len(self._known) >= _MAX_KNOWN_LINES:
-            self._known.clear()
-        self._known[line] = spec, tokens
-        self._select_line(line, spec, tokens)
-
     def _select_line(self, line: bytes, spec: CommandSpec, tokens: list[bytes]) -> None:
         self._line, self._line_spec, self._line_tokens = line, spec, tokens
         self._single_size = -1
@@ -403,7 +397,11 @@ class CommandReader:
         if spec.body is None:
             return SimpleCommand(spec, tokens, b"")
         if spec is PUB or spec is MPUB:
-            self._remember_line(buffer[position : newline + 1], spec, tokens)
+            if len(self._known) >= _MAX_KNOWN_LINES:
+                self._known.clear()
+            line = buffer[position : newline + 1]
+            self._known[line] = spec, tokens
+            self._select_line(line, spec, tokens)
         if spec is PUB:
             command = self._read_publish_run(spec, tokens, self._line, end)
             if command is not None:

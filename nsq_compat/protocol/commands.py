@@ -85,7 +85,6 @@ COMMANDS = {
 }
 """By name as on the wire; names are case-sensitive."""
 
-
 BEYOND_64_BITS: Final = 1 << 64
 """Any number that does not fit 64 bits, and would wrap around in NSQ's nsqd (docs/differences.md: numbers)."""
 

@@ -16,17 +16,18 @@ FRAME_TYPE_MESSAGE: Final = 2
 FRAME_HEADER: Final = derive(schema.FRAME_HEADER)
 
 _pack_header = FRAME_HEADER.pack
-_TYPE_SIZE: Final = FRAME_HEADER.size - FRAME_HEADER.offset("type")  # counted by the size field
+_TYPE_OFFSET: Final = FRAME_HEADER.offset("type")
+_MIN_FRAME_SIZE: Final = FRAME_HEADER.size - _TYPE_OFFSET  # the type, which the size field counts
 
 
 def response_frame(data: bytes) -> bytes:
     """A response: ``OK``, ``CLOSE_WAIT``, ``_heartbeat_`` or a JSON object."""
-    return _pack_header(_TYPE_SIZE + len(data), FRAME_TYPE_RESPONSE) + data
+    return _pack_header(_MIN_FRAME_SIZE + len(data), FRAME_TYPE_RESPONSE) + data
 
 
 def error_frame(data: bytes) -> bytes:
     """An error; `data` is ``NsqError.data``."""
-    return _pack_header(_TYPE_SIZE + len(data), FRAME_TYPE_ERROR) + data
+    return _pack_header(_MIN_FRAME_SIZE + len(data), FRAME_TYPE_ERROR) + data
 
 
 OK: Final = response_frame(b"OK")
@@ -40,8 +41,6 @@ DEFAULT_MAX_FRAME_SIZE: Final = 16 << 20
 """Bytes; nsqd's default --max-msg-size is 1 MiB. nsqd does not announce its limit."""
 
 _MESSAGE_HEADER: Final = derive(schema.MESSAGE_HEADER)
-_TYPE_OFFSET: Final = FRAME_HEADER.offset("type")
-_MIN_FRAME_SIZE: Final = FRAME_HEADER.size - _TYPE_OFFSET
 _MIN_MESSAGE_SIZE: Final = _MIN_FRAME_SIZE + _MESSAGE_HEADER.size
 
 _FIRST_PROBE: Final = 16

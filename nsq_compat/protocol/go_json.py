@@ -212,7 +212,6 @@ BOOL: Final = Kind(False, _read_bool)
 INT64: Final = _integer_of(64)
 INT32: Final = _integer_of(32)
 
-
 _KINDS: Final = {str: STRING, bool: BOOL, int: INT64}
 
 

@@ -42,7 +42,6 @@ SIZE: Final = Struct("size" / Int32sb)
 SIZED_BODY: Final = Prefixed(Int32sb, GreedyBytes)
 """Follows the line of PUB, DPUB, IDENTIFY and AUTH."""
 
-
 HTTP_MPUB_BODY: Final = Struct(
     "count" / Rebuild(Int32sb, lambda context: len(context.bodies)),
     "bodies" / Array(this.count, SIZED_BODY),

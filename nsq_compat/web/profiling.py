@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Final
 
-from nsq_compat.net.process import Process
+from nsq_compat.net.process import greenlet_stacks, sleep
 from nsq_compat.protocol.errors import quote, without_secrets
 from nsq_compat.session.http_message import TEXT, Request, Response
 from nsq_compat.web.application import HTML, Handler, Route, Routes, parse_query, plain
@@ -34,12 +34,11 @@ _NO_SYMBOLS: Final = "num_symbols: 0\n"
 
 class Profiling:
     def __init__(self) -> None:
-        self._process = Process()
         self._sampling = False
         self._profiles: Mapping[str, tuple[Handler, str]] = {
             "block": (_shows(lambda: _NO_CONTENTION), "empty: Python does not record contention"),
             "cmdline": (_shows(_command_line), "the command line, arguments separated by NUL"),
-            "goroutine": (_shows(self._process.greenlet_stacks), "the stacks of all greenlets and threads"),
+            "goroutine": (_shows(greenlet_stacks), "the stacks of all greenlets and threads"),
             "heap": (_shows(_heap), "live objects by type, and by line of allocation if tracemalloc runs"),
             "profile": (self.profile, "CPU samples for ?seconds=30, one stack per line, for flame graph tools"),
             "symbol": (_shows(lambda: _NO_SYMBOLS), "empty: samples contain names"),
@@ -86,7 +85,7 @@ class Profiling:
         before = signal.signal(signal.SIGPROF, lambda _, frame: stacks.update((_stack_text(frame),)))
         signal.setitimer(signal.ITIMER_PROF, _SAMPLE_INTERVAL, _SAMPLE_INTERVAL)
         try:
-            self._process.sleep(seconds)
+            sleep(seconds)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
             # A signal may still be pending; the default action would end the process.

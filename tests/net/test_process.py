@@ -17,11 +17,12 @@ from gevent.event import Event
 
 from nsq_compat.net.process import (
     ClientDescriptors,
-    Process,
     Supervisor,
     descriptors_left_by_clients,
     first_of,
+    greenlet_stacks,
     raise_descriptor_limit,
+    sleep,
     tune_gc,
 )
 
@@ -57,7 +58,7 @@ def test_the_first_of_several_events_ends_the_wait():
 def test_others_run_while_one_sleeps():
     ran: list[str] = []
     gevent.spawn(ran.append, "other")
-    Process().sleep(0)
+    sleep(0)
     assert ran == ["other"]
 
 
@@ -67,7 +68,7 @@ def test_the_stacks_of_greenlets_name_what_they_do():
 
     greenlet = gevent.spawn(a_greenlet_of_this_test)
     gevent.sleep(0)
-    assert "a_greenlet_of_this_test" in Process().greenlet_stacks()
+    assert "a_greenlet_of_this_test" in greenlet_stacks()
     greenlet.kill()
 
 

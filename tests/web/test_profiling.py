@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from nsq_compat.net.process import Process
 from nsq_compat.session.http_message import Response
+from nsq_compat.web import profiling
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,10 @@ def test_the_command_line_is_separated_by_nul(call, monkeypatch):
 
 
 def test_the_cpu_profile_has_stacks_and_restores_the_signal_handler(call, monkeypatch):
-    def use_cpu(process: Process, seconds: float) -> None:
+    def use_cpu(seconds: float) -> None:
         sum(number * number for number in range(2_000_000))
 
-    monkeypatch.setattr(Process, "sleep", use_cpu)
+    monkeypatch.setattr(profiling, "sleep", use_cpu)
     before = signal.getsignal(signal.SIGPROF)
     response = call.get("/debug/pprof/profile?seconds=0.1")
     assert response.status == 200
@@ -49,7 +49,7 @@ def test_the_cpu_profile_has_stacks_and_restores_the_signal_handler(call, monkey
 
 def test_a_second_cpu_profile_is_refused(call, monkeypatch):
     answers: list[Response] = []
-    monkeypatch.setattr(Process, "sleep", lambda *_: answers.append(call.get("/debug/pprof/profile")))
+    monkeypatch.setattr(profiling, "sleep", lambda *_: answers.append(call.get("/debug/pprof/profile")))
     call.get("/debug/pprof/profile")
     assert (answers[0].status, b"already in use" in answers[0].body) == (500, True)
 
@@ -65,7 +65,7 @@ def test_outside_the_main_thread_the_cpu_profile_is_refused(call):
 @pytest.mark.parametrize("text", ["x", "-1", "nan", ""])
 def test_invalid_seconds_are_thirty(call, monkeypatch, text):
     slept: list[float] = []
-    monkeypatch.setattr(Process, "sleep", lambda process, seconds: slept.append(seconds))
+    monkeypatch.setattr(profiling, "sleep", lambda seconds: slept.append(seconds))
     call.get(f"/debug/pprof/profile?seconds={text}")
     assert slept == [30.0]
 
