@@ -350,6 +350,15 @@ class TopicStore:
                 reserve.give_up()
             write_temporary(files, self._checkpoint_path, *pieces, sync=self.commits)
 
+    def open_checkpoint(self) -> int | None:
+        """A descriptor of the present checkpoint, if there is one.
+
+        The system frees the pages of a replaced file when its last descriptor is closed. For 16 MB that takes 10 ms.
+        """
+        with suppress(OSError):
+            return self._storage.files.open(self._checkpoint_path, os.O_RDONLY)
+        return None
+
     def adopt_checkpoint(self) -> None:
         """Replace the checkpoint by the one written last; the next ``commit`` makes that durable. Raises ``OSError``.
 

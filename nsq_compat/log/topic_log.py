@@ -227,7 +227,7 @@ class TopicLog(ReadableLog):
             for file in self.kept.mostly_dead(alive):
                 steps.append((partial(self.kept.copy, file, alive), partial(self.kept.remove, file)))
             while steps and not self._closed:
-                self._copy_and_delete(steps[:_FILES_AT_ONCE], sync or self.sync)
+                self._copy_and_delete(steps[:_FILES_AT_ONCE], sync or self.sync, pause)
                 del steps[:_FILES_AT_ONCE]
         except OSError as error:
             log.warning("LOG(%s): nothing released - %s", self.folder, error)
@@ -363,16 +363,22 @@ class TopicLog(ReadableLog):
                 self._unsynced.add_folder(self.folder)
 
     def _copy_and_delete(
-        self, steps: Sequence[tuple[Callable[[], bool], Callable[[], None]]], sync: Callable[[], None]
+        self,
+        steps: Sequence[tuple[Callable[[], bool], Callable[[], None]]],
+        sync: Callable[[], None],
+        pause: Callable[[], None],
     ) -> None:
         """Copy needed messages from some files, sync the copies, and delete the files that were wholly copied."""
         deletions = [delete for copy, delete in steps if copy()]
         self._note_kept()
         if any(segment in self._unsynced for segment in self.kept.files):
             sync()
-        if not self._closed:  # else the files are deleted, and another log may have their names
-            for delete in deletions:
-                delete()
+        for delete in deletions:
+            if self._closed:  # the files are deleted, and another log may have their names
+                return
+            delete()
+            pause()  # the system takes some milliseconds to free the pages of a file
+        if not self._closed:
             self._remove_released()
 
     def _is_worth_it(self, candidates: Sequence[Segment]) -> bool:

@@ -38,6 +38,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.1
 _LAST_THREADS: Final = 8
 _LAST_BATCH_TOPICS: Final = 32
 _LAST_BATCH_BYTES: Final = 1 << 20
+_LARGE_CHECKPOINT: Final = 1 << 20
 _RETRY_SECONDS: Final = 1.0
 """Between attempts to save nsqd.dat, or to send dead letters while the disk or the dead-letter topic is full."""
 _TOPICS_AT_ONCE: Final = 500
@@ -198,12 +199,18 @@ class Checkpoints:
         encoding = Encoding(checkpoint)
         while encoding.step():
             let_others_run()
-        in_thread(store.write_checkpoint, *encoding.finish())
-        if not topic.exiting:
-            store.adopt_checkpoint()
-            topic.checkpoint_saved(checkpoint)
-            store.commit()  # before data goes that only the previous checkpoint needed
-            topic.release(checkpoint, let_others_run)
+        pieces = encoding.finish()
+        in_thread(store.write_checkpoint, *pieces)
+        replaced = store.open_checkpoint() if sum(map(len, pieces)) > _LARGE_CHECKPOINT else None
+        try:
+            if not topic.exiting:
+                store.adopt_checkpoint()
+                topic.checkpoint_saved(checkpoint)
+                store.commit()  # before data goes that only the previous checkpoint needed
+                topic.release(checkpoint, let_others_run)
+        finally:
+            if replaced is not None:
+                in_thread(self._storage.files.close, replaced)
 
 
 _Batch = list[tuple[Topic, TopicStore, Sequence[bytes]]]

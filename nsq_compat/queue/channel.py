@@ -120,9 +120,6 @@ class Channel:
     ) -> None:
         self.topic_name = topic_name
         self.name = name
-        self.ephemeral = is_ephemeral(name)
-        self.topology_aware = limits.topology_aware
-        """Whether nearby consumers come first."""
         self.paused = False
         self.exiting = False
         self.message_count = 0
@@ -153,6 +150,15 @@ class Channel:
         self._notified: ZoneWaitQueue | Throttle | None = self._zones  # of every delivery
 
     # --- Messages it has ----------------------------------------------------------------------------------------------
+
+    @property
+    def ephemeral(self) -> bool:
+        return is_ephemeral(self.name)
+
+    @property
+    def topology_aware(self) -> bool:
+        """Whether nearby consumers come first."""
+        return self._zones is not None
 
     @property
     def full_name(self) -> str:

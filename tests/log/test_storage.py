@@ -767,3 +767,19 @@ def test_without_space_there_is_no_reserve_and_no_file_is_left(tmp_path):
     assert path.stat().st_size == 0
     reserve.take()
     assert reserve.held
+
+
+def test_the_replaced_checkpoint_can_be_kept_open_until_a_thread_closes_it(data_path):
+    daemon = data_path.start()
+    store = daemon.topic().store
+    daemon.publishes(b"a")
+    data_path.checkpoint(daemon)
+    replaced = store.open_checkpoint()
+    before = os.fstat(replaced).st_ino
+    daemon.publishes(b"b")
+    data_path.checkpoint(daemon)
+    now = store.open_checkpoint()
+    assert os.fstat(now).st_ino != before
+    assert os.fstat(replaced).st_nlink == 0
+    os.close(replaced)
+    os.close(now)

@@ -15,7 +15,7 @@ from nsq_compat.log import group_reader
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files, OsFiles
 from nsq_compat.log.reading import sorted_ids
-from nsq_compat.log.segment import Group
+from nsq_compat.log.segment import FIRST_GROUP, Group
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
 from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, TOPIC_EMPTIED
@@ -321,7 +321,7 @@ def test_a_long_search_past_damage_is_made_in_steps(large_writer, monkeypatch):
     large_writer.files.put(path, bytes(content))
     undisturbed = large_writer.open()
     expected = {group.first_seq: group.frames for group in undisturbed.recovered() if group.kind == MESSAGES}
-    lost = undisturbed.damaged_records
+    lost = undisturbed.damage.records
     assert lost > 100
     monkeypatch.setattr(group_reader, "_SEARCHED_BYTES", (end - begin) // 8)
     monkeypatch.setattr(group_reader, "BLOCK_SIZE", 512)
@@ -363,6 +363,23 @@ def test_files_below_a_number_are_deleted(writer):
     assert 0 < writer.log.oldest <= 20
     writer.log.release(40, lambda: ())
     assert len(writer.paths()) == 1, "the last one is being written"
+
+
+def test_others_run_between_two_deletions_and_may_close_the_log(writer):
+    for _ in range(40):
+        writer.publish()
+    left = []
+
+    def pause() -> None:
+        left.append(len(writer.paths()))
+        if len(left) == 4:
+            writer.log.close()
+
+    writer.log.release(40, lambda: (), pause=pause)
+    sizes = [writer.files.size(f"{FOLDER}/{path}") for path in writer.paths()]
+    assert len(left) == 4, "after the log was closed nothing is deleted"
+    assert sizes.count(FIRST_GROUP) == 4, "the released ones are only a header"
+    assert len(sizes) == left[0]
 
 
 def test_unfinished_messages_survive_their_file_in_this_run_and_the_next(writer):
