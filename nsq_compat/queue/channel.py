@@ -22,9 +22,8 @@ from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, Peek
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.latency import Latency
-from nsq_compat.queue.limits import Exiting, QueueLimits
 from nsq_compat.queue.schedule import AT_ONCE, Schedule
-from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.values import ClientStats, Exiting, QueueLimits
 from nsq_compat.queue.wait_queue import Rate, Throttle, Waiting, WaitQueue, ZoneWaitQueue
 
 log = logging.getLogger(__name__)

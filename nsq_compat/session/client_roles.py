@@ -28,10 +28,9 @@ from nsq_compat.protocol.message import message_ids
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import InFlight
-from nsq_compat.queue.limits import Refused
 from nsq_compat.queue.publish_batch import LargeBatch, PublishBatch, is_large
-from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import ClientStats, Refused
 from nsq_compat.queue.wait_queue import Locality
 
 DONE: Final = 0  # the only false one, so that the message path tests `state` without a comparison

@@ -30,9 +30,8 @@ from nsq_compat.protocol.schema import MAGIC_V2
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import NotInFlight, TooManyConsumers
 from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.limits import Exiting
 from nsq_compat.queue.publish_batch import PublishBatch
-from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.values import ClientStats, Exiting
 from nsq_compat.session import negotiation
 from nsq_compat.session.authorization import NO_GRANTS, Access, AuthFailed, Authorize, Credentials, Grants, not_asked
 from nsq_compat.session.client_roles import DONE, IN_STEPS, NO_COUNTS, Publisher, Subscription, failed
