@@ -65,14 +65,14 @@ class ClientStats:
     version: str
     remote_address: str
     state: int
-    ready_count: int
-    in_flight_count: int
-    message_count: int
+    ready_count: int = 0
+    in_flight_count: int = 0
+    message_count: int = 0
     zone_local_msg_count: int = 0
     region_local_msg_count: int = 0
     global_msg_count: int = 0
-    finish_count: int
-    requeue_count: int
+    finish_count: int = 0
+    requeue_count: int = 0
     connect_ts: int
     sample_rate: int = 0
     deflate: bool = False

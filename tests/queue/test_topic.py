@@ -412,7 +412,7 @@ def test_a_topic_emptied_during_a_pause_gives_none_of_it_to_its_channels(logging
     assert consumer.takes() + consumer.takes() == [b"a", b"b", b"c", b"d"]
 
 
-# --- The last messages, finished or not, as long as clients ask for them -----------------------------------------------
+# --- The last messages, finished or not, as long as clients ask for them ----------------------------------------------
 
 
 def recent(daemon, count=10, topic="orders"):
