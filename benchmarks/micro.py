@@ -23,9 +23,8 @@ from nsq_compat.protocol.message import MessageIds, make_frames, message_ids
 from nsq_compat.queue.backlog import FrameQueue
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.in_flight import InFlight
-from nsq_compat.queue.latency import LatencyOptions
-from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.publish_batch import PublishBatch
+from nsq_compat.queue.values import LatencyOptions, QueueLimits
 from nsq_compat.session.negotiation import NsqdLimits
 from nsq_compat.session.nsqd_session import MAGIC, NsqdSession
 

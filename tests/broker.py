@@ -22,9 +22,8 @@ from nsq_compat.protocol import message
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import InFlight
-from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import ClientStats, QueueLimits
 from nsq_compat.queue.wait_queue import Locality
 
 NOW_NS = 1_700_000_000_000_000_000

@@ -31,8 +31,8 @@ from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.publish_batch import PublishBatch
-from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import ClientStats
 from nsq_compat.session.nsqd_session import NsqdSession
 from nsq_compat.web.application import TlsRequired
 from nsq_compat.web.metrics import Metrics

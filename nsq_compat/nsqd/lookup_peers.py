@@ -28,8 +28,8 @@ from nsq_compat.protocol.go_json import STRING, Fields, JsonError, list_of, load
 from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo
 from nsq_compat.protocol.names import address_error, is_valid_name
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.limits import Exiting
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import Exiting
 from nsq_compat.session.lookup_peer import LookupPeer
 
 log = logging.getLogger(__name__)

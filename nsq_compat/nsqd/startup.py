@@ -29,8 +29,7 @@ from nsq_compat.protocol.durations import MILLISECOND, SECOND
 from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.latency import LatencyOptions
-from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.values import LatencyOptions, QueueLimits
 from nsq_compat.session.negotiation import NsqdLimits
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.broker import Broker, snapshot
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.stats import ChannelStats, TopicStats
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import ChannelStats, TopicStats
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import InFlight
-from nsq_compat.queue.limits import Exiting, Refused
+from nsq_compat.queue.values import Exiting, Refused
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from nsq_compat.queue.backlog import ANY_SIZE
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.limits import REFUSES_ALL, Refused
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import Refused, refuse_all
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class PolicyEnforcer:
 
     def _limit(self, topic: Topic) -> None:
         """Replace a topic's enforcer by a new one, or by none if no limit applies."""
-        if topic.admission is REFUSES_ALL:
+        if topic.admission is refuse_all:
             return
         self._remove_enforcer(topic)
         bounds = self.policies.for_channel(topic.name, "").bounds
@@ -109,13 +109,14 @@ class PolicyEnforcer:
         ]
         if held or channels:
             schedule = self._broker.schedule
-            topic.admission = self._enforcers[topic] = LimitEnforcer(schedule, held, channels, topic, self._now_ns)
-            schedule.at(self._now(), self._enforcers[topic])
+            enforcer = self._enforcers[topic] = LimitEnforcer(schedule, held, channels, topic, self._now_ns)
+            topic.admission = enforcer.admit
+            schedule.at(self._now(), enforcer)
 
     def _remove_enforcer(self, topic: Topic) -> None:
         if enforcer := self._enforcers.pop(topic, None):
             self._broker.schedule.cancel(enforcer)
-            if topic.admission is enforcer:
+            if topic.admission is not refuse_all:
                 topic.admission = None
 
 

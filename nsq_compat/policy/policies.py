@@ -59,14 +59,6 @@ class Bounds:
     drops: bool
     """Beyond the limits, the oldest messages are dropped; otherwise publishes are rejected."""
 
-    def to_settings(self) -> Mapping[str, Any]:
-        """The settings of a policy with these limits."""
-        limits: dict[str, Any] = {"max_depth": self.max_depth, "max_bytes": self.max_bytes}
-        if self.max_age is not None:
-            limits["max_age"] = format_duration(int(self.max_age * SECOND))
-        settings = {key: value for key, value in limits.items() if value is not None}
-        return {**settings, "when_full": DROP_OLDEST if self.drops else REJECT}
-
 
 @dataclass(frozen=True, slots=True)
 class Applied:
@@ -82,8 +74,11 @@ class Applied:
         if self.dead_lettering is not None:
             settings["max_attempts"] = self.dead_lettering.max_attempts
             settings["dead_letter_topic"] = self.dead_lettering.topic_for(topic, channel)
-        if self.bounds is not None:
-            settings |= self.bounds.to_settings()
+        if (bounds := self.bounds) is not None:
+            age = None if bounds.max_age is None else format_duration(int(bounds.max_age * SECOND))
+            limits = {"max_depth": bounds.max_depth, "max_bytes": bounds.max_bytes, "max_age": age}
+            settings |= {key: value for key, value in limits.items() if value is not None}
+            settings["when_full"] = DROP_OLDEST if bounds.drops else REJECT
         if self.rate is not None:
             settings |= {"max_rate": self.rate.per_second, "burst": self.rate.burst}
         return settings

@@ -3,13 +3,12 @@
 Frames (see ``protocol.message``) move in batches. A publish makes them once; the topic writes them to its log and gives
 the same objects to all its channels. A channel delivers them to its consumers and keeps them in flight until FIN.
 
-    broker    all topics; snapshots for /stats            publish_batch    publishes together, and in steps
-    topic     publishes to channels                       wait_queue       idle consumers; rate limits; zones
-    channel   delivers to consumers                       in_flight        messages that a consumer has
-    backlog   messages to be delivered; their position    schedule         alarms, in time order
-    deferred  messages before their time                  recent_messages  the last publishes, for /topic/recent
-    limits    bounds from nsqd's options; refusals        stats            the values of /stats
-    latency   from publish to FIN
+    broker    all topics; snapshots for /stats             publish_batch  publishes together, and in steps
+    topic     publishes to channels; the last publishes    wait_queue     idle consumers; rate limits; zones
+    channel   delivers to consumers                        in_flight      messages that a consumer has
+    backlog   messages to be delivered; their position     schedule       alarms, in time order
+    deferred  messages before their time                   latency        from publish to FIN
+    values    limits, refusals, the values of /stats
 
 May import ``log`` and ``protocol``. It knows neither network nor clock: `now` (monotonic seconds) and `now_ns`
 (nanoseconds since 1970) are parameters. Nor does it know the durability level: every topic that is not ephemeral has a

@@ -9,10 +9,9 @@ from nsq_compat.log.recovery import recover
 from nsq_compat.log.storage import Storage
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.limits import REFUSES_ALL, Exiting, QueueLimits
 from nsq_compat.queue.schedule import Schedule
-from nsq_compat.queue.stats import ChannelStats, LatencyStats, TopicStats
 from nsq_compat.queue.topic import ChannelObserver, Topic
+from nsq_compat.queue.values import ChannelStats, Exiting, LatencyStats, QueueLimits, TopicStats, refuse_all
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +89,7 @@ class Broker:
         """Refuse publishes and new topics from now on. Consumers go on."""
         self._refuses_publishing = True
         for topic in self.topics.values():
-            topic.admission = REFUSES_ALL
+            topic.admission = refuse_all
 
     def close(self) -> None:
         """Close all topics, before nsqd stops: they neither accept nor deliver messages any more."""

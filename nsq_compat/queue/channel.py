@@ -22,9 +22,8 @@ from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, Peek
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.latency import Latency
-from nsq_compat.queue.limits import Exiting, QueueLimits
 from nsq_compat.queue.schedule import AT_ONCE, Schedule
-from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.values import ClientStats, Exiting, QueueLimits
 from nsq_compat.queue.wait_queue import Rate, Throttle, Waiting, WaitQueue, ZoneWaitQueue
 
 log = logging.getLogger(__name__)
@@ -145,20 +144,15 @@ class Channel:
         self._delivered_count = 0
         self._log_retry = _Retry()  # nothing is taken while it is waiting
         self._deferred_retry = _Retry()
-        self._zones = ZoneWaitQueue() if limits.topology_aware else None
-        self._wait_queue: WaitQueue = WaitQueue() if self._zones is None else self._zones
-        self._notified: ZoneWaitQueue | Throttle | None = self._zones  # of every delivery
+        self.zones = ZoneWaitQueue() if limits.topology_aware else None  # nearby consumers come first
+        self._wait_queue: WaitQueue = WaitQueue() if self.zones is None else self.zones
+        self._notified: ZoneWaitQueue | Throttle | None = self.zones  # of every delivery
 
     # --- Messages it has ----------------------------------------------------------------------------------------------
 
     @property
     def ephemeral(self) -> bool:
         return is_ephemeral(self.name)
-
-    @property
-    def topology_aware(self) -> bool:
-        """Whether nearby consumers come first."""
-        return self._zones is not None
 
     @property
     def full_name(self) -> str:
@@ -181,7 +175,7 @@ class Channel:
     @property
     def delivered(self) -> Sequence[int]:
         """Deliveries by ``Locality``. nsqd: all of them are global without topology-aware consumption."""
-        return (0, 0, self._delivered_count) if self._zones is None else self._zones.counts
+        return (0, 0, self._delivered_count) if self.zones is None else self.zones.counts
 
     def peek(self, count: int) -> Peek:
         """Return at most `count` messages of each kind. Raises ``OSError``."""
@@ -349,7 +343,7 @@ class Channel:
         queue = self._wait_queue
         if isinstance(queue, Throttle) and rate is None:
             self._wait_queue = queue.inner
-            self._notified = self._zones
+            self._notified = self.zones
             self._schedule.cancel(queue)
             self._wake()
         elif rate is not None:

@@ -89,7 +89,9 @@ class InFlight:
         own = self._own_deadlines.get(message_id)
         if own is None:
             self._void_places.add(message_id)
-            delivered = next(delivered for _, delivered, ids in self._batches if message_id in ids)
+            found = next((delivered for _, delivered, ids in self._batches if message_id in ids), None)
+            assert found is not None, "a place is in the deque"
+            delivered = found
         else:
             delivered = own.delivered
         deadline = min(deadline, delivered + max_lifetime)

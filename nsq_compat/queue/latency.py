@@ -10,25 +10,16 @@ a window and a whole one. The halves of all channels begin at the same time.
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from ddsketch import LogCollapsingLowestDenseDDSketch as Sketch
 
 from nsq_compat.protocol.message import raw_timestamps
-from nsq_compat.queue.stats import LatencyStats
+from nsq_compat.queue.values import LatencyOptions, LatencyStats
 
 _RELATIVE_ACCURACY: Final = 0.01
 _MAX_BINS: Final = 2200
 """Enough for a nanosecond to thirty years. Beyond that, the shortest times lose accuracy."""
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyOptions:
-    """Quantiles in (0,1], in the order to be shown, and the window in seconds."""
-
-    quantiles: tuple[float, ...]
-    window: float
 
 
 class Latency:

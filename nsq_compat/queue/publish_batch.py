@@ -23,8 +23,8 @@ from typing import Final, Protocol
 
 from nsq_compat.log.segment import StagedBatch
 from nsq_compat.protocol.schema import UniformBodies
-from nsq_compat.queue.limits import Refused
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import Refused
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class LargeBatch:
         topic, ids = self._topic, self._topic.frames.ids
         try:
             if topic.admission is not None:
-                topic.admission.admit(self.count, self._now)
+                topic.admission(self.count, self._now)
             if topic.large_batches[0] is not self:
                 return False
             if self._next < self.count:

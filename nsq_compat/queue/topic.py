@@ -13,34 +13,36 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from nsq_compat.log.checkpoint import ChannelState, TopicState
 from nsq_compat.log.control_log import ControlLog
 from nsq_compat.log.storage import TopicStore
-from nsq_compat.log.topic_log import LogEnd
-from nsq_compat.protocol.message import FrameFactory
+from nsq_compat.log.topic_log import LogEnd, TopicLog
+from nsq_compat.protocol import storage_schema as records
+from nsq_compat.protocol.message import FrameFactory, message_id
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.protocol.storage_schema import (
-    CHANNEL_CREATED,
-    CHANNEL_DELETED,
-    CHANNEL_EMPTIED,
-    TOPIC_AWAITS_CHANNELS,
-    TOPIC_EMPTIED,
-    TOPIC_KNOWS_CHANNELS,
-    TOPIC_PAUSED,
-    TOPIC_UNPAUSED,
-)
 from nsq_compat.queue.backlog import Backlog, Cursor
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.deferred import Deferred, SharedReads
-from nsq_compat.queue.limits import REFUSES_ALL, Admission, Exiting, QueueLimits
-from nsq_compat.queue.recent_messages import MAX_MESSAGES, Published, RecentMessages
+from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.schedule import Schedule
+from nsq_compat.queue.values import Exiting, QueueLimits, refuse_all
 
 log = logging.getLogger(__name__)
 
+MAX_RECENT: Final = 100
+MAX_RECENT_BYTES: Final = 4 << 20
+WATCHED_SECONDS: Final = 60.0
+"""Recent messages are kept for so long after the last request for them."""
 _NS_PER_SECOND: Final = 1_000_000_000
+
+
+class Published(NamedTuple):
+    """`due_ns` is when a deferred message may be delivered, wall clock; 0 for at once."""
+
+    frame: bytes
+    due_ns: int
 
 
 class ChannelObserver(Protocol):
@@ -72,8 +74,8 @@ class Topic:
         self.paused = False
         self.awaits_channels = False
         self.exiting = False
-        self.admission: Admission | None = None
-        """Checked before each publish, if there is one. NSQ has none."""
+        self.admission: Callable[[int, float], None] | None = None
+        """Called before each publish with the number of messages and `now`, to raise ``Refused``. NSQ has none."""
         self.channels: dict[str, Channel] = {}
         self.message_count = 0
         self.message_bytes = 0
@@ -86,12 +88,13 @@ class Topic:
         """The number of the next message."""
         self.large_batches: deque[object] = deque()
         """The publishes in steps that have begun, see ``publish_batch.LargeBatch``."""
+        self.alarm = NEVER
         self._schedule = schedule
         self._observer = observer
         self._control_log = ControlLog(name, store)
         self._changed = False
         self._saved_end: LogEnd | None = None
-        self._recent: RecentMessages | None = None
+        self._recent: _RecentMessages | None = None
         self._reads = None if store is None else SharedReads(store.log.fetch, schedule, self.channels)
         self.backlog = self._new_backlog(self.seq)
         if store is not None:
@@ -113,24 +116,28 @@ class Topic:
         The first call finds those that the log and memory still have. Frequent calls miss none.
         """
         if self._recent is None:
-            recent = RecentMessages(self._forget_recent)
-            latest = self.backlog.latest(MAX_MESSAGES, ())
+            recent = _RecentMessages()
+            latest = self.backlog.latest(MAX_RECENT, ())
             for channel in self.channels.values():
-                latest += channel.backlog.latest(MAX_MESSAGES, channel.in_flight_sets())
+                latest += channel.backlog.latest(MAX_RECENT, channel.in_flight_sets())
             recent.begin(self.store.log if self.store is not None else None, latest, now, now_ns)
             self._recent = recent
-        self._schedule.at(self._recent.ask(now), self._recent)
-        return self._recent.latest(count)
+        self._recent.until = now + WATCHED_SECONDS
+        self._schedule.at(self._recent.until, self)
+        return list(self._recent.kept)[-count:]
 
-    def _forget_recent(self) -> None:
+    def on_alarm(self, now: float) -> float:
+        if self._recent is not None and now < self._recent.until:
+            return self._recent.until
         self._recent = None
+        return NEVER
 
     # --- Publishing ---------------------------------------------------------------------------------------------------
 
     def publish(self, bodies: Sequence[bytes], now: float, now_ns: int, defer: float = 0.0) -> None:
         """Publish messages, all or none, to be delivered after `defer` seconds. Raises ``Refused`` and ``OSError``."""
         if self.admission is not None:
-            self.admission.admit(len(bodies), now)
+            self.admission(len(bodies), now)
         frames, joined, size = self.frames.make(bodies, now_ns)
         if defer > 0:
             self._defer(frames, now + defer, now_ns + int(defer * _NS_PER_SECOND))
@@ -242,7 +249,7 @@ class Topic:
         if not self.channels and not (self.paused or self.awaits_channels):
             self.backlog = self._new_backlog(self.seq)
         if not channel.ephemeral or self.is_holding:
-            self._note(CHANNEL_DELETED, channel.name)
+            self._note(records.CHANNEL_DELETED, channel.name)
         self._note_ephemeral()
         self._note_change()
         self._observer.channel_deleted(self, channel)
@@ -255,14 +262,14 @@ class Topic:
             if not self.is_holding:
                 self.backlog = self._new_backlog(self.seq)
             self.paused = True
-            self._note(TOPIC_PAUSED)
+            self._note(records.TOPIC_PAUSED)
             self._control_log.settle()
 
     def unpause(self) -> None:
         """Give the held messages to the channels."""
         if self.paused:
             self.paused = False
-            self._end_holding(TOPIC_UNPAUSED)
+            self._end_holding(records.TOPIC_UNPAUSED)
 
     def await_channels(self) -> None:
         """Hold published messages until `learn_channels`."""
@@ -270,7 +277,7 @@ class Topic:
             if not self.is_holding:
                 self.backlog = self._new_backlog(self.seq)
             self.awaits_channels = True
-            self._note(TOPIC_AWAITS_CHANNELS)
+            self._note(records.TOPIC_AWAITS_CHANNELS)
 
     def learn_channels(self, names: Iterable[str]) -> None:
         """Create these channels, and give the held messages to all channels.
@@ -284,25 +291,25 @@ class Topic:
                 self.channel(name)
         if self.awaits_channels:
             self.awaits_channels = False
-            self._end_holding(TOPIC_KNOWS_CHANNELS)
+            self._end_holding(records.TOPIC_KNOWS_CHANNELS)
 
     def empty(self) -> None:
         """Drop the held messages. nsqd: the channels keep theirs."""
         self.backlog.empty()
         self._pass_over()
-        self._note(TOPIC_EMPTIED)
+        self._note(records.TOPIC_EMPTIED)
         self._control_log.settle()
 
     def empty_channel(self, name: str) -> None:
         """Drop all messages of a channel, also those deferred and in flight. Raises ``KeyError``."""
         self.channels[name].empty()
-        self._note(CHANNEL_EMPTIED, name)
+        self._note(records.CHANNEL_EMPTIED, name)
         self._control_log.settle()
 
     def close(self) -> None:
         """Refuse publishes and close the channels, before nsqd stops. Messages stay."""
         self.exiting = True
-        self.admission = REFUSES_ALL
+        self.admission = refuse_all
         for channel in self.channels.values():
             channel.close()
 
@@ -315,7 +322,7 @@ class Topic:
     def delete(self) -> None:
         """Delete the channels, the messages, and the folder."""
         self.exiting = True
-        self.admission = REFUSES_ALL
+        self.admission = refuse_all
         for channel in self.channels.values():
             channel.delete()
         self._control_log.discard_requeued()
@@ -382,23 +389,23 @@ class Topic:
             self._make_channel(name, 0).restore(state, stands, shift)
         if not self.store.log.segments:  # the messages before are in other files
             for name in self.channels:
-                self._note(CHANNEL_CREATED, name, stands)
+                self._note(records.CHANNEL_CREATED, name, stands)
             if self.paused:
-                self._note(TOPIC_PAUSED, "", stands)
+                self._note(records.TOPIC_PAUSED, "", stands)
             if self.awaits_channels:
-                self._note(TOPIC_AWAITS_CHANNELS, "", stands)
+                self._note(records.TOPIC_AWAITS_CHANNELS, "", stands)
         begin = ChannelState(stands) if held is not None or before.everything is None else before.everything
         for name in channels:
             if name not in self.channels and name not in before.gone and not is_ephemeral(name):
                 own = ChannelState(begin.position, list(begin.entries), list(begin.gaps))
                 self._make_channel(name, 0).restore(own, stands, shift)
-                self._note(CHANNEL_CREATED, name, stands)
+                self._note(records.CHANNEL_CREATED, name, stands)
         self.backlog = self._new_backlog(self.seq)
         if held is not None:
             self.backlog.restore(held, self.seq, shift)
             self._hand_over()
         elif not self.channels:
-            self._note(CHANNEL_DELETED)  # ephemeral ones, which ended with the process: the topic holds again
+            self._note(records.CHANNEL_DELETED)  # ephemeral ones, which ended with the process: the topic holds again
         if before.is_current and self.store.log.end == log_end:
             self._saved_end = log_end
         else:
@@ -457,7 +464,7 @@ class Topic:
     def _note_ephemeral(self) -> None:
         """Record that the topic does not hold its messages, if all its channels are ephemeral."""
         if not self.is_holding and all(channel.ephemeral for channel in self.channels.values()):
-            self._note(CHANNEL_CREATED, next(iter(self.channels)))
+            self._note(records.CHANNEL_CREATED, next(iter(self.channels)))
 
     def _first_needed(self) -> int:
         """Return the number of the first message that a channel still has to read, or the topic itself."""
@@ -470,3 +477,34 @@ class Topic:
         if not self._changed and self.store is not None:
             self._changed = True
             self._observer.changed(self)
+
+
+class _RecentMessages:
+    """The last published messages, for as long as clients ask for them."""
+
+    def __init__(self) -> None:
+        self.kept: deque[Published] = deque()
+        """Oldest first."""
+        self.until = 0.0
+        self._bytes = 0
+
+    def begin(self, log: TopicLog | None, latest: Iterable[tuple[float, bytes]], now: float, now_ns: int) -> None:
+        """Add the messages published before, from the log and ``Backlog.latest``. Raises ``OSError``."""
+        known: dict[bytes, Published] = {}
+        for group in log.latest(MAX_RECENT) if log is not None else ():
+            known.update((message_id(frame), Published(frame, group.due_ns)) for frame in group.frames[-MAX_RECENT:])
+        for due, frame in latest:
+            known[message_id(frame)] = Published(frame, now_ns + int((due - now) * _NS_PER_SECOND) if due else 0)
+        for each in sorted(known)[-MAX_RECENT:]:  # ids are in the order of publishing
+            self._add(known[each])
+
+    def note(self, frames: Sequence[bytes], due_ns: int) -> None:
+        """Add messages that are being published."""
+        for frame in frames[-MAX_RECENT:]:
+            self._add(Published(frame, due_ns))
+
+    def _add(self, published: Published) -> None:
+        self.kept.append(published)
+        self._bytes += len(published.frame)
+        while len(self.kept) > MAX_RECENT or (self._bytes > MAX_RECENT_BYTES and len(self.kept) > 1):
+            self._bytes -= len(self.kept.popleft().frame)

@@ -28,10 +28,9 @@ from nsq_compat.protocol.message import message_ids
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import InFlight
-from nsq_compat.queue.limits import Refused
 from nsq_compat.queue.publish_batch import LargeBatch, PublishBatch, is_large
-from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import ClientStats, Refused
 from nsq_compat.queue.wait_queue import Locality
 
 DONE: Final = 0  # the only false one, so that the message path tests `state` without a comparison
@@ -161,12 +160,6 @@ class Publisher:
         self._reply(OK if count == 1 or command.spec is table.MPUB else OK * count)
 
 
-NO_COUNTS: Final[dict[str, Any]] = dict.fromkeys(
-    ("ready_count", "in_flight_count", "message_count", "finish_count", "requeue_count"), 0
-)
-"""Those of a client that is no consumer."""
-
-
 class Subscription:
     """From SUB to the end of the connection. It is the ``queue.channel.Consumer`` of its channel.
 
@@ -211,7 +204,7 @@ class Subscription:
             "finish_count": self._finish_count,
             "requeue_count": self._requeue_count,
         }
-        if self.channel.topology_aware:
+        if self.channel.zones is not None:
             counts[f"{self.locality.name.lower()}_msg_count"] = self._message_count
         return counts
 

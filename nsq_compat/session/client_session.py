@@ -16,7 +16,7 @@ Invariants:
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.compression import Codec, CompressionError, Deflate, Snappy
@@ -45,23 +45,20 @@ class ProtocolError(Exception):
     """nsqd sent invalid data, or does not offer a required feature. The connection must be closed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """The connection is ready for commands. `auth` is the response to AUTH, or empty."""
 
     response: IdentifyResponse
     auth: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """Messages that arrived together."""
 
     messages: list[Message]
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedFrames:
+class ReceivedFrames(NamedTuple):
     """Messages that arrived together, unparsed: message i is the frame ``data[starts[i] : starts[i + 1]]``, which is at
     least as long as its header. If `starts` is a range, all frames have one size, its step."""
 
@@ -69,23 +66,20 @@ class ReceivedFrames:
     starts: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(NamedTuple):
     """nsqd has executed the command with this ticket."""
 
     ticket: object
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(NamedTuple):
     """A FIN, REQ or TOUCH had no effect: the message is no longer in flight here. The connection stays open."""
 
     error: NsqError
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """nsqd closes the connection. `ticket` is that of the refused command, if it had one."""
 
     error: NsqError

@@ -35,14 +35,7 @@ from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrad
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.publish_batch import Producer
 from nsq_compat.session.conversation import Conversation, TlsFacts, Upgrade
-from nsq_compat.session.http_message import (
-    TEXT,
-    Admission,
-    HttpHandler,
-    HttpLimits,
-    Request,
-    Response,
-)
+from nsq_compat.session.http_message import TEXT, Admission, HttpHandler, HttpLimits, Request, Response
 
 log = logging.getLogger(__name__)
 

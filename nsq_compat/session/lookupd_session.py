@@ -10,21 +10,13 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from nsq_compat.protocol import lookup_commands as table
 from nsq_compat.protocol.command_reader import Command, CommandReader, SimpleCommand
 from nsq_compat.protocol.commands import CommandSpec
 from nsq_compat.protocol.durations import SECOND, format_duration
 from nsq_compat.protocol.errors import E_BAD_PROTOCOL, E_INVALID, FatalClientError, SilentClose
 from nsq_compat.protocol.go_json import encode
-from nsq_compat.protocol.lookup_commands import (
-    MAGIC,
-    MAX_BODY_SIZE,
-    OK,
-    LookupdInfo,
-    check,
-    decode_peer_info,
-    registration,
-    reply,
-)
+from nsq_compat.protocol.lookup_commands import MAGIC, MAX_BODY_SIZE, LookupdInfo
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.registry.registration_db import Producer, RegistrationDb
 from nsq_compat.session.conversation import Conversation
@@ -118,7 +110,7 @@ class LookupdSession(Conversation):
         for count, command in enumerate(self._commands, 1):
             if not isinstance(command, SimpleCommand):  # well-formed FINs are not checked by `_admit`
                 raise FatalClientError(E_INVALID, "invalid command FIN")
-            self._replies.append(reply(_ON_COMMAND[command.spec.name](self, command)))
+            self._replies.append(table.reply(_ON_COMMAND[command.spec.name](self, command)))
             if self._producer is None:
                 self._deadline = self._now + IDENTIFY_TIMEOUT
             if count == MAX_COMMANDS_PER_CALL:
@@ -126,7 +118,7 @@ class LookupdSession(Conversation):
                 return
 
     def _admit(self, tokens: list[bytes]) -> CommandSpec:
-        spec = check(tokens)
+        spec = table.check(tokens)
         if spec.name == "IDENTIFY" and self._producer is not None:
             raise FatalClientError(E_INVALID, "cannot IDENTIFY again")
         if spec.name in ("REGISTER", "UNREGISTER") and self._producer is None:
@@ -141,10 +133,10 @@ class LookupdSession(Conversation):
             since = format_duration(int((self._now - producer.last_update) * SECOND))
             log.info("CLIENT(%s): pinged (last ping %s)", self.peer, since)
             self._db.heard_of(producer, self._now, self._now_ns)
-        return OK
+        return table.OK
 
     def _identify(self, command: SimpleCommand) -> bytes:
-        info = decode_peer_info(command.body)
+        info = table.decode_peer_info(command.body)
         log.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
             self.peer, info.broadcast_address, info.tcp_port, info.http_port, info.version,
@@ -157,8 +149,8 @@ class LookupdSession(Conversation):
         """REGISTER and UNREGISTER."""
         assert self._producer is not None, "admitted only behind IDENTIFY"
         change = self._db.register if command.spec.name == "REGISTER" else self._db.unregister
-        change(self._producer, *registration(command.tokens))
-        return OK
+        change(self._producer, *table.registration(command.tokens))
+        return table.OK
 
     # --- Errors -------------------------------------------------------------------------------------------------------
 
@@ -168,7 +160,7 @@ class LookupdSession(Conversation):
             act(*args)
         except FatalClientError as error:
             log.error("[%s] - %s", self.peer, error)
-            self._replies.append(reply(error.data))
+            self._replies.append(table.reply(error.data))
             self.closing = True
         except SilentClose:
             self.closing = True

@@ -145,19 +145,18 @@ class Layers:
 
     def __init__(self) -> None:
         self.tls: TlsFacts | None = None
-        self.deflate = False
-        self.snappy = False
+        self.compression: Codec | None = None
         self.wanted: tuple[Codec | None, ...] = ()
         """Those to come, in order; None for TLS, which the connection makes."""
 
     def want(self, features: IdentifyResponse) -> None:
         """Plan the codecs of these features. Raises ``FatalClientError`` if they cannot follow those in place."""
         # nsqd applies them to the bare socket, and the two sides no longer understand each other.
-        if features.tls_v1 and (self.tls is not None or self.compressed):
+        if features.tls_v1 and (self.tls is not None or self.compression is not None):
             raise FatalClientError(
                 E_IDENTIFY_FAILED, "IDENTIFY failed TLS cannot begin inside a TLS or compressed stream"
             )
-        if self.compressed and (features.deflate or features.snappy):
+        if self.compression is not None and (features.deflate or features.snappy):
             raise FatalClientError(E_IDENTIFY_FAILED, "IDENTIFY failed the stream is compressed already")
         if features.tls_v1:
             self.wanted = (None,)
@@ -166,13 +165,8 @@ class Layers:
         elif features.snappy:
             self.wanted += (Snappy(),)
 
-    @property
-    def compressed(self) -> bool:
-        return self.deflate or self.snappy
-
     def add(self, tls: TlsFacts | None) -> None:
         """Note that the next codec is in place."""
         codec, self.wanted = self.wanted[0], self.wanted[1:]
         self.tls = tls or self.tls
-        self.deflate |= isinstance(codec, Deflate)
-        self.snappy |= isinstance(codec, Snappy)
+        self.compression = codec or self.compression

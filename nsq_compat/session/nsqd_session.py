@@ -15,6 +15,7 @@ from typing import Final
 from nsq_compat.protocol import commands as table
 from nsq_compat.protocol.command_reader import Command, CommandReader, Finish, Publish, SimpleCommand
 from nsq_compat.protocol.commands import INIT, CommandSpec, parse_number, tls_missing
+from nsq_compat.protocol.compression import Deflate, Snappy
 from nsq_compat.protocol.errors import (
     E_AUTH_DISABLED,
     E_BAD_PROTOCOL,
@@ -30,12 +31,11 @@ from nsq_compat.protocol.schema import MAGIC_V2
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import NotInFlight, TooManyConsumers
 from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.limits import Exiting
 from nsq_compat.queue.publish_batch import PublishBatch
-from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.values import ClientStats, Exiting
 from nsq_compat.session import negotiation
 from nsq_compat.session.authorization import NO_GRANTS, Access, AuthFailed, Authorize, Credentials, Grants, not_asked
-from nsq_compat.session.client_roles import DONE, IN_STEPS, NO_COUNTS, Publisher, Subscription, failed
+from nsq_compat.session.client_roles import DONE, IN_STEPS, Publisher, Subscription, failed
 from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, TlsFacts, Upgrade
 from nsq_compat.session.negotiation import Layers, NsqdLimits, patience
 
@@ -195,7 +195,7 @@ class NsqdSession(Conversation):
     def stats(self) -> ClientStats:
         """The client's figures in /stats, as a consumer and as a producer."""
         settings, layers, tls, access = self._settings, self._layers, self._layers.tls, self._access
-        counts = self.subscription.counts() if self.subscription is not None else NO_COUNTS
+        counts = self.subscription.counts() if self.subscription is not None else {}
         grants = access.grants if access is not None else NO_GRANTS
         published = sorted((topic.decode("ascii"), count) for topic, count in self._publisher.counts.items())
         return ClientStats(
@@ -207,8 +207,8 @@ class NsqdSession(Conversation):
             **counts,
             connect_ts=self._connect_ts,
             sample_rate=settings.sample_rate,
-            deflate=layers.deflate,
-            snappy=layers.snappy,
+            deflate=isinstance(layers.compression, Deflate),
+            snappy=isinstance(layers.compression, Snappy),
             user_agent=settings.user_agent,
             authed=bool(grants.authorizations),
             auth_identity=grants.identity,

@@ -15,9 +15,8 @@ from nsq_compat.policy.policies import PolicyError
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.limits import Exiting
-from nsq_compat.queue.recent_messages import MAX_MESSAGES
-from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.topic import MAX_RECENT, Topic
+from nsq_compat.queue.values import Exiting
 from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.application import (
     EMPTY,
@@ -175,7 +174,7 @@ class Administration:
 
 def _limit(request: Request) -> int:
     text = parse_query(request.query).get("limit", _DEFAULT_LIMIT)
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= MAX_MESSAGES):
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= MAX_RECENT):
         raise ApiError(400, "INVALID_ARG_LIMIT")
     return int(text[:9])
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.values import ClientStats
 from nsq_compat.web.metrics import Metrics
 
 

@@ -11,9 +11,9 @@ from nsq_compat.net.event_loop import let_others_run
 from nsq_compat.policy.enforcer import Full
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.queue.limits import Exiting, Refused
 from nsq_compat.queue.publish_batch import LargeBatch, Producer, PublishBatch, is_large
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import Exiting, Refused
 from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.application import (
     MAX_CACHED_LENGTH,

@@ -17,7 +17,7 @@ from nsq_compat.net.event_loop import let_others_run
 from nsq_compat.protocol.durations import SECOND, format_duration
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.queue.broker import snapshot
-from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats
+from nsq_compat.queue.values import ChannelStats, ClientStats, LatencyStats, TopicStats
 from nsq_compat.session.http_message import TEXT, Request, Response
 from nsq_compat.web.application import (
     JSON,

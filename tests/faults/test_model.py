@@ -48,9 +48,8 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.deferred import Deferred
 from nsq_compat.queue.in_flight import InFlight
-from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import ClientStats, QueueLimits
 from nsq_compat.queue.wait_queue import Locality
 from tests.faults.conftest import LONG_ROUNDS
 from tests.faults.disk import SECTOR, SimulatedDisk

@@ -19,8 +19,8 @@ from nsq_compat.net.sockets import listen
 from nsq_compat.net.tls import Tls
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.publish_batch import PublishBatch
+from nsq_compat.queue.values import QueueLimits
 from nsq_compat.session.authorization import Authorize, not_asked
 from nsq_compat.session.negotiation import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession

@@ -18,7 +18,7 @@ from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.nsqd.daemon import CollectionExemption
 from nsq_compat.nsqd.durability import Checkpoints, MetadataFile, in_thread
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.values import QueueLimits
 from tests.broker import Daemon
 
 

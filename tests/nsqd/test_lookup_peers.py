@@ -21,8 +21,8 @@ from nsq_compat.nsqd.http_calls import HttpCalls
 from nsq_compat.nsqd.lookup_peers import LookupPeers, Peer, TopicChannels
 from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo, reply
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import QueueLimits
 from tests.nsqd.conftest import PATIENCE, StartNsqlookupd
 
 NOW_NS = 1_700_000_000_000_000_000

@@ -23,7 +23,7 @@ from nsq_compat.nsqd.durability import Checkpoints
 from nsq_compat.nsqd.startup import restore
 from nsq_compat.protocol.message import MessageIds
 from nsq_compat.queue.broker import snapshot
-from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.values import QueueLimits
 from tests.broker import NOW_NS, Daemon
 from tests.faults.disk import FaultyFiles, SimulatedDisk
 

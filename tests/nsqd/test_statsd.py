@@ -18,8 +18,7 @@ from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.nsqd.statsd import StatsdLines, StatsdPush, packets
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
 from nsq_compat.queue.broker import Broker, snapshot
-from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.stats import LatencyStats
+from nsq_compat.queue.values import LatencyStats, QueueLimits
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.broker import Daemon
 from tests.v2_client import Client

@@ -1,7 +1,7 @@
 import pytest
 
 from nsq_compat.policy.dead_letters import LOG_SECONDS, REDRIVE_CHANNEL, LogThrottle
-from nsq_compat.queue.limits import Exiting
+from nsq_compat.queue.values import Exiting
 
 TWICE = {"topic": "orders", "max_attempts": 2}
 DEAD = "orders.archive.dead"

@@ -3,8 +3,8 @@ import logging
 import pytest
 
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.limits import Exiting
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import Exiting
 
 
 class ControlLog:

@@ -10,7 +10,7 @@ from nsq_compat.log.checkpoint import ENTRY, ChannelState, entries_at_once
 from nsq_compat.protocol import message
 from nsq_compat.queue.channel import MAX_BATCH, MAX_BATCH_BYTES, Channel, NotInFlight, TooManyConsumers
 from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.limits import Exiting
+from nsq_compat.queue.values import Exiting
 from tests.broker import Consumer
 
 # --- A message and its consumer ---------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import pytest
 
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol import message
-from nsq_compat.queue.limits import Exiting
 from nsq_compat.queue.publish_batch import MAX_AT_ONCE, LargeBatch
+from nsq_compat.queue.values import Exiting
 
 COUNT = MAX_AT_ONCE + 4000
 BODIES = [b"%d" % number for number in range(COUNT)]

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol.message import make_frames
-from nsq_compat.queue.latency import Latency, LatencyOptions
-from nsq_compat.queue.stats import LatencyStats
+from nsq_compat.queue.latency import Latency
+from nsq_compat.queue.values import LatencyOptions, LatencyStats
 
 NOW_NS = 1_700_000_000_000_000_000
 WITHIN = 0.0101  # what the sketch promises, and the rounding to whole nanoseconds

@@ -21,9 +21,8 @@ from nsq_compat.protocol import message
 from nsq_compat.queue.broker import Broker, snapshot
 from nsq_compat.queue.channel import NOT_IN_FLIGHT, NOT_OWNER, Channel, NotInFlight
 from nsq_compat.queue.in_flight import NEVER, InFlight
-from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import ClientStats, QueueLimits
 from nsq_compat.queue.wait_queue import Locality
 
 # Most happens in one place, because what matters is what meets there.

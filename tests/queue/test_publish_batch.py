@@ -7,8 +7,8 @@ import pytest
 
 from nsq_compat.protocol.schema import UniformBodies
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.limits import Exiting, QueueLimits, Refused
 from nsq_compat.queue.publish_batch import MAX_POSTED, PublishBatch
+from nsq_compat.queue.values import Exiting, QueueLimits, Refused
 
 NOW, NOW_NS = 1000.0, 1_700_000_000_000_000_000
 
@@ -35,13 +35,13 @@ class TurnEnd:
 
 
 class NoteHowMuch:
-    """A admission that lets in so many at once."""
+    """An admission that lets in so many at once."""
 
     def __init__(self, most: int) -> None:
         self.asked: list[int] = []
         self._most = most
 
-    def admit(self, count: int, now: float) -> None:
+    def __call__(self, count: int, now: float) -> None:
         self.asked.append(count)
         if sum(self.asked) > self._most:
             raise Refused("enough")

@@ -4,8 +4,7 @@ import pytest
 
 from nsq_compat.protocol.message import make_frames
 from nsq_compat.queue.broker import snapshot
-from nsq_compat.queue.latency import LatencyOptions
-from nsq_compat.queue.stats import LatencyStats
+from nsq_compat.queue.values import LatencyOptions, LatencyStats
 
 
 def test_topics_and_channels_are_sorted_by_name(daemon):

@@ -11,9 +11,8 @@ from typing import Any, Self
 import pytest
 
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.publish_batch import PublishBatch
-from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.values import ClientStats, QueueLimits
 from nsq_compat.session.authorization import Authorize, not_asked
 from nsq_compat.session.negotiation import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession

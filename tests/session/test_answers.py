@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from nsq_compat.queue.latency import LatencyOptions
+from nsq_compat.queue.values import LatencyOptions
 
 NOT_IN_FLIGHT = b"ID not in flight"
 NOT_OWNER = b"client does not own message"

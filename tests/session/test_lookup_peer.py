@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from nsq_compat.protocol.go_json import encode
 from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo, reply
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.values import QueueLimits
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.session.lookup_peer import GRACE_SECONDS, MAX_UNANSWERED, PING_SECONDS, REPLY_TIMEOUT, LookupPeer
 from nsq_compat.session.lookupd_session import LookupdSession

@@ -8,9 +8,8 @@ import pytest
 from nsq_compat.policy.policies import Policies
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.in_flight import InFlight
-from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import ClientStats, QueueLimits
 from nsq_compat.queue.wait_queue import Locality
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.metrics import Metrics

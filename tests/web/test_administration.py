@@ -9,7 +9,7 @@ from nsq_compat.log.data_path import make_our_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.values import QueueLimits
 from tests.web.conftest import SECOND, Caller, code, refused
 
 TOPIC_ROUTES = ["create", "delete", "empty", "pause", "unpause"]

@@ -4,8 +4,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.latency import LatencyOptions
-from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.values import LatencyOptions, QueueLimits
 from nsq_compat.session.http_message import Request
 from tests.web.conftest import Caller, Daemon
 

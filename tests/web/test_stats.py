@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats
+from nsq_compat.queue.values import ChannelStats, ClientStats, LatencyStats, TopicStats
 from nsq_compat.web.stats import MemoryStats, StatsReport, _report_json, _report_lines, _time_text
 
 MS = 1_000_000

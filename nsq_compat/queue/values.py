@@ -1,12 +1,51 @@
-"""The values that /stats shows. Field names, their order and their meaning are NSQ's; `dropped_count`,
-`dead_letter_count`, `rejected_count`, `policy`, `log_bytes` and `damaged_records` are ours.
+"""Plain values: limits from nsqd's options, why a publish is refused, and what /stats shows.
 
-They are plain values. ``broker.snapshot`` reads them.
+``broker.snapshot`` reads the values of /stats. Their field names, order and meaning are NSQ's; `dropped_count`,
+`dead_letter_count`, `rejected_count`, `policy`, `log_bytes` and `damaged_records` are ours.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyOptions:
+    """Quantiles in (0,1], in the order to be shown, and the window in seconds."""
+
+    quantiles: tuple[float, ...]
+    window: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Durations are in seconds. `max_channel_consumers` 0 means no limit; without `latency` none is measured.
+
+    `topology_aware`: nearby consumers come first.
+    """
+
+    mem_queue_size: int = 10_000
+    max_msg_timeout: float = 900.0
+    max_channel_consumers: int = 0
+    node_id: int = 0
+    latency: LatencyOptions | None = None
+    topology_aware: bool = False
+
+
+class Refused(Exception):
+    """A message is not accepted. The text is for the client."""
+
+
+class Exiting(Refused):
+    """The topic or channel is being deleted, or nsqd stops or drains. The text is NSQ's."""
+
+    def __str__(self) -> str:
+        return "exiting"
+
+
+def refuse_all(count: int, now: float) -> NoReturn:
+    """The admission check of a topic that is being deleted or closed, or of an nsqd that drains."""
+    raise Exiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +65,14 @@ class ClientStats:
     version: str
     remote_address: str
     state: int
-    ready_count: int
-    in_flight_count: int
-    message_count: int
+    ready_count: int = 0
+    in_flight_count: int = 0
+    message_count: int = 0
     zone_local_msg_count: int = 0
     region_local_msg_count: int = 0
     global_msg_count: int = 0
-    finish_count: int
-    requeue_count: int
+    finish_count: int = 0
+    requeue_count: int = 0
     connect_ts: int
     sample_rate: int = 0
     deflate: bool = False
