@@ -40,12 +40,12 @@ class Cluster:
     def topics(self) -> Answer[list[str]]:
         """Sorted names."""
         if self.lookupds:
-            return self._names("topics", "topics")
+            return self._names("topics")
         return _merged(self._query_nsqds(self._get_topics))
 
     def channels(self, topic: str) -> Answer[list[str]]:
         """Sorted names that the nsqlookupds know; empty without nsqlookupds."""
-        return self._names("channels", "channels", topic=topic) if self.lookupds else Answer([])
+        return self._names("channels", topic=topic) if self.lookupds else Answer([])
 
     def nodes(self) -> Answer[list[Node]]:
         """All nsqds, sorted by host name. `unreachable` has those of a fixed list that did not answer."""
@@ -161,10 +161,9 @@ class Cluster:
         # Twice the timeout: some of these queries make two requests.
         return query_all("nsqd", self.nsqds, query, 2 * self.client.timeout)
 
-    def _names(self, path: str, key: str, **parameters: str) -> Answer[list[str]]:
+    def _names(self, kind: str, **parameters: str) -> Answer[list[str]]:
         def query(address: str) -> list[str]:
-            answer = reading.mapping(self.client.get(address, path, **parameters))
-            return reading.array(reading.text, answer.get(key))
+            return reading.array(reading.text, reading.mapping(self.client.get(address, kind, **parameters)).get(kind))
 
         return _merged(self._query_lookupds(query))
 

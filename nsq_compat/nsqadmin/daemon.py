@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import gevent
@@ -26,7 +26,7 @@ from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.web.admin.app import WsgiHandler, create_app
 from nsq_compat.web.admin.operations import collect
-from nsq_compat.web.admin.users import UserFileError, Users
+from nsq_compat.web.admin.users import Users
 from nsq_compat.web.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -94,9 +94,6 @@ class Daemon:
         self.options.log_level = parse_log_level(text)
         set_level(self.options.log_level)
 
-    def set_lookupd_addresses(self, addresses: Sequence[str]) -> None:
-        self.options.nsqlookupd_http_addresses = self.cluster.lookupds = tuple(addresses)
-
     # --- In the background --------------------------------------------------------------------------------------------
 
     def _sample(self) -> None:
@@ -133,5 +130,5 @@ def read_users(path: str) -> Users:
     try:
         with open(path, encoding="utf-8") as file:
             return Users(file.read())
-    except (OSError, UserFileError, UnicodeDecodeError) as failure:
+    except (OSError, ValueError) as failure:
         raise OptionError(f"failed to read --user-file ({path}) - {failure}") from None
