@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat.cluster.snapshot import Snapshot
+from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.stats import Key
 
 MAX_SERIES: Final = 20_000

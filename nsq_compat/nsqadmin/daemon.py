@@ -12,12 +12,11 @@ import nsq_compat
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
-from nsq_compat.cluster.cluster import Cluster
+from nsq_compat.cluster.cluster import Cluster, take_snapshot
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.cluster.peek import oldest_messages
 from nsq_compat.cluster.reading import UpstreamError
-from nsq_compat.cluster.snapshot import take_snapshot
 from nsq_compat.net.event_loop import LoopLag
 from nsq_compat.net.server import HttpServer
 from nsq_compat.net.sockets import listen
