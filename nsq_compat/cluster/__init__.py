@@ -1,12 +1,11 @@
 """Queries and actions on a cluster of nsqd and nsqlookupd daemons, over HTTP.
 
-    cluster      queries (topics, nodes, stats) and actions (create, delete, pause, publish); read this first
+    cluster      queries (topics, nodes, stats) and actions (create, delete, pause, publish); snapshots; read this first
     http_client  requests: deadline, size limit, TLS; concurrent ones to many daemons
     reading      typed values out of untrusted JSON
 
     nodes        an nsqd, as nsqlookupd or its own /info describes it
     stats        topics, channels and clients, as /stats of a node describes them, and their sums over nodes
-    snapshot     the whole cluster at one moment
     history      rates and depths over the last hour and day
     alerts       rules that find problems in a snapshot and its history
     peek         messages of a topic or channel, without delivering them

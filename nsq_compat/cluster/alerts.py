@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.history import History
-from nsq_compat.cluster.snapshot import Snapshot
 from nsq_compat.cluster.stats import ChannelStats, Stats, TopicStats
 from nsq_compat.protocol.names import is_ephemeral
 

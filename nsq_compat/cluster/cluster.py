@@ -6,13 +6,14 @@ did not answer. If none answers, `AllFailed` is raised.
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient, call_all, query_all
 from nsq_compat.cluster.nodes import Node, canonical_address, mark_out_of_date, read_node, read_registrations
-from nsq_compat.cluster.stats import NodeStats, read_node_stats
+from nsq_compat.cluster.stats import NodeStats, TopicStats, read_node_stats, sum_topics
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +41,12 @@ class Cluster:
     def topics(self) -> Answer[list[str]]:
         """Sorted names."""
         if self.lookupds:
-            return self._names("topics", "topics")
+            return self._names("topics")
         return _merged(self._query_nsqds(self._get_topics))
 
     def channels(self, topic: str) -> Answer[list[str]]:
         """Sorted names that the nsqlookupds know; empty without nsqlookupds."""
-        return self._names("channels", "channels", topic=topic) if self.lookupds else Answer([])
+        return self._names("channels", topic=topic) if self.lookupds else Answer([])
 
     def nodes(self) -> Answer[list[Node]]:
         """All nsqds, sorted by host name. `unreachable` has those of a fixed list that did not answer."""
@@ -161,10 +162,9 @@ class Cluster:
         # Twice the timeout: some of these queries make two requests.
         return query_all("nsqd", self.nsqds, query, 2 * self.client.timeout)
 
-    def _names(self, path: str, key: str, **parameters: str) -> Answer[list[str]]:
+    def _names(self, kind: str, **parameters: str) -> Answer[list[str]]:
         def query(address: str) -> list[str]:
-            answer = reading.mapping(self.client.get(address, path, **parameters))
-            return reading.array(reading.text, answer.get(key))
+            return reading.array(reading.text, reading.mapping(self.client.get(address, kind, **parameters)).get(kind))
 
         return _merged(self._query_lookupds(query))
 
@@ -229,3 +229,58 @@ def _merged(answer: Answer[list[tuple[str, list[str]]]]) -> Answer[list[str]]:
 
 def _skipped(listings: Answer[list[tuple[str, _Listing]]]) -> Errors:
     return tuple(text for _, (_, texts) in listings.value for text in texts)
+
+
+# --- Snapshots: pages with thousands of topics, and the history, read them, so that they do not query nsqd each time --
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The whole cluster at one moment."""
+
+    taken_at: float
+    """Unix seconds."""
+    nodes: tuple[Node, ...] = ()
+    node_stats: Mapping[str, NodeStats] = field(default_factory=dict)
+    """By HTTP address, of the nodes that answered."""
+    unreachable: tuple[str, ...] = ()
+    """HTTP addresses of the nodes that did not answer. `nodes` lacks those that only the fixed list names."""
+    topics: tuple[TopicStats, ...] = ()
+    """Sums over all nodes, sorted by name. Topics that only nsqlookupd knows are empty."""
+    errors: tuple[str, ...] = ()
+    with_clients: bool = False
+
+
+def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Snapshot:
+    """Never raises ``AllFailed``: if the cluster does not answer, the snapshot has `errors`."""
+    try:
+        nodes = cluster.nodes()
+    except AllFailed as failure:
+        return Snapshot(taken_at=now, errors=(str(failure),))
+    errors = nodes.errors + nodes.skipped
+    node_stats: dict[str, NodeStats] = {}
+    names: list[str] = []
+    if cluster.lookupds:
+        try:
+            names = cluster.topics().value
+        except AllFailed as failure:
+            errors += (str(failure),)
+    try:
+        stats = cluster.stats(nodes.value, clients=clients)
+        node_stats = {node.http_address: of_node for node, of_node in stats.value}
+        errors += stats.errors
+    except AllFailed as failure:
+        if nodes.value:  # otherwise there was no nsqd to query
+            errors += (str(failure),)
+    topics = sum_topics(topic for of_node in node_stats.values() for topic in of_node.topics)
+    topics += [TopicStats(topic_name=name) for name in set(names) - {topic.topic_name for topic in topics}]
+    silent = [address for node in nodes.value if (address := node.http_address) not in node_stats]
+    return Snapshot(
+        taken_at=now,
+        nodes=tuple(nodes.value),
+        node_stats=node_stats,
+        unreachable=(*nodes.unreachable, *silent),
+        topics=tuple(sorted(topics, key=lambda topic: topic.topic_name)),
+        errors=errors,
+        with_clients=clients,
+    )

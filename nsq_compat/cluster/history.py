@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat.cluster.snapshot import Snapshot
+from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.stats import Key
 
 MAX_SERIES: Final = 20_000
@@ -83,13 +83,6 @@ class Series:
         self.fine.put(point)
         self.coarse.put(point)
 
-    def growth(self) -> float:
-        """Change of the depth over the last two minutes, in messages a second; 0 if unknown."""
-        points = [point for point in self.fine.points(self.last_seen) if point.at >= self.last_seen - _TREND_SECONDS]
-        if len(points) < 2 or points[-1].at == points[0].at:
-            return 0.0
-        return (points[-1].depth - points[0].depth) / (points[-1].at - points[0].at)
-
 
 _UNKNOWN: Final = Series(FINE_SECONDS)
 
@@ -139,7 +132,12 @@ class History:
         return None if math.isnan(rate) else rate
 
     def growth(self, key: Key) -> float:
-        return self._series.get(key, _UNKNOWN).growth()
+        """Change of the depth over the last two minutes, in messages a second; 0 if unknown."""
+        end = self._series.get(key, _UNKNOWN).last_seen
+        points = [point for point in self.points(key, end) if point.at >= end - _TREND_SECONDS]
+        if len(points) < 2:
+            return 0.0
+        return (points[-1].depth - points[0].depth) / (points[-1].at - points[0].at)
 
     def seconds_to_empty(self, key: Key, depth: int) -> float | None:
         """Time until a channel is empty at the current rate; None if its depth does not shrink."""

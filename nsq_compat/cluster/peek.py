@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat.cluster import reading
+from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.http_client import HttpClient, call_all
 from nsq_compat.cluster.reading import InvalidAnswer
-from nsq_compat.cluster.snapshot import Snapshot
 from nsq_compat.cluster.stats import Key
 
 MAX_CHANNELS: Final = 10

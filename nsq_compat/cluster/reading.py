@@ -4,7 +4,6 @@ As in Go, None (absent or ``null``) is the zero value of the type.
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
@@ -69,10 +68,10 @@ def integer(value: object) -> int:
 def number(value: object) -> float:
     if value is None:
         return 0.0
-    # The limit also excludes integers that are too large for a float.
+    # The limit also excludes NaN, infinities, and integers that are too large for a float.
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         raise InvalidAnswer("invalid answer: not a number")
-    return float(value) if math.isfinite(value) else 0.0
+    return float(value)
 
 
 def record(kind: Callable[..., T], answer: Mapping[str, Any], **others: Any) -> T:

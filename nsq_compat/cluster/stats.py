@@ -41,13 +41,11 @@ def read_latency(value: object) -> Latency:
     count = reading.integer(answer.get("count"))
     if answer.get("percentiles") is None:
         return Latency(count)
-
-    def read(entry: object) -> Percentile:
-        pair = reading.mapping(entry)
+    percentiles = []
+    for pair in reading.array(reading.mapping, answer["percentiles"]):
         ns = reading.number(pair.get("value"))
-        return Percentile(reading.number(pair.get("quantile")), ns, ns, ns, count)
-
-    return Latency(count, tuple(reading.array(read, answer["percentiles"])))
+        percentiles.append(Percentile(reading.number(pair.get("quantile")), ns, ns, ns, count))
+    return Latency(count, tuple(percentiles))
 
 
 def merged_latency(latencies: Iterable[Latency]) -> Latency:
@@ -200,13 +198,13 @@ class NodeStats:
 def read_node_stats(node: Node, value: object) -> NodeStats:
     """Raises `reading.InvalidAnswer`."""
     answer = reading.mapping(value)
-    topics = reading.array(lambda topic: _read_topic(node, reading.mapping(topic)), answer.get("topics"))
-    return reading.record(NodeStats, answer, topics=topics)
+    topics = reading.array(reading.mapping, answer.get("topics"))
+    return reading.record(NodeStats, answer, topics=[_read_topic(node, topic) for topic in topics])
 
 
 def _read_topic(node: Node, answer: Mapping[str, Any]) -> TopicStats:
     name = reading.text(answer.get("topic_name"))
-    channels = reading.array(lambda each: _read_channel(node, name, reading.mapping(each)), answer.get("channels"))
+    channels = [_read_channel(node, name, each) for each in reading.array(reading.mapping, answer.get("channels"))]
     return reading.record(TopicStats, answer, **_origin(node, answer), channel_name="", channels=channels)
 
 
@@ -217,7 +215,11 @@ def _read_channel(node: Node, topic_name: str, answer: Mapping[str, Any]) -> Cha
     }
     clients = None
     if answer.get("clients") is not None:
-        clients = reading.array(lambda client: _read_client(node, reading.mapping(client)), answer["clients"])
+        place = {"node_topology_region": node.topology_region, "node_topology_zone": node.topology_zone}
+        known = {"node": node.http_address, **place}
+        clients = [
+            reading.record(ClientStats, each, **known) for each in reading.array(reading.mapping, answer["clients"])
+        ]
     origin = _origin(node, answer)
     return reading.record(ChannelStats, answer, **origin, topic_name=topic_name, policy=policy, clients=clients)
 
@@ -225,11 +227,6 @@ def _read_channel(node: Node, topic_name: str, answer: Mapping[str, Any]) -> Cha
 def _origin(node: Node, answer: Mapping[str, Any]) -> dict[str, Any]:
     latency = read_latency(answer.get("e2e_processing_latency"))
     return {"node": node.http_address, "hostname": node.hostname, "latency": latency}
-
-
-def _read_client(node: Node, answer: Mapping[str, Any]) -> ClientStats:
-    place = {"node_topology_region": node.topology_region, "node_topology_zone": node.topology_zone}
-    return reading.record(ClientStats, answer, node=node.http_address, **place)
 
 
 # --- Sums over nodes: counts are added, and a topic or channel that is paused on one node is paused -------------------

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import gevent
@@ -12,12 +12,11 @@ import nsq_compat
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
-from nsq_compat.cluster.cluster import Cluster
+from nsq_compat.cluster.cluster import Cluster, take_snapshot
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.cluster.peek import oldest_messages
 from nsq_compat.cluster.reading import UpstreamError
-from nsq_compat.cluster.snapshot import take_snapshot
 from nsq_compat.net.event_loop import LoopLag
 from nsq_compat.net.server import HttpServer
 from nsq_compat.net.sockets import listen
@@ -26,7 +25,7 @@ from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.web.admin.app import WsgiHandler, create_app
 from nsq_compat.web.admin.operations import collect
-from nsq_compat.web.admin.users import UserFileError, Users
+from nsq_compat.web.admin.users import Users
 from nsq_compat.web.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -94,9 +93,6 @@ class Daemon:
         self.options.log_level = parse_log_level(text)
         set_level(self.options.log_level)
 
-    def set_lookupd_addresses(self, addresses: Sequence[str]) -> None:
-        self.options.nsqlookupd_http_addresses = self.cluster.lookupds = tuple(addresses)
-
     # --- In the background --------------------------------------------------------------------------------------------
 
     def _sample(self) -> None:
@@ -133,5 +129,5 @@ def read_users(path: str) -> Users:
     try:
         with open(path, encoding="utf-8") as file:
             return Users(file.read())
-    except (OSError, UserFileError, UnicodeDecodeError) as failure:
+    except (OSError, ValueError) as failure:
         raise OptionError(f"failed to read --user-file ({path}) - {failure}") from None

@@ -1,9 +1,9 @@
 """Alerts, rule by rule."""
 
 from nsq_compat.cluster.alerts import Severity, find_alerts
+from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.nodes import Node
-from nsq_compat.cluster.snapshot import Snapshot
 from nsq_compat.cluster.stats import ChannelStats, ClientStats, NodeStats, TopicStats, read_node_stats
 
 NODE = Node(broadcast_address="n", hostname="h", tcp_port=1, http_port=2, version="1.0.0")

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.cluster import history as history_module
+from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.history import CLUSTER, History, Point, Ring
-from nsq_compat.cluster.snapshot import Snapshot
 from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats
 
 START = 1_000_000.0

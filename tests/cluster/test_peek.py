@@ -2,8 +2,8 @@ import base64
 
 import pytest
 
+from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.peek import MAX_CHANNELS, Message, oldest_messages, peek
-from nsq_compat.cluster.snapshot import Snapshot
 from nsq_compat.cluster.stats import ChannelStats, TopicStats
 
 

@@ -4,9 +4,8 @@
     access      visitors, roles, login, protection against requests of other sites; the program's interface
     users       the user file: names, roles, passwords
 
-    cluster     /, /counter, /lookup
+    cluster     /, /counter, /lookup, /nodes
     topics      /topics, and messages of topics and channels
-    nodes       /nodes
     tables      rows, searching, sorting, paging; charts
     formatting  numbers and durations as text, series as SVG coordinates
     graphite    graphs drawn by Graphite

@@ -13,7 +13,7 @@ import base64
 import hmac
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -48,6 +48,7 @@ class AdminOptions(Protocol):
     allow_config_from_cidr: str
     acl_http_header: str
     admin_users: tuple[str, ...]
+    nsqlookupd_http_addresses: tuple[str, ...]
 
 
 class AdminService(Protocol):
@@ -71,8 +72,6 @@ class AdminService(Protocol):
 
     def set_log_level(self, text: str) -> None:
         """Raises ValueError."""
-
-    def set_lookupd_addresses(self, addresses: Sequence[str]) -> None: ...
 
 
 def service() -> AdminService:
@@ -136,9 +135,7 @@ def check() -> Response | None:
 
 def csrf_token() -> str:
     """The token that the visitor's forms contain."""
-    if "csrf" not in session:
-        session["csrf"] = secrets.token_urlsafe(24)
-    return str(session["csrf"])
+    return str(session.setdefault("csrf", secrets.token_urlsafe(24)))
 
 
 def check_form() -> None:
@@ -167,15 +164,12 @@ def _identify() -> Visitor:
             return Visitor(name, users.role_of(name))
         name, password = basic_credentials()
         return Visitor(name, authenticate(users, name, password) if name else Role.NONE)
-    header = request.headers.get(options.acl_http_header, "")
-    if not options.admin_users:
-        return Visitor(header, Role.ADMIN)
-    return Visitor(header, Role.ADMIN if header in options.admin_users else Role.VIEWER)
+    name = request.headers.get(options.acl_http_header, "")
+    return Visitor(name, Role.ADMIN if not options.admin_users or name in options.admin_users else Role.VIEWER)
 
 
 def _from_another_site() -> bool:
-    fetched_from = request.headers.get("Sec-Fetch-Site")
-    if fetched_from is not None:
+    if (fetched_from := request.headers.get("Sec-Fetch-Site")) is not None:
         return fetched_from not in ("same-origin", "none")
     origin = request.headers.get("Origin")
     return origin is not None and urlsplit(origin).netloc != request.host

@@ -83,10 +83,6 @@ def publish(topic: str, node: str, body: bytes, defer: str) -> Errors:
 # --- Forms of the pages -----------------------------------------------------------------------------------------------
 
 
-def form_field(name: str) -> str:
-    return request.form.get(name, "")
-
-
 def perform(action: Callable[[], Errors], done: str, next_url: str, role: Role = Role.OPERATOR) -> Response:
     """Check the form and the role, perform the action, and redirect to `next_url`, which shows the outcome."""
     check_form()

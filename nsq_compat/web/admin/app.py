@@ -27,10 +27,9 @@ from nsq_compat.session.http_message import Response as HttpResponse
 from nsq_compat.web.admin import access
 from nsq_compat.web.admin.access import AdminService, login, service
 from nsq_compat.web.admin.api import api, v1
-from nsq_compat.web.admin.cluster import cluster
+from nsq_compat.web.admin.cluster import cluster, nodes
 from nsq_compat.web.admin.formatting import FILTERS
 from nsq_compat.web.admin.graphite import TIMEFRAMES, Graphite, proxy
-from nsq_compat.web.admin.nodes import nodes
 from nsq_compat.web.admin.operations import operations
 from nsq_compat.web.admin.tables import address, wants_day
 from nsq_compat.web.admin.topics import topics

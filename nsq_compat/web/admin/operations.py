@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 from flask import Blueprint, Response, request
 
 from nsq_compat.cluster.history import History
-from nsq_compat.protocol.go_json import dumps
 from nsq_compat.web.admin.access import require, service
+from nsq_compat.web.admin.api import v1
 from nsq_compat.web.admin.users import Role
-from nsq_compat.web.application import JSON, V1, ApiError
+from nsq_compat.web.application import V1, ApiError
 from nsq_compat.web.metrics import MetricsUnavailable
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def show(name: str) -> Response:
     # nsqadmin: strings are shown raw, everything else as JSON.
     if isinstance(value, str):
         return Response(value, 200, [("Content-Type", _PLAIN), V1])
-    return Response(dumps(value), 200, [JSON, V1])
+    return v1(value)
 
 
 @operations.put("/config/<name>")
@@ -45,7 +45,7 @@ def change(name: str) -> Response:
         raise ApiError(413, "INVALID_VALUE")
     try:
         if name == "nsqlookupd_http_addresses":
-            service().set_lookupd_addresses(_addresses(body))
+            service().options.nsqlookupd_http_addresses = service().cluster.lookupds = _addresses(body)
         elif name == "log_level":
             service().set_log_level(body.decode("utf-8"))
         else:
@@ -66,13 +66,11 @@ def _check_address() -> None:
             raise ApiError(403, "FORBIDDEN")
 
 
-def _addresses(body: bytes) -> list[str]:
+def _addresses(body: bytes) -> tuple[str, ...]:
     value = json.loads(body)
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(address, str) for address in value):
+    if value is not None and not (isinstance(value, list) and all(isinstance(address, str) for address in value)):
         raise ValueError("not a list of strings")
-    return value
+    return tuple(value or ())
 
 
 @operations.get("/ping")

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
+from nsq_compat.cluster.cluster import Snapshot, take_snapshot
 from nsq_compat.cluster.http_client import Answer, call_all
 from nsq_compat.cluster.nodes import Node
-from nsq_compat.cluster.snapshot import Snapshot, take_snapshot
 from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats, sum_channel, sum_topic
 from nsq_compat.web.admin.access import service
 from nsq_compat.web.application import ApiError

@@ -9,7 +9,7 @@ from nsq_compat.cluster.peek import peek
 from nsq_compat.cluster.stats import ChannelStats, TopicStats
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import require, service
-from nsq_compat.web.admin.actions import form_field, perform
+from nsq_compat.web.admin.actions import perform
 from nsq_compat.web.admin.queries import Queries, current_snapshot
 from nsq_compat.web.admin.tables import charts_of, part_of, row_of, rows_page, timeframe
 from nsq_compat.web.admin.users import Role
@@ -115,7 +115,8 @@ def _limit() -> str:
 
 @topics.post("/topics")
 def create() -> Response:
-    topic, channel, node = form_field("topic").strip(), form_field("channel").strip(), form_field("node")
+    topic, channel = (request.form.get(name, "").strip() for name in ("topic", "channel"))
+    node = request.form.get("node", "")
     name = f"{topic}/{channel}" if channel else topic
     return perform(lambda: actions.create(topic, channel, node), f"Created {name}.", url_for("cluster.lookup"))
 
@@ -123,7 +124,7 @@ def create() -> Response:
 @topics.post("/topics/<topic>/<channel>")
 @topics.post("/topics/<topic>")
 def act(topic: str, channel: str = "") -> Response:
-    action, node = form_field("action"), form_field("node")
+    action, node = request.form.get("action", ""), request.form.get("node", "")
     parent = url_for("topics.topic", topic=topic) if channel else url_for("topics.list_")
     here = url_for("topics.channel", topic=topic, channel=channel) if channel else url_for("topics.topic", topic=topic)
     name = f"{topic}/{channel}" if channel else topic
@@ -134,7 +135,7 @@ def act(topic: str, channel: str = "") -> Response:
     if action == "delete":
         return perform(lambda: actions.delete(topic, channel), f"Deleted {name}.", parent, Role.ADMIN)
     if action == "publish" and not channel:
-        body, defer = form_field("body").encode("utf-8", "replace"), form_field("defer")
+        body, defer = request.form.get("body", "").encode("utf-8", "replace"), request.form.get("defer", "")
         return perform(lambda: actions.publish(topic, node, body, defer), f"Published to {node}.", here)
     raise ApiError(400, "INVALID_ACTION")
 

@@ -39,10 +39,6 @@ class Role(IntEnum):
 ROLES: Final[Mapping[str, Role]] = {role.name.lower(): role for role in Role if role}
 
 
-class UserFileError(ValueError):
-    """The text names the line and the problem."""
-
-
 class _User(NamedTuple):
     role: Role
     cost: tuple[int, int, int]
@@ -51,7 +47,7 @@ class _User(NamedTuple):
 
 
 class Users:
-    """The users of a user file, and their failed logins. Raises `UserFileError` for an invalid text."""
+    """The users of a user file, and their failed logins. Raises ValueError with the number of an invalid line."""
 
     def __init__(self, text: str) -> None:
         self._users: dict[str, _User] = {}
@@ -60,7 +56,7 @@ class Users:
                 try:
                     self._users.update([_parse(line.strip())])
                 except ValueError as error:
-                    raise UserFileError(f"line {number}: {error}") from None
+                    raise ValueError(f"line {number}: {error}") from None
         self._unknown_user = _User(Role.NONE, _COST, b"unknown", b"")
         self._key = secrets.token_bytes(32)
         self._verified: dict[str, bytes] = {}

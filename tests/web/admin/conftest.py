@@ -1,7 +1,7 @@
 """nsqadmin's application, with real daemons that send answers chosen by the test."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,9 +49,6 @@ class Service:
 
     def set_log_level(self, text: str) -> None:
         self.options.log_level = parse_log_level(text)
-
-    def set_lookupd_addresses(self, addresses: Sequence[str]) -> None:
-        self.options.nsqlookupd_http_addresses = tuple(addresses)
 
 
 class Nsqd(Daemon):

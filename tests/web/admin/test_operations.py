@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from nsq_compat.cluster.snapshot import take_snapshot
+from nsq_compat.cluster.cluster import take_snapshot
 from nsq_compat.web.admin.operations import collect
 
 INSIDE, OUTSIDE = "127.0.0.1", "10.0.0.1"

@@ -1,6 +1,6 @@
 import pytest
 
-from nsq_compat.web.admin.users import MAX_ATTEMPTS, Role, UserFileError, Users, make_line
+from nsq_compat.web.admin.users import MAX_ATTEMPTS, Role, Users, make_line
 
 
 def test_a_user_of_a_made_line_can_log_in():
@@ -36,7 +36,7 @@ def test_a_line_has_a_salted_hash_instead_of_the_password():
     ],
 )
 def test_an_invalid_line_is_named(line, reason):
-    with pytest.raises(UserFileError, match=reason):
+    with pytest.raises(ValueError, match=reason):
         Users(f"\n{line}")
 
 
