@@ -93,22 +93,18 @@ def _read(files: TlsFiles) -> Callable[[], Tls]:
         except ssl.SSLError:
             raise CertificateError("failed to append certificate to pool") from None
     if files.client_policy == REQUIRE:
-        return _lenient(files, ciphers)
+        try:  # an extra: only this policy needs it, and it takes some megabytes
+            from nsq_compat.net.tls_lenient import LenientTls, lenient_context
+        except ImportError:
+            reason = missing_package("pyopenssl", extra="pyopenssl")
+            raise CertificateError(f"--tls-client-auth-policy={REQUIRE}: {reason}") from None
+        lenient = lenient_context(files.certificate, files.key, files.min_version, ciphers)
+        return lambda: LenientTls(lenient)
     if files.client_policy == REQUIRE_VERIFY:
         context.verify_mode = ssl.CERT_REQUIRED
         if not files.root_ca:
             context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
     return lambda: StandardTls(context)
-
-
-def _lenient(files: TlsFiles, ciphers: str) -> Callable[[], Tls]:
-    try:  # an extra: only this policy needs it, and it takes some megabytes
-        from nsq_compat.net.tls_lenient import LenientTls, lenient_context
-    except ImportError:
-        reason = missing_package("pyopenssl", extra="pyopenssl")
-        raise CertificateError(f"--tls-client-auth-policy={REQUIRE}: {reason}") from None
-    context = lenient_context(files.certificate, files.key, files.min_version, ciphers)
-    return lambda: LenientTls(context)
 
 
 def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:

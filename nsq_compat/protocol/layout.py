@@ -7,7 +7,6 @@ be translated exactly is refused when the module that uses it is imported.
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import construct
@@ -48,7 +47,7 @@ def derive(declaration: construct.Struct) -> Layout:
         slices[name] = slice(position, position + length)
         position += length
     codec = struct.Struct(">" + "".join(formats))
-    return Layout(codec.size, codec.pack, codec.unpack_from, MappingProxyType(slices))
+    return Layout(codec.size, codec.pack, codec.unpack_from, slices)
 
 
 def _describe(member: construct.Construct) -> tuple[str, str, int]:
@@ -73,6 +72,12 @@ SIZE_OF_SIZE: Final[int] = _SIZE.size
 pack_size: Final = _SIZE.pack
 read_size: Final = _SIZE.unpack_from
 """Returns a tuple of one."""
+
+
+def sized(body: bytes) -> bytes:
+    """A body after its size: ``schema.SIZED_BODY``."""
+    return pack_size(len(body)) + body
+
 
 read_batch_header: Final = derive(schema.MPUB_HEADER).unpack_from
 """Returns the size of an MPUB's body, its count of messages, and the size of the first message."""
