@@ -7,12 +7,11 @@ the previous certificates stay in force.
 import logging
 import ssl
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat import missing_package
-from nsq_compat.net.tls import StandardTls, Tls
+from nsq_compat.net.tls import MakeTls, StandardTls, Tls
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ def _read_pem(path: str) -> str:
         raise CertificateError(f"open {path}: {(error.strerror or str(error)).lower()}") from None
 
 
-def _read(files: TlsFiles) -> Callable[[], Tls]:
+def _read(files: TlsFiles) -> MakeTls:
     # The standard library checks the files, also if pyOpenSSL uses them.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION

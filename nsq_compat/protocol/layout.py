@@ -42,24 +42,19 @@ def derive(declaration: construct.Struct) -> Layout:
     slices: dict[str, slice] = {}
     position = 0
     for member in declaration.subcons:
-        name, code, length = _describe(member)
-        formats.append(code)
-        slices[name] = slice(position, position + length)
-        position += length
+        if not isinstance(member, construct.Renamed) or not member.name:
+            raise TypeError(f"a field without a name cannot be located: {member!r}")
+        field = member.subcon
+        if isinstance(field, construct.FormatField) and field.fmtstr.startswith(">"):
+            formats.append(field.fmtstr[1:])
+        elif isinstance(field, construct.Bytes) and isinstance(field.length, int):
+            formats.append(f"{field.length}s")
+        else:
+            raise TypeError(f"no fixed-size big-endian layout for field {member.name!r}: {field!r}")
+        slices[member.name] = slice(position, position + field.length)
+        position += field.length
     codec = struct.Struct(">" + "".join(formats))
     return Layout(codec.size, codec.pack, codec.unpack_from, slices)
-
-
-def _describe(member: construct.Construct) -> tuple[str, str, int]:
-    """A member's name, its ``struct`` code, and its length in bytes."""
-    if not isinstance(member, construct.Renamed) or not member.name:
-        raise TypeError(f"a field without a name cannot be located: {member!r}")
-    name, field = member.name, member.subcon
-    if isinstance(field, construct.FormatField) and field.fmtstr.startswith(">"):
-        return name, field.fmtstr[1:], field.length
-    if isinstance(field, construct.Bytes) and isinstance(field.length, int):
-        return name, f"{field.length}s", field.length
-    raise TypeError(f"no fixed-size big-endian layout for field {name!r}: {field!r}")
 
 
 # --- Sizes ------------------------------------------------------------------------------------------------------------
