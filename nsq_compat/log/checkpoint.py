@@ -18,7 +18,7 @@ from nsq_compat.log.topic_log import LogEnd
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import attempts, message_id
-from nsq_compat.protocol.storage_schema import LOCATIONS_MAGIC
+from nsq_compat.protocol.storage_schema import CHECKPOINT_MAGIC, LOCATIONS_MAGIC
 
 CHECKPOINT = "checkpoint"
 """The name of the file in the topic's folder."""
@@ -166,7 +166,7 @@ class Encoding:
         topic, pieces = self._state, self._pieces
         named = dict(topic.channels) if topic.held is None else {**topic.channels, _HELD_BY_TOPIC: topic.held}
         flags = topic.paused * _PAUSED | topic.awaits_channels * _AWAITS_CHANNELS | topic.incomplete * _INCOMPLETE
-        header = HEADER.pack(0, *topic.end, topic.clock_offset, topic.last_id, flags, len(named))
+        header = HEADER.pack(CHECKPOINT_MAGIC, 0, *topic.end, topic.clock_offset, topic.last_id, flags, len(named))
         pieces.append(header)
         self._crc = google_crc32c.value(header[_CRC_END:])
         for state in named.values():
@@ -204,7 +204,9 @@ def read_checkpoint(files: Files, folder: str) -> TopicState | None:
 def decode(data: bytes) -> TopicState:
     """Decode a checkpoint file. Raises ``BadCheckpoint``."""
     try:
-        crc, segment, offset, seq, clock_offset, last_id, flags, count = HEADER.unpack_from(data)
+        magic, crc, segment, offset, seq, clock_offset, last_id, flags, count = HEADER.unpack_from(data)
+        if magic != CHECKPOINT_MAGIC:
+            raise BadCheckpoint(f"expected the constant {CHECKPOINT_MAGIC!r}, found {magic!r}")
         if google_crc32c.value(data[_CRC_END:]) != crc:
             raise BadCheckpoint("checksum does not match")
         named = _decode_channels(data, count)

@@ -7,12 +7,11 @@ the previous certificates stay in force.
 import logging
 import ssl
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat import missing_package
-from nsq_compat.net.tls import StandardTls, Tls
+from nsq_compat.net.tls import MakeTls, StandardTls, Tls
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ def _read_pem(path: str) -> str:
         raise CertificateError(f"open {path}: {(error.strerror or str(error)).lower()}") from None
 
 
-def _read(files: TlsFiles) -> Callable[[], Tls]:
+def _read(files: TlsFiles) -> MakeTls:
     # The standard library checks the files, also if pyOpenSSL uses them.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -93,22 +92,18 @@ def _read(files: TlsFiles) -> Callable[[], Tls]:
         except ssl.SSLError:
             raise CertificateError("failed to append certificate to pool") from None
     if files.client_policy == REQUIRE:
-        return _lenient(files, ciphers)
+        try:  # an extra: only this policy needs it, and it takes some megabytes
+            from nsq_compat.net.tls_lenient import LenientTls, lenient_context
+        except ImportError:
+            reason = missing_package("pyopenssl", extra="pyopenssl")
+            raise CertificateError(f"--tls-client-auth-policy={REQUIRE}: {reason}") from None
+        lenient = lenient_context(files.certificate, files.key, files.min_version, ciphers)
+        return lambda: LenientTls(lenient)
     if files.client_policy == REQUIRE_VERIFY:
         context.verify_mode = ssl.CERT_REQUIRED
         if not files.root_ca:
             context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
     return lambda: StandardTls(context)
-
-
-def _lenient(files: TlsFiles, ciphers: str) -> Callable[[], Tls]:
-    try:  # an extra: only this policy needs it, and it takes some megabytes
-        from nsq_compat.net.tls_lenient import LenientTls, lenient_context
-    except ImportError:
-        reason = missing_package("pyopenssl", extra="pyopenssl")
-        raise CertificateError(f"--tls-client-auth-policy={REQUIRE}: {reason}") from None
-    context = lenient_context(files.certificate, files.key, files.min_version, ciphers)
-    return lambda: LenientTls(context)
 
 
 def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:

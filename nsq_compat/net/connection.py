@@ -244,8 +244,7 @@ class Connection(Generic[Session]):
 
     def _let_others_run(self) -> bool:
         """Let other connections run; return whether this one is still open."""
-        if self._watching:
-            self._stop_watching()
+        self._stop_watching()
         if not self._is_closed:
             let_others_run()
         return not self._is_closed
@@ -271,8 +270,7 @@ class Connection(Generic[Session]):
         self._readable.stop()
 
     def _wait_for_writer(self) -> None:
-        if self._watching:
-            self._stop_watching()
+        self._stop_watching()
         while self._writer is not None and not self._is_closed:
             self._switch_to_hub()
 
@@ -477,7 +475,6 @@ class Connection(Generic[Session]):
         except OSError as error:
             self._fail(error)
         finally:
-            writable.stop()
             writable.close()
             self._writer = None
         self.flush_when_due()
@@ -536,9 +533,7 @@ class Connection(Generic[Session]):
             return
         self._is_closed = True
         self._resume = None
-        self._readable.stop()
         self._readable.close()
-        self._alarm.stop()
         self._alarm.close()
         if self._writer is not None:
             self._writer.kill(block=False)

@@ -102,14 +102,12 @@ class AlarmClock:
 
     def stop(self) -> None:
         self._schedule.wake_at = lambda when: None
-        self._timer.stop()
         self._timer.close()
 
     def _wake_at(self, when: float) -> None:
         if when >= self._set_to:
             return
         self._set_to = when
-        self._timer.stop()
         self._timer.close()
         self._timer = self._loop.timer(max(0.0, when - time.monotonic()))
         self._timer.start(self._ring)
@@ -223,7 +221,6 @@ class BusyPoll:
     def stop(self) -> None:
         self._min_run = sys.maxsize  # connections that still end may be served
         self.is_polling = False
-        self._idle.stop()
         self._idle.close()
 
     def _poll(self) -> None:

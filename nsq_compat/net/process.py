@@ -19,7 +19,6 @@ from gevent.util import print_run_info
 _MIN_RESERVE: Final = 512
 """Descriptors, enough for a daemon with few topics."""
 _MAX_RESERVE: Final = 4096
-THREAD_SWITCH_SECONDS: Final = 0.0005
 
 
 def stop_signal(before: list[Callable[[], None]] | None = None) -> Event:
@@ -34,16 +33,6 @@ def stop_signal(before: list[Callable[[], None]] | None = None) -> Event:
     gevent.signal_handler(signal.SIGTERM, lambda: (before.pop() if before else stop.set)())
     gevent.signal_handler(signal.SIGINT, stop.set)
     return stop
-
-
-def first_of(*events: Event) -> None:
-    """Wait until one of them is set."""
-    gevent.wait(events, count=1)
-
-
-def on_hangup(act: Callable[[], None]) -> None:
-    """Call `act` in a greenlet of its own at every SIGHUP."""
-    gevent.signal_handler(signal.SIGHUP, act)
 
 
 def tune_gc() -> None:
@@ -70,7 +59,7 @@ def shorten_thread_switches() -> None:
 
     Four threads that read answers of auth servers otherwise delay it by 20 ms.
     """
-    sys.setswitchinterval(THREAD_SWITCH_SECONDS)
+    sys.setswitchinterval(0.0005)
 
 
 def raise_descriptor_limit() -> None:

@@ -77,7 +77,6 @@ class Acceptor:
                     gevent.sleep(pause)
                     pause = min(2 * pause, _MAX_PAUSE)
         finally:
-            watcher.stop()
             watcher.close()
 
     def _accept_waiting(self) -> None:

@@ -12,8 +12,6 @@ import gevent
 import gevent.socket
 from gevent.threadpool import ThreadPool
 
-_BACKLOG = 1024
-_IPV4_MAPPED = "::ffff:"
 _KEEPALIVE_SECONDS = 15
 _MAX_PORT = 65535
 
@@ -97,7 +95,7 @@ def peer_of(name: object) -> tuple[str, str]:
     """
     if not isinstance(name, tuple):
         return "@", ""
-    host = str(name[0]).removeprefix(_IPV4_MAPPED)
+    host = str(name[0]).removeprefix("::ffff:")
     return (f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"), host
 
 
@@ -136,7 +134,7 @@ def _bound(family: int, name: Any, *, dual_stack: bool = False) -> socket.socket
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual_stack else 1)
         listener.bind(name)
-        listener.listen(_BACKLOG)
+        listener.listen(1024)
     except BaseException:
         listener.close()
         raise

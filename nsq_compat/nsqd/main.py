@@ -1,8 +1,11 @@
 """``nsqd``: command line in, exit code out."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
+
+import gevent
 
 from nsq_compat import version_line
 from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options
@@ -13,8 +16,6 @@ from nsq_compat.log.metadata import MetadataError
 from nsq_compat.net.process import (
     Supervisor,
     exempt_from_collection,
-    first_of,
-    on_hangup,
     raise_descriptor_limit,
     shorten_thread_switches,
     stop_signal,
@@ -46,7 +47,7 @@ def main() -> None:
     supervisor = Supervisor(os.environ)
     if options.sigterm == DRAIN:
         before_stopping.append(daemon.drain)
-    on_hangup(daemon.reload)
+    gevent.signal_handler(signal.SIGHUP, daemon.reload)
     try:
         daemon.start()
     except MetadataError as error:
@@ -55,7 +56,7 @@ def main() -> None:
         exit_fatal(PROGRAM, f"failed to read the data path - {error}; see Read errors in docs/runbook.md")
     exempt_from_collection()
     supervisor.ready()
-    first_of(stop, daemon.drained)
+    gevent.wait([stop, daemon.drained], count=1)
     supervisor.stopping()
     daemon.stop()
     exempt_from_collection()

@@ -300,9 +300,11 @@ class CommandReader:
             return _new_tuple(Finish, ([fin[1]],))
         line = self._line
         if not data.startswith(line) or not line:
-            line = self._find_known_line(data)
-            if not line:
+            line = data[: data.find(b"\n") + 1]
+            known = self._known.get(line)
+            if known is None:
                 return None
+            self._select_line(line, *known)
         begin = len(line)
         spec = self._line_spec
         if spec is PUB:
@@ -316,14 +318,6 @@ class CommandReader:
             if not bodies:
                 return None
         return Publish(spec, self._line_tokens, bodies)
-
-    def _find_known_line(self, data: bytes) -> bytes:
-        line = data[: data.find(b"\n") + 1]
-        known = self._known.get(line)
-        if known is None:
-            return b""
-        self._select_line(line, *known)
-        return line
 
     def _select_line(self, line: bytes, spec: CommandSpec, tokens: list[bytes]) -> None:
         self._line, self._line_spec, self._line_tokens = line, spec, tokens

@@ -8,17 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from nsq_compat.protocol.identify import IdentifyRequest
-from nsq_compat.protocol.layout import pack_size
+from nsq_compat.protocol.layout import pack_size, sized
 from nsq_compat.protocol.schema import MAGIC_V2
 
 MAGIC: Final[bytes] = MAGIC_V2.value
 NOP: Final = b"NOP\n"
 CLS: Final = b"CLS\n"
-
-
-def sized(body: bytes) -> bytes:
-    """A body after its size: ``schema.SIZED_BODY``."""
-    return pack_size(len(body)) + body
 
 
 def identify(request: IdentifyRequest) -> bytes:

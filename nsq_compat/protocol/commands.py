@@ -45,14 +45,13 @@ class BodySpec:
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A command. `tokens` counts those of its line, with the name. A topic is the second, a channel the third."""
+    """A command. `tokens` counts those of its line, with the name. A topic is the second."""
 
     name: str
     states: frozenset[int]
     tokens: int = 1
     missing_params: str = ""
     has_topic: bool = False
-    has_channel: bool = False
     has_message_id: bool = False
     body: BodySpec | None = None
 
@@ -69,7 +68,7 @@ _PARAMS = "insufficient number of params"
 
 IDENTIFY: Final = CommandSpec("IDENTIFY", _INIT, body=_DOCUMENT)
 AUTH: Final = CommandSpec("AUTH", _INIT, body=_DOCUMENT)
-SUB: Final = CommandSpec("SUB", _INIT, 3, _PARAMETERS, has_topic=True, has_channel=True)
+SUB: Final = CommandSpec("SUB", _INIT, 3, _PARAMETERS, has_topic=True)
 PUB: Final = CommandSpec("PUB", _ANY, 2, _PARAMETERS, has_topic=True, body=_ONE_MESSAGE)
 MPUB: Final = CommandSpec("MPUB", _ANY, 2, _PARAMETERS, has_topic=True, body=_MESSAGES)
 DPUB: Final = CommandSpec("DPUB", _ANY, 3, _PARAMETERS, has_topic=True, body=_ONE_MESSAGE)
@@ -133,7 +132,7 @@ def check(tokens: Sequence[bytes], state: int, *, heartbeats: bool) -> CommandSp
     if spec.has_topic and not is_valid_name(tokens[1]):
         again = f"{E_BAD_TOPIC} " if spec is MPUB else ""  # nsqd: only MPUB repeats its code
         raise FatalClientError(E_BAD_TOPIC, f"{again}{spec.name} topic name {quote(tokens[1])} is not valid")
-    if spec.has_channel and not is_valid_name(tokens[2]):
+    if spec is SUB and not is_valid_name(tokens[2]):
         raise FatalClientError(E_BAD_CHANNEL, f"{spec.name} channel name {quote(tokens[2])} is not valid")
     if spec.has_message_id and len(tokens[1]) != MESSAGE_ID_LENGTH:
         raise FatalClientError(E_INVALID, "invalid message ID")

@@ -7,7 +7,6 @@ files and log lines use them. Elsewhere a duration is float seconds: `seconds()`
 import re
 from typing import Final
 
-NANOSECOND: Final = 1
 MICROSECOND: Final = 1_000
 MILLISECOND: Final = 1_000_000
 SECOND: Final = 1_000_000_000
@@ -16,7 +15,7 @@ HOUR: Final = 60 * MINUTE
 
 _MAX_INT64 = 2**63 - 1
 _UNITS = {
-    "ns": NANOSECOND,
+    "ns": 1,
     "us": MICROSECOND,
     "\u00b5s": MICROSECOND,  # micro sign
     "\u03bcs": MICROSECOND,  # Greek letter mu

@@ -62,19 +62,7 @@ class SilentClose(Exception):
 
 # --- Untrusted text ---------------------------------------------------------------------------------------------------
 
-_SHORT_ESCAPES: Final = {
-    '"': r"\"",
-    "\\": r"\\",
-    "\a": r"\a",
-    "\b": r"\b",
-    "\f": r"\f",
-    "\n": r"\n",
-    "\r": r"\r",
-    "\t": r"\t",
-    "\v": r"\v",
-}
-_FIRST_ESCAPED_BYTE: Final = 0xDC80  # the surrogateescape handler maps the bytes 0x80 to 0xFF here
-_LAST_ESCAPED_BYTE: Final = 0xDCFF
+_SHORT_ESCAPES: Final = {raw: "\\" + letter for raw, letter in zip('"\\\a\b\f\n\r\t\v', '"\\abfnrtv', strict=True)}
 
 
 def quote(raw: bytes) -> str:
@@ -94,7 +82,7 @@ def _escape(character: str) -> str:
     code = ord(character)
     if code < 0x20 or code == 0x7F:
         return f"\\x{code:02x}"
-    if _FIRST_ESCAPED_BYTE <= code <= _LAST_ESCAPED_BYTE:
+    if 0xDC80 <= code <= 0xDCFF:  # the surrogateescape handler maps the bytes 0x80 to 0xFF here
         return f"\\x{code - 0xDC00:02x}"
     if code < 0x10000:
         return f"\\u{code:04x}"

@@ -7,7 +7,6 @@ be translated exactly is refused when the module that uses it is imported.
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import construct
@@ -19,10 +18,9 @@ from nsq_compat.protocol import schema
 class Layout:
     """The codec of a declaration.
 
-    ``pack(*values)`` takes and ``unpack_from(buffer, offset=0)`` returns the fields in declared order, without
-    constants, which ``pack`` writes and ``unpack_from`` checks (``ValueError``). Both raise ``struct.error`` for
-    numbers that do not fit and buffers that are too short. ``pack`` pads or truncates a bytes field of the wrong length
-    silently. ``slices`` has the position of every field, constants included.
+    ``pack(*values)`` takes and ``unpack_from(buffer, offset=0)`` returns the fields in declared order. Both raise
+    ``struct.error`` for numbers that do not fit and buffers that are too short. ``pack`` pads or truncates a bytes
+    field of the wrong length silently. ``slices`` has the position of every field.
     """
 
     size: int
@@ -37,63 +35,26 @@ class Layout:
 
 
 def derive(declaration: construct.Struct) -> Layout:
-    """The codec of a struct of named big-endian numbers, ``Bytes(n)`` and constants of these.
-
-    Raises ``TypeError``, naming the field, for anything else.
-    """
+    """The codec of a struct of named big-endian numbers and ``Bytes(n)``. Raises ``TypeError`` for anything else."""
     if not isinstance(declaration, construct.Struct):
         raise TypeError(f"only a construct.Struct has a layout, not {declaration!r}")
     formats: list[str] = []
     slices: dict[str, slice] = {}
-    constants: dict[int, Any] = {}
     position = 0
-    for index, member in enumerate(declaration.subcons):
-        name, code, length, constant = _describe(member)
-        if constant is not None:
-            constants[index] = constant
-        formats.append(code)
-        slices[name] = slice(position, position + length)
-        position += length
+    for member in declaration.subcons:
+        if not isinstance(member, construct.Renamed) or not member.name:
+            raise TypeError(f"a field without a name cannot be located: {member!r}")
+        field = member.subcon
+        if isinstance(field, construct.FormatField) and field.fmtstr.startswith(">"):
+            formats.append(field.fmtstr[1:])
+        elif isinstance(field, construct.Bytes) and isinstance(field.length, int):
+            formats.append(f"{field.length}s")
+        else:
+            raise TypeError(f"no fixed-size big-endian layout for field {member.name!r}: {field!r}")
+        slices[member.name] = slice(position, position + field.length)
+        position += field.length
     codec = struct.Struct(">" + "".join(formats))
-    pack, unpack_from = codec.pack, codec.unpack_from
-    if constants:
-        pack, unpack_from = _with_constants(codec, constants)
-    return Layout(codec.size, pack, unpack_from, MappingProxyType(slices))
-
-
-def _describe(member: construct.Construct) -> tuple[str, str, int, Any]:
-    """A member's name, its ``struct`` code, its length in bytes, and its constant, if it is one."""
-    if not isinstance(member, construct.Renamed) or not member.name:
-        raise TypeError(f"a field without a name cannot be located: {member!r}")
-    name, field, constant = member.name, member.subcon, None
-    if isinstance(field, construct.Const):
-        field, constant = field.subcon, field.value
-    if isinstance(field, construct.FormatField) and field.fmtstr.startswith(">"):
-        return name, field.fmtstr[1:], field.length, constant
-    if isinstance(field, construct.Bytes) and isinstance(field.length, int):
-        if isinstance(constant, bytes) and len(constant) != field.length:
-            raise TypeError(f"the constant {name!r} has {len(constant)} bytes, not {field.length}")
-        return name, f"{field.length}s", field.length, constant
-    raise TypeError(f"no fixed-size big-endian layout for field {name!r}: {field!r}")
-
-
-def _with_constants(
-    codec: struct.Struct, constants: Mapping[int, Any]
-) -> tuple[Callable[..., bytes], Callable[..., tuple[Any, ...]]]:
-    def pack(*values: Any) -> bytes:
-        remaining = list(values)
-        for index, constant in constants.items():
-            remaining.insert(index, constant)
-        return codec.pack(*remaining)
-
-    def unpack_from(buffer: bytes, offset: int = 0) -> tuple[Any, ...]:
-        values = codec.unpack_from(buffer, offset)
-        for index, constant in constants.items():
-            if values[index] != constant:
-                raise ValueError(f"expected the constant {constant!r}, found {values[index]!r}")
-        return tuple(value for index, value in enumerate(values) if index not in constants)
-
-    return pack, unpack_from
+    return Layout(codec.size, codec.pack, codec.unpack_from, slices)
 
 
 # --- Sizes ------------------------------------------------------------------------------------------------------------
@@ -106,6 +67,12 @@ SIZE_OF_SIZE: Final[int] = _SIZE.size
 pack_size: Final = _SIZE.pack
 read_size: Final = _SIZE.unpack_from
 """Returns a tuple of one."""
+
+
+def sized(body: bytes) -> bytes:
+    """A body after its size: ``schema.SIZED_BODY``."""
+    return pack_size(len(body)) + body
+
 
 read_batch_header: Final = derive(schema.MPUB_HEADER).unpack_from
 """Returns the size of an MPUB's body, its count of messages, and the size of the first message."""

@@ -17,7 +17,7 @@ from nsq_compat.protocol import schema
 from nsq_compat.protocol.commands import BodySpec, CommandSpec
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_CHANNEL, E_BAD_TOPIC, E_INVALID, FatalClientError
 from nsq_compat.protocol.go_json import STRING, JsonError, encode, fields_of, loads_object
-from nsq_compat.protocol.layout import SIZE_OF_SIZE, ReceiveBuffer, pack_size, read_size
+from nsq_compat.protocol.layout import SIZE_OF_SIZE, ReceiveBuffer, read_size, sized
 from nsq_compat.protocol.names import is_valid_name
 
 MAGIC: Final[bytes] = schema.MAGIC_V1.value
@@ -72,8 +72,7 @@ class LookupReplyError(Exception):
 
 def identify(info: PeerInfo) -> bytes:
     """IDENTIFY, the first command of every connection."""
-    command: bytes = schema.LOOKUPD_IDENTIFY.build({"body": encode(info)})
-    return command
+    return b"IDENTIFY\n" + sized(encode(info))
 
 
 def _registration(verb: str, topic: str, channel: str = "") -> bytes:
@@ -121,9 +120,8 @@ def decode_lookupd_info(data: bytes) -> LookupdInfo:
 # --- nsqlookupd's end -------------------------------------------------------------------------------------------------
 
 
-def reply(data: bytes) -> bytes:
-    """A reply in wire form; `data` is ``OK``, an encoded ``LookupdInfo``, or an error's ``data``."""
-    return pack_size(len(data)) + data
+reply: Final = sized
+"""A reply in wire form, of ``OK``, an encoded ``LookupdInfo``, or an error's ``data``."""
 
 
 def decode_peer_info(body: bytes) -> PeerInfo:

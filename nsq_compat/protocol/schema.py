@@ -40,7 +40,7 @@ SIZE: Final = Struct("size" / Int32sb)
 """The number of bytes that follow; in an MPUB also the count of messages. Signed: a negative number is an error."""
 
 SIZED_BODY: Final = Prefixed(Int32sb, GreedyBytes)
-"""Follows the line of PUB, DPUB, IDENTIFY and AUTH."""
+"""Follows the line of PUB, DPUB, IDENTIFY and AUTH. A reply of nsqlookupd also has this form."""
 
 HTTP_MPUB_BODY: Final = Struct(
     "count" / Rebuild(Int32sb, lambda context: len(context.bodies)),
@@ -106,9 +106,6 @@ MESSAGE_FRAME: Final = Struct(
 )
 
 # --- nsqlookupd -------------------------------------------------------------------------------------------------------
-
-LOOKUPD_REPLY: Final = SIZED_BODY
-"""A reply of nsqlookupd has a size and no type."""
 
 LOOKUPD_IDENTIFY: Final = Struct("line" / Const(b"IDENTIFY\n"), "body" / SIZED_BODY)
 """The only command to nsqlookupd with a body, which is JSON."""

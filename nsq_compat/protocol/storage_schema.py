@@ -102,8 +102,10 @@ REQUEUED_MESSAGES: Final = Struct(
 
 # --- Checkpoint -------------------------------------------------------------------------------------------------------
 
+CHECKPOINT_MAGIC: Final = b"NQC1"
+
 CHECKPOINT_HEADER: Final = Struct(
-    "magic" / Const(b"NQC1"),
+    "magic" / Bytes(4),
     "crc" / Int32ub,
     "log_segment" / Int64sb,
     "log_offset" / Int64sb,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from nsq_compat.protocol import command_writer
+from nsq_compat.protocol.layout import sized
 from pyspark_nsq.nodes import HttpFailed, post
 from pyspark_nsq.rows import origin_of
 from pyspark_nsq.spool import Spool
@@ -85,7 +85,7 @@ def _requeue(given: argparse.Namespace) -> None:
     for batch in _batches(_opened(given), given.after):
         topic = origin_of(batch).topic
         for bodies in _packets(batch.column("body").to_pylist()):
-            body = len(bodies).to_bytes(4, "big") + b"".join(map(command_writer.sized, bodies))
+            body = len(bodies).to_bytes(4, "big") + b"".join(map(sized, bodies))
             post(given.nsqd_http_address, "mpub", _TIMEOUT, body, topic=topic, binary="true")
             published += len(bodies)
     print(f"published {published} messages; the spool still contains them: purge it when it is no longer needed")

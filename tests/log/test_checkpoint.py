@@ -99,6 +99,11 @@ def test_a_flipped_bit_is_detected(offset):
         decode(bytes(data))
 
 
+def test_another_version_is_not_taken_for_this_one():
+    with pytest.raises(BadCheckpoint, match="NQC1"):
+        decode(b"NQC2" + SMALL.encode()[4:])
+
+
 @pytest.mark.parametrize("size", range(len(SMALL.encode())))
 def test_a_truncated_checkpoint_is_detected(size):
     with pytest.raises(BadCheckpoint):

@@ -347,8 +347,7 @@ class IdleLoop:
     def stop(self) -> None:
         self.poll = None
 
-    def close(self) -> None:
-        pass
+    close = stop
 
     def idles(self, seconds: float) -> None:
         """Nothing happens for so long; the loop comes round every microsecond unless it sleeps."""

@@ -13,13 +13,11 @@ from pathlib import Path
 import gevent
 import gevent.socket
 import pytest
-from gevent.event import Event
 
 from nsq_compat.net.process import (
     ClientDescriptors,
     Supervisor,
     descriptors_left_by_clients,
-    first_of,
     greenlet_stacks,
     raise_descriptor_limit,
     sleep,
@@ -46,13 +44,6 @@ def test_the_first_signal_stops_the_process_and_others_change_nothing(number):
         while process.poll() is None:
             process.send_signal(number)
     assert process.returncode == 0
-
-
-def test_the_first_of_several_events_ends_the_wait():
-    never, soon = Event(), Event()
-    gevent.spawn(soon.set)
-    first_of(never, soon)
-    assert soon.is_set()
 
 
 def test_others_run_while_one_sleeps():

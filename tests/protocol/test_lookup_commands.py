@@ -55,7 +55,7 @@ def test_commands_are_lines(command, line):
 @given(st.lists(st.binary(max_size=40), max_size=6), st.binary(max_size=3), st.lists(st.integers(0, 300)))
 def test_replies_do_not_depend_on_how_the_bytes_are_cut(bodies, rest, points):
     wire = b"".join(map(lookup.reply, bodies)) + rest
-    assert wire == b"".join(map(schema.LOOKUPD_REPLY.build, bodies)) + rest
+    assert wire == b"".join(map(schema.SIZED_BODY.build, bodies)) + rest
     assert replies(*cut(wire, points)) == (bodies, False)
 
 

@@ -40,7 +40,6 @@ LAYOUTS: dict[str, tuple[Any, bytes]] = {
     ),
     "SIZE": ({"size": 2}, b"\0\0\0\2"),
     "MPUB_HEADER": ({"size": 7, "count": 1, "first_size": 3}, b"\0\0\0\7\0\0\0\1\0\0\0\3"),
-    "LOOKUPD_REPLY": (b"OK", b"\0\0\0\2OK"),
     "LOOKUPD_IDENTIFY": ({"body": b"{}"}, b"IDENTIFY\n\0\0\0\2{}"),
     "SNAPPY_CHUNK_HEADER": ({"type": 1, "length": 0x030201}, b"\1\1\2\3"),
     "SNAPPY_DATA_CHUNK": ({"type": 1, "masked_crc": 0x04030201, "data": b"ab"}, b"\1\6\0\0\1\2\3\4ab"),
