@@ -24,11 +24,11 @@ from concurrent.futures import wait
 from typing import Any, Self
 
 from nsq_compat.bounded_http import FAILURES
-from nsq_compat.client.connection import Connection, ConnectionLost, Observer, split_address, start_threads
+from nsq_compat.client.connection import Connection, ConnectionLost, Observer, do_together, start_thread
 from nsq_compat.client.discovery import Discovery, ask
 from nsq_compat.client.message import Handler, Message, finish_or_requeue, log_giving_up, requeue_after_error
 from nsq_compat.client.ready import Backoff, Pace, ReadyCounts
-from nsq_compat.client.settings import SubscriptionSettings, address_list
+from nsq_compat.client.settings import SubscriptionSettings, address_list, split_address
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.names import is_valid_name
 
@@ -94,7 +94,7 @@ class Subscription(Observer):
 
     def start(self) -> Self:
         """Connect, and stay connected until `stop`. Returns immediately."""
-        threading.Thread(target=self._timer_loop, name=f"nsq {self.topic}/{self.channel}", daemon=True).start()
+        start_thread(f"nsq {self.topic}/{self.channel}", self._timer_loop)
         return self
 
     def stop(self, timeout: float) -> None:
@@ -118,8 +118,7 @@ class Subscription(Observer):
                 log.warning("%d messages are still being handled; nsqd will deliver them again", self.in_flight)
         with self._lock:
             connections = list(self._connections.values())
-        for thread in start_threads(connection.close for connection in connections):
-            thread.join()
+        do_together(connection.close for connection in connections)
         with self._answers:
             self._answers.wait_for(lambda: not self._connections, self.settings.timeout)
 
@@ -262,8 +261,7 @@ class Subscription(Observer):
         connection = Connection(address, self.settings, self, (self.topic, self.channel))
         connection.requeue_delay = self.settings.requeue_delay
         connection.max_requeue_delay = self.settings.max_requeue_delay
-        thread = threading.Thread(target=self._serve, args=(connection,), name=f"nsqd {address}", daemon=True)
-        thread.start()  # if it fails, the address is tried again
+        start_thread(f"nsqd {address}", self._serve, connection)  # if it fails, the address is tried again
         self._connections[address] = connection
 
     def _serve(self, connection: Connection) -> None:
@@ -304,8 +302,7 @@ class Subscription(Observer):
                 self._connect(address)
         if now >= self._discovery.due:
             for lookupd in self._discovery.poll(now):
-                name = f"lookup {lookupd}"
-                threading.Thread(target=self._query, args=(lookupd,), name=name, daemon=True).start()
+                start_thread(f"lookup {lookupd}", self._query, lookupd)
                 self._discovery.querying.add(lookupd)
         if self._backoff.passed(now):
             log.info("[%s/%s] testing with one message", self.topic, self.channel)
@@ -362,7 +359,7 @@ class Consumer(Subscription):
     def start(self) -> Self:
         """Consume in the background."""
         for number in range(self._concurrency):
-            threading.Thread(target=self._work, name=f"nsq handler {number}", daemon=True).start()
+            start_thread(f"nsq handler {number}", self._work)
         return super().start()
 
     def run(self) -> None:
@@ -390,7 +387,7 @@ class Consumer(Subscription):
 
     def stop_soon(self, timeout: float = 30.0) -> None:
         """`stop` in the background; may be called by handlers and signal handlers."""
-        threading.Thread(target=self.stop, args=(timeout,), name="nsq stop", daemon=True).start()
+        start_thread("nsq stop", self.stop, timeout)
 
     def __enter__(self) -> Self:
         return self.start()

@@ -127,3 +127,11 @@ class SubscriptionSettings(ConnectionSettings):
 def address_list(addresses: str | Iterable[str] | None) -> list[str]:
     """A list of addresses from one address, several, or None."""
     return [addresses] if isinstance(addresses, str) else list(addresses or ())
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[::1]:port``. Raises ``ValueError``."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"not host:port: {address!r}")
+    return host.strip("[]"), int(port)
