@@ -23,7 +23,6 @@ import threading
 import time
 from http.client import HTTPException
 from http.cookiejar import DefaultCookiePolicy
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import requests
@@ -67,9 +66,7 @@ class Deadline:
         _watchdog.add(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         _local.deadline = self._outer
         with self._lock:
             self._forget()

@@ -42,14 +42,11 @@ class Closed(Exception):
 
 
 class Batcher:
-    """`max_messages` and `max_bytes` limit a batch (a larger entry is sent alone), `max_waiting_bytes` all entries.
-
-    The parameters of `publish` are a topic, bodies, and a delay in seconds.
-    """
+    """`max_messages` and `max_bytes` limit a batch (a larger entry is sent alone), `max_waiting_bytes` all entries."""
 
     def __init__(
         self,
-        publish: Callable[[str, Sequence[bytes], float], Published],
+        publish: Callable[[str, Sequence[bytes], float], Published],  # topic, bodies, delay in seconds
         *,
         max_messages: int = 500,
         max_bytes: int = 1 << 20,

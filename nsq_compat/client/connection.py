@@ -102,10 +102,7 @@ class Observer:
 
 
 class Connection:
-    """A connection to the nsqd at `address` (``host:port``).
-
-    With a `subscription` (topic and channel), opening the connection includes SUB.
-    """
+    """A connection to the nsqd at `address` (``host:port``). With a `subscription` opening it includes SUB."""
 
     def __init__(
         self,

@@ -40,8 +40,7 @@ SETTLE_SECONDS = 0.25
 
 
 class Subscription(Observer):
-    """`deliver` is called when further messages are `waiting`, with their number, in the thread of their connection. It
-    must return quickly.
+    """`deliver` is called with the number of new `waiting` messages, in their connection's thread; it must be quick.
 
     `options` are those of ``SubscriptionSettings``.
     """
@@ -98,10 +97,7 @@ class Subscription(Observer):
         return self
 
     def stop(self, timeout: float) -> None:
-        """Send CLS, wait for the answers to all messages in flight, and close the connections.
-
-        After `timeout` seconds, waiting messages are requeued.
-        """
+        """Send CLS, wait up to `timeout` seconds for all answers, requeue waiting messages, close the connections."""
         deadline = time.monotonic() + timeout
         with self._lock:
             self._stopping = True
@@ -141,10 +137,7 @@ class Subscription(Observer):
             return sum(max(0, connection.in_flight) for connection in self._ready.shares)
 
     def is_starved(self) -> bool:
-        """Whether a handler that collects messages should answer them now.
-
-        True if no message waits for the handler, and a connection has at least 85 % of its RDY in flight.
-        """
+        """Whether to answer collected messages: none is waiting, and a connection has 85 % of its RDY in flight."""
         with self._lock:
             return not self.waiting and self._ready.is_starved
 
@@ -372,11 +365,7 @@ class Consumer(Subscription):
         return self._stopped.wait(timeout)
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Stop receiving, handle messages that have arrived for at most `timeout` seconds, requeue the rest,
-        disconnect.
-
-        A handler cannot call it, because it would wait for itself; it calls ``stop_soon``.
-        """
+        """Handle arrived messages for at most `timeout` seconds, requeue the rest, disconnect. Not for handlers."""
         with self._lock:
             is_stopping, self._stopping = self._stopping, True
         if not is_stopping:
@@ -386,7 +375,7 @@ class Consumer(Subscription):
             self._stopped.set()
 
     def stop_soon(self, timeout: float = 30.0) -> None:
-        """`stop` in the background; may be called by handlers and signal handlers."""
+        """`stop` in the background; for handlers and signal handlers, because `stop` waits for handlers."""
         start_thread("nsq stop", self.stop, timeout)
 
     def __enter__(self) -> Self:

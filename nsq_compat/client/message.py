@@ -19,8 +19,7 @@ class AlreadyAnswered(AssertionError):
 class Message:
     """A message in flight. It must be finished, requeued or touched before nsqd's timeout; from any thread.
 
-    `id` is 16 ASCII bytes, `timestamp` the time of publishing in nanoseconds since 1970. `attempts` is 1 at the first
-    delivery.
+    `id` is 16 ASCII bytes, `timestamp` the time of publishing in nanoseconds since 1970. `attempts` begins with 1.
     """
 
     id: bytes
@@ -46,10 +45,9 @@ class Message:
         self._connection.finish(self)
 
     def requeue(self, *, delay: float | None = None, time_ms: float | None = None, backoff: bool = True) -> None:
-        """Let nsqd deliver the message again, after `delay` seconds or `time_ms` milliseconds.
+        """Let nsqd deliver it again, after `delay` seconds or `time_ms` milliseconds. Raises ``AlreadyAnswered``.
 
-        By default the delay grows with the attempts. With `backoff` False the consumer does not back off. Raises
-        ``AlreadyAnswered``.
+        By default the delay grows with the attempts. With `backoff` False the consumer does not back off.
         """
         self._begin_answer("requeue")
         if time_ms is not None and time_ms >= 0:

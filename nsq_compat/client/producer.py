@@ -65,10 +65,7 @@ class Producer:
     # --- Publishing ---------------------------------------------------------------------------------------------------
 
     def publish(self, topic: str, body: bytes, *, defer: float = 0.0, timeout: float | None = None) -> Published:
-        """Publish with PUB, or with DPUB to defer the message by `defer` seconds.
-
-        Raises ``Refused``, ``Unknown`` or ``TooFewCopies``; ``ValueError`` for an invalid topic or an empty body.
-        """
+        """Publish, after `defer` seconds. Raises ``PublishError``; ``ValueError`` for a bad topic or empty body."""
         _check(topic, [body])
         return self._publish(_command(topic, [body], defer), timeout)
 
@@ -78,10 +75,7 @@ class Producer:
         return self._publish(command_writer.publish_many(topic, bodies), timeout)
 
     def publish_async(self, topic: str, body: bytes, *, defer: float = 0.0) -> Future[Published]:
-        """`publish` in the background, together with other messages for the topic. The future raises like `publish`.
-
-        Blocks only while 64 MiB are waiting.
-        """
+        """`publish` in the background, in batches. Blocks only while 64 MiB wait. The future raises like `publish`."""
         _check(topic, [body])
         return self._batcher.add(topic, [body], defer)
 
