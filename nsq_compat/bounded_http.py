@@ -23,7 +23,6 @@ import threading
 import time
 from http.client import HTTPException
 from http.cookiejar import DefaultCookiePolicy
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import requests
@@ -59,22 +58,17 @@ class Deadline:
         self.due = time.monotonic() + seconds
         self._lock = threading.Lock()
         self._handle: socket.socket | None = None
-        self._is_done = False
         self._outer: Deadline | None = None
 
     def __enter__(self) -> Self:
         self._outer = getattr(_local, "deadline", None)
         _local.deadline = self
-        self._is_done = False
         _watchdog.add(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         _local.deadline = self._outer
         with self._lock:
-            self._is_done = True
             self._forget()
         if isinstance(error, Exception) and self.left <= 0:
             raise TimeoutError("timed out") from error
@@ -101,7 +95,7 @@ class Deadline:
         """End the exchange under way now; may be called by any thread."""
         with self._lock:
             self.due = min(self.due, time.monotonic())
-            if self._handle is not None and not self._is_done:
+            if self._handle is not None:
                 with contextlib.suppress(OSError):  # closed by the server meanwhile
                     self._handle.shutdown(socket.SHUT_RDWR)
 
@@ -131,13 +125,11 @@ class _Watchdog:
 
     def _run(self) -> None:
         while True:
-            self._next().expire()
-
-    def _next(self) -> Deadline:
-        with self._earlier:
-            while not self._deadlines or self._deadlines[0][2].left > 0:
-                self._earlier.wait(self._deadlines[0][2].left if self._deadlines else None)
-            return heapq.heappop(self._deadlines)[2]
+            with self._earlier:
+                while not self._deadlines or self._deadlines[0][2].left > 0:
+                    self._earlier.wait(self._deadlines[0][2].left if self._deadlines else None)
+                _, _, deadline = heapq.heappop(self._deadlines)
+            deadline.expire()
 
 
 _local = threading.local()

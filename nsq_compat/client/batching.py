@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nsq_compat.client.connection import start_thread
 from nsq_compat.client.nodes import Published, Refused
 from nsq_compat.protocol.errors import NsqError
 
@@ -41,14 +42,11 @@ class Closed(Exception):
 
 
 class Batcher:
-    """`max_messages` and `max_bytes` limit a batch (a larger entry is sent alone), `max_waiting_bytes` all entries.
-
-    The parameters of `publish` are a topic, bodies, and a delay in seconds.
-    """
+    """`max_messages` and `max_bytes` limit a batch (a larger entry is sent alone), `max_waiting_bytes` all entries."""
 
     def __init__(
         self,
-        publish: Callable[[str, Sequence[bytes], float], Published],
+        publish: Callable[[str, Sequence[bytes], float], Published],  # topic, bodies, delay in seconds
         *,
         max_messages: int = 500,
         max_bytes: int = 1 << 20,
@@ -85,10 +83,7 @@ class Batcher:
             self._waiting_bytes += size
             self._unfinished += 1
             if not self._workers:
-                name = "nsq publisher"
-                for _ in range(self._worker_count):
-                    self._workers.append(threading.Thread(target=self._work, name=name, daemon=True))
-                    self._workers[-1].start()
+                self._workers = [start_thread("nsq publisher", self._work) for _ in range(self._worker_count)]
             self._changed.notify_all()
         return entry.future
 
@@ -118,10 +113,12 @@ class Batcher:
         with self._changed:
             left = [entry for batches in self._topics.values() for batch in batches for entry in batch.entries]
             self._topics.clear()
-            self._changed.notify_all()
         for entry in left:
             if entry.future.set_running_or_notify_cancel():
                 entry.future.set_exception(Refused(()))
+        with self._changed:
+            self._unfinished -= len(left)
+            self._changed.notify_all()
         for worker in self._workers if done else ():
             worker.join()
         return done

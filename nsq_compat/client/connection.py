@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 from nsq_compat.client.message import Message
-from nsq_compat.client.settings import ConnectionSettings
+from nsq_compat.client.settings import ConnectionSettings, split_address
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.session.client_session import (
@@ -102,10 +102,7 @@ class Observer:
 
 
 class Connection:
-    """A connection to the nsqd at `address` (``host:port``).
-
-    With a `subscription` (topic and channel), opening the connection includes SUB.
-    """
+    """A connection to the nsqd at `address` (``host:port``). With a `subscription` opening it includes SUB."""
 
     def __init__(
         self,
@@ -196,9 +193,7 @@ class Connection:
         """Receive until the connection ends."""
         sock = self._socket
         assert sock is not None, "`open` is called first"
-        name = f"nsqd {self.address} writer"
-        writer = threading.Thread(target=self._write_loop, args=(sock,), name=name, daemon=True)
-        writer.start()
+        writer = start_thread(f"nsqd {self.address} writer", self._write_loop, sock)
         try:
             self._read_loop(sock)
         except Exception as error:  # the top of a thread
@@ -350,20 +345,20 @@ class Connection:
         self._flush_wanted.set()
 
 
-def start_threads(calls: Iterable[Callable[[], object]]) -> list[threading.Thread]:
-    """Start each call in a thread of its own."""
-    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+def start_thread(name: str, act: Callable[..., object], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=act, args=arguments, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def do_together(calls: Iterable[Callable[[], object]]) -> None:
+    """Make the calls at the same time, the first in this thread, and wait until all have returned."""
+    every = list(calls)
+    threads = [start_thread("nsq", call) for call in every[1:]]
+    for call in every[:1]:
+        call()
     for thread in threads:
-        thread.start()
-    return threads
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[::1]:port``. Raises ``ValueError``."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"not host:port: {address!r}")
-    return host.strip("[]"), int(port)
+        thread.join()
 
 
 def _time_left(deadline: float) -> float:

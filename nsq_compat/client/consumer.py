@@ -24,11 +24,11 @@ from concurrent.futures import wait
 from typing import Any, Self
 
 from nsq_compat.bounded_http import FAILURES
-from nsq_compat.client.connection import Connection, ConnectionLost, Observer, split_address, start_threads
+from nsq_compat.client.connection import Connection, ConnectionLost, Observer, do_together, start_thread
 from nsq_compat.client.discovery import Discovery, ask
 from nsq_compat.client.message import Handler, Message, finish_or_requeue, log_giving_up, requeue_after_error
 from nsq_compat.client.ready import Backoff, Pace, ReadyCounts
-from nsq_compat.client.settings import SubscriptionSettings, address_list
+from nsq_compat.client.settings import SubscriptionSettings, address_list, split_address
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.names import is_valid_name
 
@@ -40,8 +40,7 @@ SETTLE_SECONDS = 0.25
 
 
 class Subscription(Observer):
-    """`deliver` is called when further messages are `waiting`, with their number, in the thread of their connection. It
-    must return quickly.
+    """`deliver` is called with the number of new `waiting` messages, in their connection's thread; it must be quick.
 
     `options` are those of ``SubscriptionSettings``.
     """
@@ -94,14 +93,11 @@ class Subscription(Observer):
 
     def start(self) -> Self:
         """Connect, and stay connected until `stop`. Returns immediately."""
-        threading.Thread(target=self._timer_loop, name=f"nsq {self.topic}/{self.channel}", daemon=True).start()
+        start_thread(f"nsq {self.topic}/{self.channel}", self._timer_loop)
         return self
 
     def stop(self, timeout: float) -> None:
-        """Send CLS, wait for the answers to all messages in flight, and close the connections.
-
-        After `timeout` seconds, waiting messages are requeued.
-        """
+        """Send CLS, wait up to `timeout` seconds for all answers, requeue waiting messages, close the connections."""
         deadline = time.monotonic() + timeout
         with self._lock:
             self._stopping = True
@@ -118,8 +114,7 @@ class Subscription(Observer):
                 log.warning("%d messages are still being handled; nsqd will deliver them again", self.in_flight)
         with self._lock:
             connections = list(self._connections.values())
-        for thread in start_threads(connection.close for connection in connections):
-            thread.join()
+        do_together(connection.close for connection in connections)
         with self._answers:
             self._answers.wait_for(lambda: not self._connections, self.settings.timeout)
 
@@ -142,10 +137,7 @@ class Subscription(Observer):
             return sum(max(0, connection.in_flight) for connection in self._ready.shares)
 
     def is_starved(self) -> bool:
-        """Whether a handler that collects messages should answer them now.
-
-        True if no message waits for the handler, and a connection has at least 85 % of its RDY in flight.
-        """
+        """Whether to answer collected messages: none is waiting, and a connection has 85 % of its RDY in flight."""
         with self._lock:
             return not self.waiting and self._ready.is_starved
 
@@ -262,8 +254,7 @@ class Subscription(Observer):
         connection = Connection(address, self.settings, self, (self.topic, self.channel))
         connection.requeue_delay = self.settings.requeue_delay
         connection.max_requeue_delay = self.settings.max_requeue_delay
-        thread = threading.Thread(target=self._serve, args=(connection,), name=f"nsqd {address}", daemon=True)
-        thread.start()  # if it fails, the address is tried again
+        start_thread(f"nsqd {address}", self._serve, connection)  # if it fails, the address is tried again
         self._connections[address] = connection
 
     def _serve(self, connection: Connection) -> None:
@@ -304,8 +295,7 @@ class Subscription(Observer):
                 self._connect(address)
         if now >= self._discovery.due:
             for lookupd in self._discovery.poll(now):
-                name = f"lookup {lookupd}"
-                threading.Thread(target=self._query, args=(lookupd,), name=name, daemon=True).start()
+                start_thread(f"lookup {lookupd}", self._query, lookupd)
                 self._discovery.querying.add(lookupd)
         if self._backoff.passed(now):
             log.info("[%s/%s] testing with one message", self.topic, self.channel)
@@ -362,7 +352,7 @@ class Consumer(Subscription):
     def start(self) -> Self:
         """Consume in the background."""
         for number in range(self._concurrency):
-            threading.Thread(target=self._work, name=f"nsq handler {number}", daemon=True).start()
+            start_thread(f"nsq handler {number}", self._work)
         return super().start()
 
     def run(self) -> None:
@@ -375,11 +365,7 @@ class Consumer(Subscription):
         return self._stopped.wait(timeout)
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Stop receiving, handle messages that have arrived for at most `timeout` seconds, requeue the rest,
-        disconnect.
-
-        A handler cannot call it, because it would wait for itself; it calls ``stop_soon``.
-        """
+        """Handle arrived messages for at most `timeout` seconds, requeue the rest, disconnect. Not for handlers."""
         with self._lock:
             is_stopping, self._stopping = self._stopping, True
         if not is_stopping:
@@ -389,8 +375,8 @@ class Consumer(Subscription):
             self._stopped.set()
 
     def stop_soon(self, timeout: float = 30.0) -> None:
-        """`stop` in the background; may be called by handlers and signal handlers."""
-        threading.Thread(target=self.stop, args=(timeout,), name="nsq stop", daemon=True).start()
+        """`stop` in the background; for handlers and signal handlers, because `stop` waits for handlers."""
+        start_thread("nsq stop", self.stop, timeout)
 
     def __enter__(self) -> Self:
         return self.start()

@@ -50,10 +50,7 @@ class Filter:
         self.update(digest(key), lambda state: KeyState.NEW)
 
     def update(self, wanted: bytes, change: Callable[[KeyState], KeyState]) -> KeyState:
-        """Change the state of the key with this digest, atomically, and return the state before.
-
-        A key whose slot contains another key or none is new.
-        """
+        """Change the state of the key with this digest, atomically. Returns the state before: NEW without a slot."""
         raise NotImplementedError
 
 
@@ -96,10 +93,7 @@ def body_of(message: Message) -> bytes:
 
 
 class Deduplicated:
-    """A handler for ``Consumer`` and ``Reader`` that calls `handler` for new messages only.
-
-    Messages with the same `key` are the same. `handler` may answer messages itself, immediately or later.
-    """
+    """A handler that calls `handler`, which may answer later, for messages with a new `key` only."""
 
     def __init__(
         self,

@@ -22,8 +22,7 @@ _MAX_LOGGED = 5
 
 
 def lookup_url(address: str, topic: str) -> str:
-    """The URL to look up `topic`. `address` is ``host:port``, or a URL; its path (default ``/lookup``) and query are
-    kept."""
+    """The URL to look up `topic` at ``host:port`` or a URL, whose path (default ``/lookup``) and query are kept."""
     parts = urlsplit(address if "://" in address else f"http://{address}")
     path = parts.path if parts.path not in ("", "/") else "/lookup"
     query = urlencode([*parse_qsl(parts.query, keep_blank_values=True), ("topic", topic)])
@@ -38,10 +37,7 @@ class Listing(NamedTuple):
 
 
 def ask(address: str, topic: str, settings: SubscriptionSettings) -> Listing:
-    """Query one nsqlookupd, within the settings' timeouts. An unknown topic has no nodes.
-
-    Raises one of ``bounded_http.FAILURES``.
-    """
+    """Query one nsqlookupd, within the timeouts. An unknown topic has no nodes. Raises one of ``FAILURES``."""
     with bounded_session() as session:
         answer = exchange(
             session,
@@ -77,11 +73,7 @@ def _listing(answer: Any) -> Listing:
 
 
 class Discovery:
-    """The nsqlookupds of a topic, and what they list.
-
-    The interval between polls is extended by a random share, so that consumers that were started together do not poll
-    together.
-    """
+    """The nsqlookupds of a topic. Random jitter keeps consumers that started together from polling together."""
 
     def __init__(self, topic: str, lookupd_http_addresses: Iterable[str], settings: SubscriptionSettings) -> None:
         self.due = 0.0
@@ -99,10 +91,7 @@ class Discovery:
         return [address for address in self._listings if address not in self.querying]
 
     def responded(self, lookupd: str, listing: Listing | None) -> set[str]:
-        """Record a response, or None for a failure. Returns the nodes to connect to: those that any nsqlookupd lists.
-
-        After a failure there are none: a lost node is connected to again when a later poll lists it.
-        """
+        """Record a response, or None for a failure. Returns the nodes to connect to, none after a failure."""
         self.querying.discard(lookupd)
         before = self._listings[lookupd].skipped
         if listing is None:

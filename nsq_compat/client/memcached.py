@@ -22,10 +22,7 @@ _MAX_TRIES: Final = 3
 
 
 class MemcachedFilter(Filter):
-    """`client` is a thread-safe client of pymemcache, such as ``PooledClient``.
-
-    `prefix` separates several filters on one memcached. Consumers that share a filter need the same `slots`.
-    """
+    """`client` is a thread-safe pymemcache client. Consumers that share a filter need the same `slots` and `prefix`."""
 
     def __init__(self, client: Any, slots: int, *, claim_seconds: int = 55, prefix: str = "nsq-seen-") -> None:
         if slots < 1 or claim_seconds < 1:

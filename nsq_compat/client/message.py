@@ -2,84 +2,62 @@
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nsq_compat.client.connection import Connection
 
 log = logging.getLogger(__name__)
-
-
-class Delivery(Protocol):
-    """The connection that a message came from, which gets its answers."""
-
-    @property
-    def is_closed(self) -> bool: ...
-    def finish(self, message: "Message") -> None: ...
-    def requeue(self, message: "Message", delay: float | None, backoff: bool) -> None: ...
-    def touch(self, message: "Message") -> None: ...
 
 
 class AlreadyAnswered(AssertionError):
     """The message was finished or requeued before. An AssertionError, because it is one in pynsq."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Message:
     """A message in flight. It must be finished, requeued or touched before nsqd's timeout; from any thread.
 
-    `id` is 16 ASCII bytes, `timestamp` the time of publishing in nanoseconds since 1970. `attempts` is 1 at the first
-    delivery.
+    `id` is 16 ASCII bytes, `timestamp` the time of publishing in nanoseconds since 1970. `attempts` begins with 1.
     """
 
-    __slots__ = (
-        "_delivery",
-        "_listeners",
-        "attempts",
-        "body",
-        "id",
-        "is_answered",
-        "is_deferred",
-        "nsqd",
-        "timestamp",
-    )
-
-    def __init__(
-        self, id: bytes, body: bytes, timestamp: int, attempts: int, delivery: Delivery, nsqd: str = ""
-    ) -> None:
-        self.id = id
-        self.body = body
-        self.timestamp = timestamp
-        self.attempts = attempts
-        self.nsqd = nsqd
-        """The address of its nsqd. Ids are unique only together with it and the topic."""
-        self.is_answered = False
-        self.is_deferred = False
-        """The handler has called ``enable_async``."""
-        self._delivery = delivery
-        self._listeners: list[tuple[str, Callable[..., object]]] | None = None
+    id: bytes
+    body: bytes
+    timestamp: int
+    attempts: int
+    _connection: "Connection"
+    nsqd: str = ""
+    """The address of its nsqd. Ids are unique only together with it and the topic."""
+    is_answered: bool = field(default=False, init=False)
+    is_deferred: bool = field(default=False, init=False)
+    """The handler has called ``enable_async``."""
+    _listeners: tuple[tuple[str, Callable[..., object]], ...] = field(default=(), init=False)
 
     @property
     def is_lost(self) -> bool:
         """Whether its connection has ended. nsqd then delivers it again, whatever the answer."""
-        return self._delivery.is_closed
+        return self._connection.is_closed
 
     def finish(self) -> None:
         """Finish the message. Raises ``AlreadyAnswered``."""
         self._begin_answer("finish")
-        self._delivery.finish(self)
+        self._connection.finish(self)
 
     def requeue(self, *, delay: float | None = None, time_ms: float | None = None, backoff: bool = True) -> None:
-        """Let nsqd deliver the message again, after `delay` seconds or `time_ms` milliseconds.
+        """Let nsqd deliver it again, after `delay` seconds or `time_ms` milliseconds. Raises ``AlreadyAnswered``.
 
-        By default the delay grows with the attempts. With `backoff` False the consumer does not back off. Raises
-        ``AlreadyAnswered``.
+        By default the delay grows with the attempts. With `backoff` False the consumer does not back off.
         """
         self._begin_answer("requeue")
         if time_ms is not None and time_ms >= 0:
             delay = time_ms / 1000
-        self._delivery.requeue(self, delay if delay is not None and delay >= 0 else None, backoff)
+        self._connection.requeue(self, delay if delay is not None and delay >= 0 else None, backoff)
 
     def touch(self) -> None:
         """Restart nsqd's timeout. Raises ``AlreadyAnswered``."""
         self._begin_answer("touch")
-        self._delivery.touch(self)
+        self._connection.touch(self)
 
     def enable_async(self) -> None:
         """Answer the message later: the handler's return value is ignored."""
@@ -93,18 +71,15 @@ class Message:
 
     def on(self, event: str, listener: Callable[..., object]) -> None:
         """Call `listener(message=)` before the answer `event` ("finish", "requeue" or "touch")."""
-        if self._listeners is None:
-            self._listeners = []
-        self._listeners.append((event, listener))
+        self._listeners += ((event, listener),)
 
     def _begin_answer(self, event: str) -> None:
         if self.is_answered:
             raise AlreadyAnswered(f"message {self.id.decode('ascii', 'replace')} was answered before")
         self.is_answered = event != "touch"
-        if self._listeners is not None:
-            for name, listener in self._listeners:
-                if name == event:
-                    listener(message=self)
+        for name, listener in self._listeners:
+            if name == event:
+                listener(message=self)
 
     def __repr__(self) -> str:
         return f"<Message {self.id.decode('ascii', 'replace')} attempt {self.attempts} from {self.nsqd}>"

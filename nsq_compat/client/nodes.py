@@ -131,10 +131,7 @@ class Nodes:
 
 
 class Candidates:
-    """The nodes to try for one publish, of which no node gets two copies, and the attempts.
-
-    Each node may be tried twice, because a connection may have ended unnoticed while it was idle.
-    """
+    """The nodes to try for one publish, each twice: an idle connection may have ended unnoticed. And the attempts."""
 
     def __init__(self, nodes: Sequence[str], copies: int) -> None:
         self.attempts: list[Attempt] = []

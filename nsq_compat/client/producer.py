@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from typing import Any, Self
 
 from nsq_compat.client.batching import Batcher
-from nsq_compat.client.connection import Connection, ConnectionLost, NotExecuted, split_address, start_threads
+from nsq_compat.client.connection import Connection, ConnectionLost, NotExecuted, do_together, start_thread
 from nsq_compat.client.nodes import Attempt, Candidates, Nodes, Outcome, Published, result_of
-from nsq_compat.client.settings import ConnectionSettings, address_list
+from nsq_compat.client.settings import ConnectionSettings, address_list, split_address
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.names import is_valid_name
@@ -65,10 +65,7 @@ class Producer:
     # --- Publishing ---------------------------------------------------------------------------------------------------
 
     def publish(self, topic: str, body: bytes, *, defer: float = 0.0, timeout: float | None = None) -> Published:
-        """Publish with PUB, or with DPUB to defer the message by `defer` seconds.
-
-        Raises ``Refused``, ``Unknown`` or ``TooFewCopies``; ``ValueError`` for an invalid topic or an empty body.
-        """
+        """Publish, after `defer` seconds. Raises ``PublishError``; ``ValueError`` for a bad topic or empty body."""
         _check(topic, [body])
         return self._publish(_command(topic, [body], defer), timeout)
 
@@ -78,10 +75,7 @@ class Producer:
         return self._publish(command_writer.publish_many(topic, bodies), timeout)
 
     def publish_async(self, topic: str, body: bytes, *, defer: float = 0.0) -> Future[Published]:
-        """`publish` in the background, together with other messages for the topic. The future raises like `publish`.
-
-        Blocks only while 64 MiB are waiting.
-        """
+        """`publish` in the background, in batches. Blocks only while 64 MiB wait. The future raises like `publish`."""
         _check(topic, [body])
         return self._batcher.add(topic, [body], defer)
 
@@ -98,7 +92,7 @@ class Producer:
     def connect(self) -> None:
         """Connect to every node in the background. Publishing connects by itself."""
         for node in self._nodes.addresses:
-            threading.Thread(target=self._connect_early, args=(node,), name=f"nsqd {node}", daemon=True).start()
+            start_thread(f"nsqd {node}", self._connect_early, node)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything published in the background has an outcome. False after the timeout."""
@@ -107,8 +101,7 @@ class Producer:
     def close(self, timeout: float | None = 30.0) -> bool:
         """Publish what is waiting, then disconnect. False if not all was sent in time; the rest is ``Refused``."""
         done = self._batcher.close(timeout)
-        for thread in start_threads(connection.close for connection in self.connections):
-            thread.join()
+        do_together(connection.close for connection in self.connections)
         return done
 
     def __enter__(self) -> Self:
@@ -136,7 +129,7 @@ class Producer:
                 connection = Connection(node, self._settings)
                 connection.open(deadline)
                 self._connections[node] = connection
-                threading.Thread(target=connection.run, name=f"nsqd {node}", daemon=True).start()
+                start_thread(f"nsqd {node}", connection.run)
             return connection
         finally:
             self._connecting[node].release()
@@ -144,11 +137,7 @@ class Producer:
     def _publish(self, command: bytes, timeout: float | None) -> Published:
         deadline = time.monotonic() + (self._publish_timeout if timeout is None else timeout)
         candidates = Candidates(self._nodes.in_order(time.monotonic()), self._copies)
-        # One copy in this thread, the others in threads of their own.
-        others = start_threads([lambda: self._publish_copy(command, candidates, deadline)] * (self._copies - 1))
-        self._publish_copy(command, candidates, deadline)
-        for thread in others:
-            thread.join()
+        do_together([lambda: self._publish_copy(command, candidates, deadline)] * self._copies)
         return result_of(candidates.attempts, self._copies)
 
     def _publish_copy(self, command: bytes, candidates: Candidates, deadline: float) -> None:

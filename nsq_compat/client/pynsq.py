@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from nsq_compat.client.connection import Connection, start_threads
+from nsq_compat.client.connection import Connection, do_together, start_thread
 from nsq_compat.client.consumer import Subscription
 from nsq_compat.client.message import Message, finish_or_requeue, log_giving_up, requeue_after_error
 from nsq_compat.client.nodes import Error, Published
@@ -65,7 +65,7 @@ def run() -> None:
             loop.call_soon_threadsafe(loop.stop)
             return
         stopping.set()
-        threading.Thread(target=stop, name="nsq stop", daemon=True).start()
+        start_thread("nsq stop", stop)
 
     def stop() -> None:
         _shut_down_all(STOP_SECONDS)
@@ -82,8 +82,7 @@ def run() -> None:
 
 
 def _shut_down_all(timeout: float) -> None:
-    for thread in start_threads(functools.partial(client.shut_down, timeout) for client in list(_clients)):
-        thread.join()
+    do_together(functools.partial(client.shut_down, timeout) for client in list(_clients))
 
 
 # --- Consuming --------------------------------------------------------------------------------------------------------
@@ -182,7 +181,7 @@ class Reader:
 
     def close(self) -> None:
         """Stop receiving, and disconnect when all messages are answered. Returns immediately."""
-        threading.Thread(target=self.shut_down, args=(STOP_SECONDS,), name="nsq stop", daemon=True).start()
+        start_thread("nsq stop", self.shut_down, STOP_SECONDS)
 
     def shut_down(self, timeout: float) -> None:
         """`close`, and wait for it; after `timeout`, waiting messages are requeued. Not for the loop's thread."""

@@ -113,7 +113,6 @@ class ReadyCounts(Generic[C]):
                 self._raise(share, wanted, now, again=True)
 
     def answered(self, now: float) -> None:
-        """Redistribute after messages were answered."""
         if self.is_short:
             self._share_out(now)
 

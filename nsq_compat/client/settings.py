@@ -3,7 +3,7 @@
 import socket
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from nsq_compat import __version__
@@ -57,23 +57,15 @@ class ConnectionSettings:
         yield "snappy", not (self.snappy and self.deflate), "used without deflate"
 
     def identify(self) -> IdentifyRequest:
-        return IdentifyRequest(
-            client_id=self.client_id or self.hostname.split(".")[0],
-            hostname=self.hostname,
-            heartbeat_interval=int(self.heartbeat_interval * 1000),
-            output_buffer_size=self.output_buffer_size,
-            output_buffer_timeout=self.output_buffer_timeout,
-            feature_negotiation=True,
-            tls_v1=self.tls_v1,
-            deflate=self.deflate,
-            deflate_level=self.deflate_level if self.deflate else 0,
-            snappy=self.snappy,
-            sample_rate=self.sample_rate,
-            user_agent=self.user_agent,
-            msg_timeout=int((self.msg_timeout or 0) * 1000),
-            topology_region=self.topology_region,
-            topology_zone=self.topology_zone,
-        )
+        values: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(IdentifyRequest)}
+        values |= {
+            "client_id": self.client_id or self.hostname.split(".")[0],
+            "heartbeat_interval": int(self.heartbeat_interval * 1000),
+            "feature_negotiation": True,
+            "deflate_level": self.deflate_level if self.deflate else 0,
+            "msg_timeout": int((self.msg_timeout or 0) * 1000),
+        }
+        return IdentifyRequest(**values)
 
     def secret(self) -> bytes:
         """`auth_secret` in bytes; empty if there is none."""
@@ -127,3 +119,11 @@ class SubscriptionSettings(ConnectionSettings):
 def address_list(addresses: str | Iterable[str] | None) -> list[str]:
     """A list of addresses from one address, several, or None."""
     return [addresses] if isinstance(addresses, str) else list(addresses or ())
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[::1]:port``. Raises ``ValueError``."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"not host:port: {address!r}")
+    return host.strip("[]"), int(port)

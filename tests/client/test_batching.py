@@ -178,6 +178,8 @@ def test_entries_not_sent_before_the_batcher_closes_are_refused(nsqd):
     with pytest.raises(Refused):
         waiting.result(20)
     nsqd.gate.set()
+    assert batcher.flush(20)
+    assert batcher.close(20)
 
 
 def test_a_closed_batcher_refuses_entries(nsqd):

@@ -17,11 +17,10 @@ from nsq_compat.client.connection import (
     NotExecuted,
     Observer,
     TlsStream,
-    split_address,
-    start_threads,
+    start_thread,
 )
 from nsq_compat.client.message import Message
-from nsq_compat.client.settings import ConnectionSettings
+from nsq_compat.client.settings import ConnectionSettings, split_address
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.frames import OK, error_frame
@@ -127,7 +126,7 @@ def test_aborting_a_connection_while_it_opens_fails_it(make_nsqd):
         wait_until(lambda: fake.said("IDENTIFY"))
         connection.abort()
 
-    (closer,) = start_threads([close_it])
+    closer = start_thread("closer", close_it)
     with pytest.raises(ConnectionLost):
         connection.open()
     closer.join()

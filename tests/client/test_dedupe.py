@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.client.connection import start_threads
+from nsq_compat.client.connection import do_together
 from nsq_compat.client.dedupe import Deduplicated, Filter, KeyState, SlotFilter, overwritten, slots_for
 from nsq_compat.client.memcached import MemcachedFilter
 from nsq_compat.client.message import Message
@@ -130,8 +130,7 @@ def test_one_of_many_threads_claims_a_key():
     def claim_all() -> None:
         wins.update([key for key in keys if filter_.claim(key) is KeyState.NEW])
 
-    for thread in start_threads([claim_all] * 8):
-        thread.join()
+    do_together([claim_all] * 8)
     assert set(wins.values()) == {1}
     assert len(wins) == 500
 

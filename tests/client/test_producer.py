@@ -3,7 +3,7 @@ from contextlib import suppress
 
 import pytest
 
-from nsq_compat.client.connection import start_threads
+from nsq_compat.client.connection import do_together, start_thread
 from nsq_compat.client.nodes import Outcome, Refused, TooFewCopies, Unknown
 from nsq_compat.client.producer import Producer
 from nsq_compat.protocol.frames import OK, error_frame
@@ -135,7 +135,11 @@ def test_messages_after_a_refused_one_are_published_again_without_doubt(make_nsq
     picky = make_nsqd({"PUB": None})
     with Producer(picky.address, batch_workers=1) as producer:
         outcomes: list[object] = []
-        threads = start_threads([lambda: outcomes.append(producer.publish("t", b"body", timeout=20))] * 3)
+
+        def publish() -> None:
+            outcomes.append(producer.publish("t", b"body", timeout=20))
+
+        threads = [start_thread("publisher", publish) for _ in range(3)]
         wait_until(lambda: len(picky.said("PUB")) == 3)
         peer = picky.peer  # the client may reconnect before this ends
         picky.answers["PUB"] = OK
@@ -149,8 +153,7 @@ def test_messages_after_a_refused_one_are_published_again_without_doubt(make_nsq
 
 def test_many_threads_share_one_connection(fake):
     with Producer(fake.address) as producer:
-        for thread in start_threads([lambda: producer.publish("t", b"body")] * 5):
-            thread.join()
+        do_together([lambda: producer.publish("t", b"body")] * 5)
     assert len(fake.peers) == 1
 
 
