@@ -365,7 +365,10 @@ class Consumer(Subscription):
         return self._stopped.wait(timeout)
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Handle arrived messages for at most `timeout` seconds, requeue the rest, disconnect. Not for handlers."""
+        """Stop receiving, handle arrived messages for at most `timeout` seconds, requeue the rest, and disconnect.
+
+        A handler cannot call it, because it would wait for itself; it calls ``stop_soon``.
+        """
         with self._lock:
             is_stopping, self._stopping = self._stopping, True
         if not is_stopping:

@@ -93,7 +93,10 @@ def body_of(message: Message) -> bytes:
 
 
 class Deduplicated:
-    """A handler that calls `handler`, which may answer later, for messages with a new `key` only."""
+    """A handler for ``Consumer`` and ``Reader`` that calls `handler` for new messages only.
+
+    Messages with the same `key` are the same. `handler` may answer messages itself, immediately or later.
+    """
 
     def __init__(
         self,

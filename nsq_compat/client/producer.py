@@ -65,7 +65,10 @@ class Producer:
     # --- Publishing ---------------------------------------------------------------------------------------------------
 
     def publish(self, topic: str, body: bytes, *, defer: float = 0.0, timeout: float | None = None) -> Published:
-        """Publish, after `defer` seconds. Raises ``PublishError``; ``ValueError`` for a bad topic or empty body."""
+        """Publish with PUB, or with DPUB to defer the message by `defer` seconds.
+
+        Raises ``Refused``, ``Unknown`` or ``TooFewCopies``; ``ValueError`` for an invalid topic or an empty body.
+        """
         _check(topic, [body])
         return self._publish(_command(topic, [body], defer), timeout)
 
