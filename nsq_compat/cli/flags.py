@@ -62,7 +62,9 @@ def parse(table: Table, words: Iterable[str]) -> Arguments:
         word = left.popleft()
         if word == "--":
             break
-        name, joined, value = _name_and_value(word)
+        name, joined, value = word[2 if word.startswith("--") else 1 :].partition("=")
+        if not name or name.startswith("-"):
+            raise FlagError(f"bad flag syntax: {word}")
         row = rows.get(name)
         if row is None:
             raise HelpRequested if name in _HELP else FlagError(f"flag provided but not defined: -{name}")
@@ -74,13 +76,6 @@ def parse(table: Table, words: Iterable[str]) -> Arguments:
             value = left.popleft()
         given[row.key] = _parsed(row, value, given.get(row.key, row.default))
     return Arguments(given, tuple(left))
-
-
-def _name_and_value(word: str) -> tuple[str, str, str]:
-    name, joined, value = word[2 if word.startswith("--") else 1 :].partition("=")
-    if not name or name.startswith("-"):
-        raise FlagError(f"bad flag syntax: {word}")
-    return name, joined, value
 
 
 def _parsed(row: Option[Any], text: str, so_far: Any) -> Any:

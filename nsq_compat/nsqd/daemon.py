@@ -10,7 +10,7 @@ from gevent.event import Event
 from nsq_compat import NSQ_VERSION, version_line
 from nsq_compat.cli.kinds import TLS_REQUIRED, OptionError
 from nsq_compat.cli.logs import parse_log_level, set_level
-from nsq_compat.cli.options import option_value
+from nsq_compat.cli.options import hostname, option_value
 from nsq_compat.log.data_path import resolved
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
@@ -29,6 +29,7 @@ from nsq_compat.policy.enforcer import PolicyEnforcer
 from nsq_compat.policy.policies import Policies
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from nsq_compat.protocol.durations import SECOND
+from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.topic import Topic
@@ -101,7 +102,16 @@ class Daemon:
         self.draining = False
         self._drain = gevent.Greenlet(self._wait_until_drained)
         self._listen(LoopTick(loop))
-        self._lookup_peers = LookupPeers(self.broker, startup.peer_info(options), options.max_body_size)
+        info = PeerInfo(
+            broadcast_address=options.broadcast_address,
+            hostname=hostname(),
+            http_port=options.broadcast_http_port,
+            tcp_port=options.broadcast_tcp_port,
+            topology_region=options.topology_region,
+            topology_zone=options.topology_zone,
+            version=NSQ_VERSION,
+        )
+        self._lookup_peers = LookupPeers(self.broker, info, options.max_body_size)
         self._topic_channels = TopicChannels(
             self.broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )

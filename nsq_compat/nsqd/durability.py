@@ -99,24 +99,21 @@ class Committer:
             while log in self._gathering:
                 turn = self._gathering.pop(log)
                 try:
-                    self._sync(log)
+                    job = log.begin_sync()
+                    began = time.monotonic()
+                    try:
+                        in_thread(job.run)
+                    except OSError as error:
+                        log.finish_sync(job, error)
+                        raise
+                    log.finish_sync(job, None)
+                    self._observe(time.monotonic() - began)
                 except OSError as error:
                     turn.set_exception(error)
                 else:
                     turn.set(None)
         finally:
             self._syncing.discard(log)
-
-    def _sync(self, log: TopicLog) -> None:
-        job = log.begin_sync()
-        began = time.monotonic()
-        try:
-            in_thread(job.run)
-        except OSError as error:
-            log.finish_sync(job, error)
-            raise
-        log.finish_sync(job, None)
-        self._observe(time.monotonic() - began)
 
 
 class Checkpoints:

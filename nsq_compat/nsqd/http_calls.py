@@ -87,15 +87,11 @@ class HttpCalls:
         """End all calls under way, and let none begin."""
         self._stopping.set()
 
-    def get(self, url: str, max_answer: int = MAX_ANSWER_BYTES) -> bytes:
-        """The body of the answer, of at most `max_answer` bytes. Raises ``CallFailed``, also for a status but 200."""
-        return self._call(url, None, max_answer)
+    def call(self, url: str, body: bytes | None = None, *, max_answer: int = MAX_ANSWER_BYTES) -> bytes:
+        """The body of the answer to a GET, or to a POST of a `body` of JSON; at most `max_answer` bytes.
 
-    def post(self, url: str, body: bytes, max_answer: int = MAX_ANSWER_BYTES) -> bytes:
-        """As `get`, for a body of JSON."""
-        return self._call(url, body, max_answer)
-
-    def _call(self, url: str, body: bytes | None, max_answer: int) -> bytes:
+        Raises ``CallFailed``, also for a status but 200.
+        """
         deadline = Deadline(self._request_timeout)
         late = CallFailed(self._too_late)
         try:
@@ -157,15 +153,12 @@ class HttpCalls:
             raise CallFailed("not a URL") from None
         pool = self._pools.get(server)
         if pool is None:
-            self._forget_idle_servers()
+            # Bounded, because a registration can name a new server every time.
+            if len(self._pools) >= _MAX_IDLE_SERVERS:
+                for idle in [server for server, pool in self._pools.items() if not pool.size]:
+                    self._pools.pop(idle).kill()
             pool = self._pools[server] = ThreadPool(THREADS_PER_SERVER, idle_task_timeout=_IDLE_THREAD_SECONDS)
         return pool
-
-    def _forget_idle_servers(self) -> None:
-        """Bound the pools, because a registration can name a new server every time."""
-        if len(self._pools) >= _MAX_IDLE_SERVERS:
-            for server in [server for server, pool in self._pools.items() if not pool.size]:
-                self._pools.pop(server).kill()
 
 
 def _over_tls(url: str, refusal: bytes) -> str:
@@ -231,5 +224,6 @@ class AuthServers:
         if self._method == "post":
             # nsqd: like a form, every name with a list of values.
             document = dumps({name: [value] for name, value in parameters.items()})
-            return self._calls.post(url, document.encode("utf-8"), MAX_GRANTS_BYTES)
-        return self._calls.get(f"{url}?{urlencode(parameters, errors='surrogateescape')}", MAX_GRANTS_BYTES)
+            return self._calls.call(url, document.encode("utf-8"), max_answer=MAX_GRANTS_BYTES)
+        query = urlencode(parameters, errors="surrogateescape")
+        return self._calls.call(f"{url}?{query}", max_answer=MAX_GRANTS_BYTES)

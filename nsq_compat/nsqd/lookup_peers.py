@@ -246,7 +246,7 @@ class TopicChannels:
                     return None
                 if problem := address_error(lookupd.broadcast_address, HTTP=lookupd.http_port):
                     return CallFailed(f"{peer.address}: {problem}")
-                return _channels_in(self._calls.get(_url(lookupd, topic)))
+                return _channels_in(self._calls.call(_url(lookupd, topic)))
         except CallFailed as failure:
             peer.ping_now()
             if time.monotonic() - began >= SLOW_SECONDS:

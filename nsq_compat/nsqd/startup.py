@@ -9,10 +9,8 @@ import ssl
 import time
 from typing import Final
 
-from nsq_compat import NSQ_VERSION
 from nsq_compat.cli.flags import load_config
 from nsq_compat.cli.kinds import TLS_NOT_REQUIRED, OptionError
-from nsq_compat.cli.options import hostname
 from nsq_compat.godata import export as go_export
 from nsq_compat.godata.takeover import take_over
 from nsq_compat.log.data_path import DataPathError, DataPathLock, check_folder, make_our_folder, reason, resolved
@@ -26,7 +24,6 @@ from nsq_compat.nsqd.options import TOPOLOGY_AWARE_CONSUMPTION, NsqdOptions
 from nsq_compat.policy.policies import Policies, PolicyError
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
-from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.values import LatencyOptions, QueueLimits
@@ -72,19 +69,6 @@ def session_limits(options: NsqdOptions) -> NsqdLimits:
         tls_required=options.tls_required != TLS_NOT_REQUIRED,
         auth_required=bool(options.auth_http_addresses),
         snappy=options.snappy and SNAPPY_INSTALLED,
-    )
-
-
-def peer_info(options: NsqdOptions) -> PeerInfo:
-    """The registration at nsqlookupd; the listeners are bound."""
-    return PeerInfo(
-        broadcast_address=options.broadcast_address,
-        hostname=hostname(),
-        http_port=options.broadcast_http_port,
-        tcp_port=options.broadcast_tcp_port,
-        topology_region=options.topology_region,
-        topology_zone=options.topology_zone,
-        version=NSQ_VERSION,
     )
 
 

@@ -134,12 +134,12 @@ class StatsdLines:
     def of_topic(self, topic: TopicStats) -> list[bytes]:
         """The lines about a topic and its channels."""
         name = topic.topic_name
-        if self._is_excluded(name):
+        if self._exclude_ephemeral and is_ephemeral(name):
             return []
         key = f"{self._prefix}topic.{name}."
         lines = self._lines_of(key, _TOPIC_METRICS, topic, (name, ""))
         for channel in topic.channels:
-            if not self._is_excluded(channel.channel_name):
+            if not (self._exclude_ephemeral and is_ephemeral(channel.channel_name)):
                 key_of_channel = f"{key}channel.{channel.channel_name}."
                 lines += self._lines_of(key_of_channel, _CHANNEL_METRICS, channel, (name, channel.channel_name))
         return lines
@@ -182,9 +182,6 @@ class StatsdLines:
             # nsqd: in whole percent, so 0.999 and 1.0 share a name.
             lines.append(_line(key, f"e2e_processing_latency_{quantile * 100:.0f}", int(nanoseconds), _GAUGE))
         return lines
-
-    def _is_excluded(self, name: str) -> bool:
-        return self._exclude_ephemeral and is_ephemeral(name)
 
 
 def packets(lines: Iterable[bytes], size: int) -> Iterator[bytes]:

@@ -50,7 +50,5 @@ def _collect(service: NsqdService) -> Iterable["Metric"]:
 
 
 def _why_not_ready(service: NsqdService) -> str:
-    if service.draining:
-        return "draining"
-    health = service.health()
+    health = "draining" if service.draining else service.health()
     return READY if health == HEALTHY else health

@@ -83,12 +83,13 @@ class Table(Generic[S]):
 
     def add(self, labels: Labels, stats: S) -> None:
         self.count += 1
-        for family, value in zip(self._families, self._values(stats), strict=True):
-            family.add_metric(labels, value)
+        for column, family in zip(self._columns, self._families, strict=True):
+            family.add_metric(labels, float(column.value(stats)))
 
     def add_to_others(self, stats: S) -> None:
         self.other_count += 1
-        self._others = [sum(pair) for pair in zip(self._others, self._values(stats), strict=True)]
+        for index, column in enumerate(self._columns):
+            self._others[index] += column.value(stats)
 
     def families(self) -> Iterable[Metric]:
         """To be called once, after everything was added."""
@@ -96,9 +97,6 @@ class Table(Generic[S]):
             if self.other_count and not column.is_counter:
                 family.add_metric(self._other_labels, value)
         return self._families
-
-    def _values(self, stats: S) -> tuple[float, ...]:
-        return tuple(float(column.value(stats)) for column in self._columns)
 
 
 def collect(service: NsqdService) -> Iterator[Metric]:

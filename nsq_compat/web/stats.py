@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -60,21 +60,6 @@ _CLIENT_KEYS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StatsReport:
-    """The contents of one /stats response, as JSON or text.
-
-    `topics` is None if the requested topic does not exist, `memory` if it was not requested.
-    """
-
-    health: str
-    started_at: float
-    now_ns: int
-    topics: Sequence[TopicStats] | None
-    memory: Mapping[str, int] | None
-    producers: Sequence[ClientStats]
-
-
 class Stats:
     def __init__(self, service: NsqdService) -> None:
         self._service = service
@@ -98,35 +83,21 @@ class Stats:
         )
 
     def stats(self, request: Request) -> Response:
-        parameters = parse_query(request.query)
-        report = self._report(
-            parameters.get("topic", ""),
-            parameters.get("channel", ""),
-            include_clients=_default_true(parameters, "include_clients"),
-            include_memory=_default_true(parameters, "include_mem"),
-        )
-        topics = cooperatively(report.topics or (), MAX_TOPICS_AT_ONCE)
-        if parameters.get("format") == "json":
-            return long_response(_report_json(report, topics), JSON)
-        lines = (f"{line}\n".encode("utf-8", errors="surrogateescape") for line in _report_lines(report, topics))
-        return long_response(lines, TEXT)
-
-    def _report(self, topic: str, channel: str, *, include_clients: bool, include_memory: bool) -> StatsReport:
-        service = self._service
+        service, parameters = self._service, parse_query(request.query)
+        topic = parameters.get("topic", "")
+        include_clients = _default_true(parameters, "include_clients")
+        topics: list[TopicStats] | None = None
+        producers: Sequence[ClientStats] = ()
         # nsqd: for a topic that does not exist, producers are left out too.
-        known = not topic or topic in service.broker.topics
-        topics = None
-        if known:
-            found = snapshot(service.broker, service.now(), topic, channel, include_clients)
+        if not topic or topic in service.broker.topics:
+            found = snapshot(service.broker, service.now(), topic, parameters.get("channel", ""), include_clients)
             topics = list(cooperatively(found, MAX_TOPICS_AT_ONCE))
-        return StatsReport(
-            health=service.health(),
-            started_at=service.started_at,
-            now_ns=service.now_ns(),
-            topics=topics,
-            memory=service.memory() if include_memory else None,
-            producers=_of_topic(service.producers(), topic) if known and include_clients else (),
-        )
+            producers = _of_topic(service.producers(), topic) if include_clients else ()
+        memory = service.memory() if _default_true(parameters, "include_mem") else {}
+        if parameters.get("format") == "json":
+            return long_response(_json_pieces(service, topics, memory, producers), JSON)
+        lines = _lines(service, topics or (), memory, producers)
+        return long_response((f"{line}\n".encode("utf-8", errors="surrogateescape") for line in lines), TEXT)
 
 
 def cooperatively(items: Iterable[T], at_once: int) -> Iterator[T]:
@@ -154,15 +125,19 @@ def _of_topic(producers: Sequence[ClientStats], topic: str) -> Sequence[ClientSt
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _report_json(report: StatsReport, topics: Iterable[TopicStats]) -> Iterator[bytes]:
-    """Pieces of JSON. `topics` are the report's, encoded one by one."""
-    head = dumps({"version": NSQ_VERSION, "health": report.health, "start_time": int(report.started_at)})
-    yield f'{head[:-1]},"topics":{"null" if report.topics is None else "["}'.encode()
-    for index, topic in enumerate(topics):
+def _json_pieces(
+    service: NsqdService,
+    topics: Sequence[TopicStats] | None,
+    memory: Mapping[str, int],
+    producers: Sequence[ClientStats],
+) -> Iterator[bytes]:
+    head = dumps({"version": NSQ_VERSION, "health": service.health(), "start_time": int(service.started_at)})
+    yield f'{head[:-1]},"topics":{"null" if topics is None else "["}'.encode()
+    for index, topic in enumerate(cooperatively(topics or (), MAX_TOPICS_AT_ONCE)):
         yield b"%s%s" % (b"," if index else b"", dumps(_topic_json(topic)).encode())
-    memory = {} if report.memory is None else {"memory": dict(report.memory)}
-    tail = dumps({**memory, "producers": [_client_json(producer) for producer in report.producers] or None})
-    yield f"{'' if report.topics is None else ']'},{tail[1:]}".encode()
+    requested = {"memory": dict(memory)} if memory else {}
+    tail = dumps({**requested, "producers": [_client_json(producer) for producer in producers] or None})
+    yield f"{'' if topics is None else ']'},{tail[1:]}".encode()
 
 
 def _topic_json(topic: TopicStats) -> dict[str, Any]:
@@ -195,25 +170,27 @@ def _latency_json(latency: LatencyStats) -> dict[str, Any]:
 # --- Text -------------------------------------------------------------------------------------------------------------
 
 
-def _report_lines(report: StatsReport, topics: Iterable[TopicStats]) -> Iterator[str]:
-    """The lines, without line breaks. `topics` are the report's, rendered one by one."""
-    uptime_ns = max(0, report.now_ns - int(report.started_at * SECOND))
+def _lines(
+    service: NsqdService, topics: Sequence[TopicStats], memory: Mapping[str, int], producers: Sequence[ClientStats]
+) -> Iterator[str]:
+    """Without line breaks."""
+    now_ns = service.now_ns()
     yield version_line("nsqd")
-    yield f"start_time {_time_text(report.started_at)}"
-    yield f"uptime {format_duration(uptime_ns)}"
+    yield f"start_time {_time_text(service.started_at)}"
+    yield f"uptime {format_duration(max(0, now_ns - int(service.started_at * SECOND)))}"
     yield ""
-    yield f"Health: {report.health}"
-    if report.memory is not None:
+    yield f"Health: {service.health()}"
+    if memory:
         yield from ("", "Memory:")
-        yield from (f"   {name:<25}\t{value}" for name, value in report.memory.items())
-    yield from ("", "Topics:" if report.topics else "Topics: None")
-    now = report.now_ns // SECOND
-    for index, topic in enumerate(topics):
+        yield from (f"   {name:<25}\t{value}" for name, value in memory.items())
+    yield from ("", "Topics:" if topics else "Topics: None")
+    now = now_ns // SECOND
+    for index, topic in enumerate(cooperatively(topics, MAX_TOPICS_AT_ONCE)):
         if index:
             yield ""
         yield from _topic_lines(topic, now)
-    yield from ("", "Producers:" if report.producers else "Producers: None")
-    yield from (f"   {_client_text(producer, now)}" for producer in report.producers)
+    yield from ("", "Producers:" if producers else "Producers: None")
+    yield from (f"   {_client_text(producer, now)}" for producer in producers)
 
 
 def _topic_lines(topic: TopicStats, now: int) -> Iterator[str]:

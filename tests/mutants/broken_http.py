@@ -8,7 +8,6 @@ from nsq_compat.web import publishing, stats
 from nsq_compat.web.administration import Administration
 from nsq_compat.web.application import EMPTY, ApiError
 from nsq_compat.web.publishing import Publishing
-from nsq_compat.web.stats import Stats
 from tests.mutants.mutants import Mutants
 
 MUTANTS = Mutants(main)
@@ -111,9 +110,9 @@ def stats_show_no_clients(original, channel):
     return original(channel) | {"clients": []}
 
 
-@MUTANTS.replacing(Stats, "_report", "test_stats.py::test_one_channel_can_be_selected")
-def selecting_one_channel_shows_all(original, api, topic, channel, **which):
-    return original(api, topic, "", **which)
+@MUTANTS.replacing(stats, "snapshot", "test_stats.py::test_one_channel_can_be_selected")
+def selecting_one_channel_shows_all(original, broker, now, topic, channel, *others):
+    return original(broker, now, topic, "", *others)
 
 
 if __name__ == "__main__":

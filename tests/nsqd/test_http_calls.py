@@ -91,7 +91,7 @@ def failure(url: str, request_timeout: float = PATIENCE, tls: ssl.SSLContext | N
 
 def failure_of(these: HttpCalls, url: str) -> str:
     with pytest.raises(CallFailed) as caught:
-        these.get(url)
+        these.call(url)
     return str(caught.value)
 
 
@@ -118,7 +118,7 @@ def redirect(status: int, location: str) -> bytes:
 
 def test_a_get_is_nsqs_and_returns_the_body(serve):
     server = serve(HELLO)
-    assert calls().get(server.url) == b"hello"
+    assert calls().call(server.url) == b"hello"
     assert server.heard == [
         b"GET /auth?secret=s3cret HTTP/1.1\r\n"
         b"Host: localhost:%d\r\n"
@@ -131,7 +131,7 @@ def test_a_get_is_nsqs_and_returns_the_body(serve):
 
 def test_a_post_sends_json(serve):
     server = serve(HELLO)
-    assert calls().post(server.url, b'{"a":1}') == b"hello"
+    assert calls().call(server.url, b'{"a":1}') == b"hello"
     head, _, body = b"".join(server.heard).partition(b"\r\n\r\n")
     assert head.startswith(b"POST /auth?secret=s3cret HTTP/1.1\r\n")
     assert b"\r\nContent-Type: application/json" in head
@@ -140,19 +140,19 @@ def test_a_post_sends_json(serve):
 
 def test_the_query_of_an_address_is_kept_as_it_is(serve):
     server = serve(HELLO)
-    calls().get(f"http://127.0.0.1:{server.port}/custom?x=1?secret=a%26b&tls=false")
+    calls().call(f"http://127.0.0.1:{server.port}/custom?x=1?secret=a%26b&tls=false")
     assert server.heard[0].startswith(b"GET /custom?x=1?secret=a%26b&tls=false HTTP/1.1\r\n")
 
 
 def test_an_answer_in_chunks_is_put_together(serve):
     server = serve(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n")
-    assert calls().get(server.url) == b"hello"
+    assert calls().call(server.url) == b"hello"
 
 
 def test_compressed_answers_are_not_decompressed(serve):
     bomb = gzip.compress(bytes(50_000_000))
     server = serve(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb) + bomb)
-    assert calls().get(server.url) == bomb
+    assert calls().call(server.url) == bomb
 
 
 @pytest.mark.parametrize("status", [201, 204, 304, 400, 401, 404, 500, 503])
@@ -170,7 +170,7 @@ def test_a_status_other_than_200_is_a_failure(serve, status):
 def test_a_redirect_is_followed_with_or_without_the_body(serve, status, method):
     there = serve(HELLO)
     here = serve(redirect(status, there.url))
-    assert calls().post(here.url, b"{}") == b"hello"
+    assert calls().call(here.url, b"{}") == b"hello"
     assert there.heard[0].startswith(method + b" /auth")
 
 
@@ -190,7 +190,7 @@ def test_a_server_that_requires_tls_is_asked_again_over_tls(serve, certificate):
         b'HTTP/1.1 403 Forbidden\r\nContent-Length: 47\r\n\r\n{"message":"TLS_REQUIRED", "https_port": %05d}  '
         % secure.port
     )
-    assert calls(tls=certificate.client_side()).get(plain.url) == b"hello"
+    assert calls(tls=certificate.client_side()).call(plain.url) == b"hello"
     assert secure.heard[0].startswith(b"GET /auth?secret=s3cret HTTP/1.1\r\nHost: localhost:%d" % secure.port)
 
 
@@ -201,7 +201,7 @@ def test_a_403_for_another_reason_is_a_failure(serve):
 def test_the_environment_names_no_proxy(serve, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    assert calls().get(serve(HELLO).url) == b"hello"
+    assert calls().call(serve(HELLO).url) == b"hello"
 
 
 # --- TLS --------------------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 def test_a_certificate_signed_by_the_given_authority_is_trusted(serve, certificate):
     server = serve(HELLO, tls=certificate.server_side)
-    assert calls(tls=certificate.client_side()).get(server.url) == b"hello"
+    assert calls(tls=certificate.client_side()).call(server.url) == b"hello"
 
 
 def test_a_certificate_of_an_unknown_authority_is_not_trusted(serve, certificate):
@@ -246,7 +246,7 @@ def test_a_certificate_for_another_name_is_not_trusted(serve, certificate):
 def test_a_server_with_an_older_tls_than_asked_for_is_refused(serve, certificate):
     certificate.server_side.maximum_version = ssl.TLSVersion.TLSv1_2
     server = serve(HELLO, tls=certificate.server_side)
-    assert calls(tls=certificate.client_side(TLS_1_2)).get(server.url) == b"hello"
+    assert calls(tls=certificate.client_side(TLS_1_2)).call(server.url) == b"hello"
     assert failure(server.url, tls=certificate.client_side(TLS_1_3)).startswith("TLS: ")
     certificate.server_side.maximum_version = ssl.TLSVersion.MAXIMUM_SUPPORTED
 
@@ -296,7 +296,7 @@ def test_a_wrong_answer_is_a_failure(serve, answer, text):
 
 def test_an_answer_of_the_largest_size_is_taken(serve):
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % MAX_ANSWER_BYTES
-    assert calls().get(serve(head + bytes(MAX_ANSWER_BYTES)).url) == bytes(MAX_ANSWER_BYTES)
+    assert calls().call(serve(head + bytes(MAX_ANSWER_BYTES)).url) == bytes(MAX_ANSWER_BYTES)
 
 
 def test_a_refused_connection_is_a_failure():
@@ -325,8 +325,8 @@ def test_only_the_calling_greenlet_waits(serve):
     slow = serve(lambda client, heard: go_on.wait(PATIENCE) and client.sendall(HELLO))
     healthy = serve(HELLO)
     shared = calls()
-    waiting = gevent.spawn(shared.get, slow.url)
-    assert shared.get(healthy.url) == b"hello"
+    waiting = gevent.spawn(shared.call, slow.url)
+    assert shared.call(healthy.url) == b"hello"
     assert not waiting.ready()
     go_on.set()
     assert waiting.get() == b"hello"
@@ -335,18 +335,18 @@ def test_only_the_calling_greenlet_waits(serve):
 def test_a_server_that_hangs_uses_only_its_own_threads(serve):
     hangs, healthy = serve(nothing), serve(HELLO)
     shared = calls()
-    victims = [gevent.spawn(shared.get, hangs.url) for _ in range(THREADS_PER_SERVER + 20)]
+    victims = [gevent.spawn(shared.call, hangs.url) for _ in range(THREADS_PER_SERVER + 20)]
     while len(hangs.heard) < THREADS_PER_SERVER:
         gevent.sleep(0.01)
-    assert shared.get(healthy.url) == b"hello"
+    assert shared.call(healthy.url) == b"hello"
     hangs.answer = lambda client, heard: client.sendall(HELLO)
     gevent.killall(victims)
-    assert shared.get(hangs.url) == b"hello"
+    assert shared.call(hangs.url) == b"hello"
 
 
 def test_a_greenlet_that_is_killed_shuts_its_connection(serve):
     server = serve(nothing)
-    waiting = gevent.spawn(calls().get, server.url)
+    waiting = gevent.spawn(calls().call, server.url)
     while not server.heard:
         gevent.sleep(0.01)
     waiting.kill()
@@ -368,7 +368,7 @@ def test_idle_servers_are_forgotten():
     many = calls()
     for port in range(200):
         with pytest.raises(CallFailed):
-            many.get(f"ftp://127.0.0.1:{port}/")
+            many.call(f"ftp://127.0.0.1:{port}/")
         for pool in many._pools.values():
             pool.size = 0  # as after ten idle seconds
     assert len(many._pools) <= 64
@@ -392,7 +392,7 @@ def test_a_call_leaves_nothing_behind_for_the_garbage_collector(serve, largest):
 
     def call() -> None:
         with suppress(CallFailed):
-            calls.get(url, largest)
+            calls.call(url, max_answer=largest)
 
     call()
     gc.collect()

@@ -6,13 +6,16 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from nsq_compat.queue.values import ChannelStats, ClientStats, LatencyStats, TopicStats
-from nsq_compat.web.stats import MemoryStats, StatsReport, _report_json, _report_lines, _time_text
+from nsq_compat.web.stats import MemoryStats, _json_pieces, _lines, _time_text
 
 MS = 1_000_000
+SERVICE: Any = SimpleNamespace(started_at=1000.0, now_ns=lambda: 1127_687_255_628, health=lambda: "OK")
 CHANNEL_COUNTS = (
     *("depth", "backend_depth", "in_flight_count", "deferred_count", "message_count"),
     *("requeue_count", "timeout_count", "client_count"),
@@ -168,8 +171,7 @@ def test_channels_show_clients_latency_and_what_is_not_zero():
     latency = LatencyStats(count=8, percentiles=((1.0, 235346933.0), (0.99, 0.0)))
     counts = {"message_count": 8, "client_count": 1, "global_msg_count": 8, "dropped_count": 3}
     known = topic("t", channel("c", clients=(NO_CLIENT,), paused=True, e2e_processing_latency=latency, **counts))
-    report = StatsReport("OK", 1000.0, 0, (known,), None, ())
-    (shown,) = json.loads(b"".join(_report_json(report, (known,))))["topics"][0]["channels"]
+    (shown,) = json.loads(b"".join(_json_pieces(SERVICE, (known,), {}, ())))["topics"][0]["channels"]
     assert " ".join(shown) == (
         "channel_name depth backend_depth in_flight_count deferred_count message_count global_msg_count "
         "requeue_count timeout_count dropped_count client_count clients paused e2e_processing_latency"
@@ -205,9 +207,8 @@ def test_a_malformed_query_is_refused(call):
 # --- Text -------------------------------------------------------------------------------------------------------------
 
 
-def body(topics=(), producers=(), memory=None):
-    report = StatsReport("OK", 1000.0, 1127_687_255_628, topics, memory, producers)
-    return "".join(f"{line}\n" for line in _report_lines(report, topics)).split("\n\n", 2)[2]
+def body(topics=(), producers=(), memory=MappingProxyType({})):
+    return "".join(f"{line}\n" for line in _lines(SERVICE, topics, memory, producers)).split("\n\n", 2)[2]
 
 
 def test_the_first_lines_are_version_start_uptime_and_health(call, daemon, monkeypatch):
