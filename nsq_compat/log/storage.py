@@ -150,6 +150,7 @@ class Storage:
             store.delete()  # of a deleted topic: it could not be moved away at that time
             store, last = self.open(name)
             if last is not None or store.log.disk_bytes:
+                store.log.close()
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
         return store
 
