@@ -294,8 +294,7 @@ class Segment:
         self.poisoned = False
         self.released = False
         self.removed = False
-        self.synced = 0
-        self.sync_failed_end = 0  # a failed sync was reported for the data up to here
+        self.settled = 0  # a sync of the data up to here has succeeded or failed
         self.header_lost = False  # the header is damaged: `first_seq` is that of the first message found
         self.acknowledged = 0
         self._descriptors = descriptors
@@ -323,7 +322,7 @@ class Segment:
     @property
     def needs_sync(self) -> bool:
         """Whether there is appended data for which no sync has succeeded or failed."""
-        return self.end > self.synced and self.end > self.sync_failed_end
+        return self.end > self.settled
 
     def append(self, data: bytes, max_size: int) -> None:
         """Write all of `data` or nothing. Raises ``OSError``; if the write cannot be undone, abandons the segment."""

@@ -320,7 +320,7 @@ class TopicLog(ReadableLog):
                     segment.truncate(tail)
                 except OSError as error:
                     log.warning("LOG(%s): the unfinished tail stays - %s", segment.path, error)
-            self._unsynced.add(segment)
+            self._unsynced.segments[segment] = None
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
@@ -349,7 +349,7 @@ class TopicLog(ReadableLog):
             self._active.close()
         self.segments.append(segment)
         self._active = segment
-        self._unsynced.add(segment)
+        self._unsynced.segments[segment] = None
         self._unsynced.add_folder(self.folder)
 
     def _prepare(self) -> None:
@@ -358,8 +358,8 @@ class TopicLog(ReadableLog):
 
     def _note_kept(self) -> None:
         for segment in self.kept.files:
-            if segment.needs_sync and segment.index is not None and segment not in self._unsynced:
-                self._unsynced.add(segment)
+            if segment.needs_sync and segment.index is not None and segment not in self._unsynced.segments:
+                self._unsynced.segments[segment] = None
                 self._unsynced.add_folder(self.folder)
 
     def _copy_and_delete(
@@ -371,7 +371,7 @@ class TopicLog(ReadableLog):
         """Copy needed messages from some files, sync the copies, and delete the files that were wholly copied."""
         deletions = [delete for copy, delete in steps if copy()]
         self._note_kept()
-        if any(segment in self._unsynced for segment in self.kept.files):
+        if any(segment in self._unsynced.segments for segment in self.kept.files):
             sync()
         for delete in deletions:
             if self._closed:  # the files are deleted, and another log may have their names
@@ -419,7 +419,7 @@ class TopicLog(ReadableLog):
         """Delete released segments, the oldest first. Between others they stay, or their messages would seem lost."""
         while self.segments and self.segments[0].released:
             self.segments[0].remove()
-            self._unsynced.discard(self.segments.pop(0))
+            self._unsynced.segments.pop(self.segments.pop(0), None)
 
 
 def _number_segments(segments: Sequence[Segment]) -> None:
