@@ -5,7 +5,6 @@ the change.
 """
 
 import logging
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -102,8 +101,7 @@ class Delay(NamedTuple):
 
 def encode_requeued(channel: str, rows: Sequence[bytes]) -> bytes:
     """Return the frame of a REQUEUED group; `rows` are packed ``ROW``s."""
-    raw = channel.encode("ascii")
-    return b"".join((struct.pack(">B", len(raw)), raw, *rows))
+    return b"".join((bytes([len(channel)]), channel.encode("ascii"), *rows))
 
 
 def decode_requeued(frame: bytes) -> tuple[str, list[Delay]]:

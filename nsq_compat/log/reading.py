@@ -397,7 +397,6 @@ class ReadableLog:
             yield from groups
 
     def reader(self, seq: int) -> LogReader:
-        """Return a reader of the immediate messages from that number on."""
         return LogReader(self, seq)
 
     def latest(self, count: int) -> list[Group]:
@@ -452,8 +451,7 @@ class ReadableLog:
     def _fetch_at(self, locations: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
         """Return the frames that are still at their locations, and sound."""
         by_segment: dict[int, list[tuple[int, int]]] = {}
-        for location in sorted(locations.values()):
-            number, offset, crc = split_location(location)
+        for number, offset, crc in map(split_location, sorted(locations.values())):
             by_segment.setdefault(number, []).append((offset, crc))
         found: dict[bytes, bytes] = {}
         for number, wanted in by_segment.items():

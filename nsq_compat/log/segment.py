@@ -7,8 +7,6 @@ a frame or to the header does not affect other frames.
 Blocks are reserved ahead of the writes, in growing steps, because a write that has to extend the file costs several
 times as much. Reserved blocks read as zeros. In a large file zeros are also written ahead: most of a write's cost is
 the first touch of each page, and pages that are touched a dozen at a time cost a fifth (docs/decisions/0016).
-
-A large publish is written to a segment of its own, a ``StagedBatch``, which joins the log when it is complete.
 """
 
 import logging

@@ -199,13 +199,11 @@ class TopicLog(ReadableLog):
     ) -> None:
         """Delete the messages below `seq`, and deferred ones, but for those in `unfinished()`.
 
-        There may be hundreds of thousands: `pause` is called after every few thousand, and the log may be used
-        meanwhile. Messages that were retained after ``begin_checkpoint`` are kept as well.
-
-        `start` is that of the next ``open``, from its checkpoint; by default ``end``. Nothing from its segment on is
-        deleted. Segments with many unfinished messages stay; from others these are copied. `sync` makes the copies
-        durable; the log may be used meanwhile. Errors are logged, and the work is tried again later. If nothing changed
-        since the last call, only every few calls do something.
+        Messages that were retained after ``begin_checkpoint`` are kept as well. `start` is that of the next ``open``,
+        from its checkpoint; by default ``end``. Nothing from its segment on is deleted. Segments with many unfinished
+        messages stay; from others these are copied, and `sync` makes the copies durable. `pause` is called after every
+        few thousand. The log may be used during both. Errors are logged, and the work is tried again later. If nothing
+        changed since the last call, only every few calls do something.
         """
         if self.tail is not None:
             self.tail.trim()
