@@ -123,10 +123,7 @@ def find_go_topics(files: Files, data_path: str) -> dict[str, GoTopic]:
 
 
 def read_empty(files: Files, data_path: str, topic: GoTopic) -> list[QueueReport] | None:
-    """The reports of a topic of which no queue has a message, as after a clean stop of Go's nsqd without a backlog.
-
-    None if there is a message.
-    """
+    """The reports of a topic without a message, as after a clean stop of Go's nsqd; None if there is a message."""
     reports: list[QueueReport] = []
     for queue in topic.values():
         reports.append(QueueReport())

@@ -48,10 +48,7 @@ class ControlLog:
             self._store.append([name.encode("ascii")], seq, kind=kind)
 
     def note_requeued(self, channel: str, message_id: bytes, attempts: int, due: float) -> None:
-        """Record that a message was requeued until `due`, in monotonic seconds.
-
-        The records of one event-loop iteration are written together.
-        """
+        """Record a REQ until `due`, in monotonic seconds. Those of an event-loop iteration are written together."""
         store = self._store
         if store is None or not store.writes_at_once:
             return

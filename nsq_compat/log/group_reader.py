@@ -334,10 +334,7 @@ def _first_id(segment: Segment, header: GroupHeader) -> bytes | None:
 
 
 def _step_over(segment: Segment, damage: Damage, index: Index) -> None:
-    """Move past the damage at the next offset.
-
-    Sound frames of the damaged group get an index entry with its offset, at which they can be read again.
-    """
+    """Move past damage. Sound frames of the damaged group get an index entry: they can be read again at its offset."""
     offset = index.offset
     reader = GroupReader(segment, damage, offset, counts_all=False, in_steps=True)
     for group in reader._find_next():

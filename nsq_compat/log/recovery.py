@@ -371,10 +371,7 @@ class StoredTopic:
         }
 
     def backlogs(self) -> Iterator[tuple[str | None, Iterator[bytes]]]:
-        """By channel, the frames of the next deliveries: first unfinished messages, then those in the stream.
-
-        None stands for the topic itself, if it holds messages back, and comes first.
-        """
+        """By channel (None: the topic itself, first), the frames to deliver: unfinished ones, then the stream's."""
         for name, state, end in self.state.streams:
             yield name, chain(self._unfinished(state.entries), self._stream(state, end))
 

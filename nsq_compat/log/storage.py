@@ -204,10 +204,7 @@ class TopicStore:
         self.clock_offset = storage.clock_offset
 
     def serve(self, mem_queue_size: int, first_needed: Callable[[], int]) -> None:
-        """Set the topic's limit, and from now on read the log in steps, see ``reading``.
-
-        `first_needed` returns the number of the first message that a channel still reads.
-        """
+        """Set the topic's limit, and read the log in steps from now on. `first_needed`: as for ``MemoryTail``."""
         self.log.in_steps = True
         if not self.writes_at_once:
             self.log.tail = MemoryTail(mem_queue_size, first_needed)

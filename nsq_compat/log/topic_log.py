@@ -244,10 +244,7 @@ class TopicLog(ReadableLog):
             self._descriptors.close_all()
 
     def delete(self, durably: bool = False) -> None:
-        """Delete the folder. Files that cannot be deleted now are under a name that ``leftovers`` finds.
-
-        `durably`: a power cut does not bring it back.
-        """
+        """Delete the folder, leaving what remains to ``remove_leftovers``. `durably`: also after a crash."""
         self.close()
         parent = os.path.dirname(self.folder)
         doomed = leftover_name(self.folder, self._descriptors.with_room(lambda: self._files.listdir(parent)))
