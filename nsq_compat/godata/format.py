@@ -110,8 +110,7 @@ def data_name(queue: str, number: int) -> str:
 
 def encode_record(stored: GoMessage) -> bytes:
     size = SMALLEST_RECORD + len(stored.body)
-    header = RECORD_HEADER.pack(size, stored.timestamp_ns, stored.attempts, stored.id)
-    return header + stored.body
+    return RECORD_HEADER.pack(size, stored.timestamp_ns, stored.attempts, stored.id) + stored.body
 
 
 def frame_of(stored: GoMessage) -> bytes:

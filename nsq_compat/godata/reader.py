@@ -112,13 +112,10 @@ def read_queue(
     unfinished = [number for number in sorted(found.data) if number >= first]
     _report_missing(name, unfinished, positions, report)
     for number in unfinished:
-        start, confirmed = 0, None
-        if positions and number == positions.read_file:
-            start = positions.read_offset
-        if positions and number == positions.write_file:
-            confirmed = positions.write_offset
-        elif positions and number > positions.write_file:
-            confirmed = 0
+        start = positions.read_offset if positions and number == positions.read_file else 0
+        confirmed = None
+        if positions and number >= positions.write_file:
+            confirmed = positions.write_offset if number == positions.write_file else 0
         yield from read_data_file(files, folder, found.data[number], report, start=start, confirmed=confirmed)
 
 

@@ -122,16 +122,8 @@ def find_go_topics(files: Files, data_path: str) -> dict[str, GoTopic]:
     return dict(topics)
 
 
-def read_frames(files: Files, data_path: str, queue: QueueFiles, report: QueueReport | None = None) -> Iterator[bytes]:
-    """The frames of the next deliveries, in order. Damage goes into `report`."""
-    return map(frame_of, read_queue(files, data_path, queue.name, report, queue))
-
-
 def read_empty(files: Files, data_path: str, topic: GoTopic) -> list[QueueReport] | None:
-    """The reports of a topic of which no queue has a message, as after a clean stop of Go's nsqd without a backlog.
-
-    None if there is a message.
-    """
+    """The reports of a topic without a message, as after a clean stop of Go's nsqd; None if there is a message."""
     reports: list[QueueReport] = []
     for queue in topic.values():
         reports.append(QueueReport())
@@ -215,16 +207,15 @@ class _Builder:
             topic.held = None
 
     def _largest_queue(self) -> str | None:
-        sizes = {
-            name: sum(self._files.size(os.path.join(self._data_path, file)) for file in queue.live)
-            for name, queue in self._queues.items()
-            if name is not None
-        }
-        return max(sizes, key=lambda name: sizes[name], default=None)
+        def size(name: str) -> int:
+            return sum(self._files.size(os.path.join(self._data_path, file)) for file in self._queues[name].live)
+
+        return max((name for name in self._queues if name is not None), key=size, default=None)
 
     def _batches(self, queue: QueueFiles) -> Iterator[list[bytes]]:
         self._reports.append(QueueReport())
-        return cut_by_size(read_frames(self._files, self._data_path, queue, self._reports[-1]), _BATCH_BYTES)
+        messages = read_queue(self._files, self._data_path, queue.name, self._reports[-1], queue)
+        return cut_by_size(map(frame_of, messages), _BATCH_BYTES)
 
     def _add_to_stream(self, queue: QueueFiles, states: list[ChannelState]) -> None:
         """Append the messages to the stream; those with an unsuitable id are retained, for each of `states`."""

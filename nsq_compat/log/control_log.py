@@ -5,7 +5,6 @@ the change.
 """
 
 import logging
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -49,10 +48,7 @@ class ControlLog:
             self._store.append([name.encode("ascii")], seq, kind=kind)
 
     def note_requeued(self, channel: str, message_id: bytes, attempts: int, due: float) -> None:
-        """Record that a message was requeued until `due`, in monotonic seconds.
-
-        The records of one event-loop iteration are written together.
-        """
+        """Record a REQ until `due`, in monotonic seconds. Those of an event-loop iteration are written together."""
         store = self._store
         if store is None or not store.writes_at_once:
             return
@@ -102,8 +98,7 @@ class Delay(NamedTuple):
 
 def encode_requeued(channel: str, rows: Sequence[bytes]) -> bytes:
     """Return the frame of a REQUEUED group; `rows` are packed ``ROW``s."""
-    raw = channel.encode("ascii")
-    return b"".join((struct.pack(">B", len(raw)), raw, *rows))
+    return b"".join((bytes([len(channel)]), channel.encode("ascii"), *rows))
 
 
 def decode_requeued(frame: bytes) -> tuple[str, list[Delay]]:

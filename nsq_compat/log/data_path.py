@@ -65,7 +65,7 @@ class DataPathLock:
             ) from None
 
     def release(self) -> None:
-        """Unlock. Does nothing if it is unlocked already."""
+        """Unlock, unless it is unlocked already."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -142,13 +142,11 @@ class GroupReader:
     def _read_one(self) -> list[Group]:
         """Read the next group if it is larger than a block, or its sound frames; none after moving past damage."""
         header = decode_header(self._segment.pread(HEADER_SIZE, self.offset), 0, self.offset)
-        if header is None:
-            return self._find_next()
-        if header.end > self._segment.end:
-            return self._finish(self.offset)
-        return self._read_group(header)
+        return self._find_next() if header is None else self._read_group(header)
 
     def _read_group(self, header: GroupHeader) -> list[Group]:
+        if header.end > self._segment.end:
+            return self._finish(header.offset)
         data = self._segment.pread(header.end - header.offset, header.offset)
         if len(data) < header.end - header.offset:
             return self._finish(header.offset)
@@ -336,10 +334,7 @@ def _first_id(segment: Segment, header: GroupHeader) -> bytes | None:
 
 
 def _step_over(segment: Segment, damage: Damage, index: Index) -> None:
-    """Move past the damage at the next offset.
-
-    Sound frames of the damaged group get an index entry with its offset, at which they can be read again.
-    """
+    """Move past damage. Sound frames of the damaged group get an index entry: they can be read again at its offset."""
     offset = index.offset
     reader = GroupReader(segment, damage, offset, counts_all=False, in_steps=True)
     for group in reader._find_next():

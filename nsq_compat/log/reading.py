@@ -76,11 +76,6 @@ class LogCursor:
         self._reader: GroupReader | None = None
         self._seq = 0  # the number after the last message passed
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether the cursor needs a seek: its segment was deleted, or it has none yet."""
-        return self.segment is None or self.segment.removed
-
     def seek_to(self, start: LogEnd | None) -> None:
         """Go to a position; None is the oldest group."""
         segments = self._log.segments
@@ -200,7 +195,8 @@ class LogReader:
         tail = self._log.tail
         if tail is not None and tail.count and self.seq >= tail.first_seq:
             return self._read_tail(tail, max_bytes)
-        if self._cursor.is_lost:
+        segment = self._cursor.segment
+        if segment is None or segment.removed:
             self._cursor.seek_seq(self.seq)
         merged: list[Group] = []
         while not merged and (groups := self._cursor.read(max_bytes)):
@@ -294,6 +290,8 @@ def fetch_in_span(segment: Segment, span: tuple[int, int], wanted: set[bytes], d
     What a first search misses is searched for past damage, which is reported.
     """
     found = {each: frame for each, (_, frame) in find_in_span(segment, span, wanted).items()}
+    if len(found) == len(wanted):
+        return found
     begin, end = span
     reader = GroupReader(segment, damage, begin, counts_all=False)
     while len(found) < len(wanted) and reader.offset < end and (groups := reader.read(_BLOCK)):
@@ -399,7 +397,6 @@ class ReadableLog:
             yield from groups
 
     def reader(self, seq: int) -> LogReader:
-        """Return a reader of the immediate messages from that number on."""
         return LogReader(self, seq)
 
     def latest(self, count: int) -> list[Group]:
@@ -454,8 +451,7 @@ class ReadableLog:
     def _fetch_at(self, locations: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
         """Return the frames that are still at their locations, and sound."""
         by_segment: dict[int, list[tuple[int, int]]] = {}
-        for location in sorted(locations.values()):
-            number, offset, crc = split_location(location)
+        for number, offset, crc in map(split_location, sorted(locations.values())):
             by_segment.setdefault(number, []).append((offset, crc))
         found: dict[bytes, bytes] = {}
         for number, wanted in by_segment.items():

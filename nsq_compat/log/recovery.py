@@ -10,8 +10,6 @@ The audit then checks that the log holds every message that the checkpoint promi
 the sizes and headers of the segments, the last messages of each segment that is still needed, and the ids of retained
 messages. Missing messages are counted, logged, and removed from the channels' states, so that depths are right. Damage
 between sound groups is found, and counted, when it is read.
-
-A ``StoredTopic`` is a topic that a tool or an import reads from its folder, without a daemon.
 """
 
 from bisect import bisect_right
@@ -88,7 +86,7 @@ class _Replay:
         self.requeued.add(group.frames[0])
 
     def channel_created(self, group: Group) -> None:
-        topic, name = self.topic, _name(group)
+        topic, name = self.topic, group.frames[0].decode("ascii")
         if name in topic.channels:
             return
         state = ChannelState(group.first_seq)
@@ -99,7 +97,7 @@ class _Replay:
             topic.gone.discard(name)
 
     def channel_deleted(self, group: Group) -> None:
-        topic, name = self.topic, _name(group)
+        topic, name = self.topic, group.frames[0].decode("ascii")
         topic.channels.pop(name, None)
         self.requeued.channels.pop(name, None)
         topic.gone.add(name)
@@ -107,7 +105,7 @@ class _Replay:
             topic.held = ChannelState(group.first_seq)
 
     def channel_emptied(self, group: Group) -> None:
-        topic, name = self.topic, _name(group)
+        topic, name = self.topic, group.frames[0].decode("ascii")
         self.requeued.channels.pop(name, None)
         if name in topic.channels:
             topic.channels[name] = ChannelState(topic.held.position if topic.held is not None else group.first_seq)
@@ -160,7 +158,11 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
 
     The channel states of `last` are changed, and become those of the result.
     """
-    topic = _nothing_known(log) if last is None else _as_of_checkpoint(last)
+    if last is None:
+        topic = _nothing_known(log)
+    else:
+        topic = replace(last, channels=dict(last.channels))
+        topic.paused = last.paused or (topic.held is not None and bool(topic.channels) and not topic.awaits_channels)
     log.complete_from = topic.end.seq if topic.incomplete else 0
     kept = {message_id(frame): attempts(frame) for frame in log.kept.frames()} if last is None else {}
     replay = _Replay(topic)
@@ -197,13 +199,6 @@ def _nothing_known(log: TopicLog) -> TopicState:
     )
 
 
-def _as_of_checkpoint(last: TopicState) -> TopicState:
-    topic = replace(last, channels=dict(last.channels))
-    holds = topic.held is not None and bool(topic.channels)
-    topic.paused = last.paused or (holds and not topic.awaits_channels)
-    return topic
-
-
 def _give_everything_to_all(
     topic: TopicState, everything: ChannelState, kept: dict[bytes, int], requeued: Requeued
 ) -> None:
@@ -225,10 +220,6 @@ def _count_from_1970(topic: TopicState) -> None:
 def _shifted(key: bytes, by: float) -> bytes:
     due, serial, each_id, attempt = ENTRY.unpack_from(key)
     return pack_key(due + by if due else 0.0, serial, each_id, attempt, key_location(key))
-
-
-def _name(group: Group) -> str:
-    return group.frames[0].decode("ascii")
 
 
 # --- The audit --------------------------------------------------------------------------------------------------------
@@ -345,7 +336,7 @@ _FETCHED_AT_ONCE: Final = 1024
 
 
 class StoredTopic:
-    """A topic's log and recovered state, read from its folder. Must be closed. Raises ``OSError``.
+    """A topic's log and recovered state, read by a tool or an import. Must be closed. Raises ``OSError``.
 
     No other process may use the folder meanwhile. A damaged checkpoint is described in `checkpoint_error`; damage in
     the log is counted in `log`.
@@ -380,10 +371,7 @@ class StoredTopic:
         }
 
     def backlogs(self) -> Iterator[tuple[str | None, Iterator[bytes]]]:
-        """By channel, the frames of the next deliveries: first unfinished messages, then those in the stream.
-
-        None stands for the topic itself, if it holds messages back, and comes first.
-        """
+        """By channel (None: the topic itself, first), the frames to deliver: unfinished ones, then the stream's."""
         for name, state, end in self.state.streams:
             yield name, chain(self._unfinished(state.entries), self._stream(state, end))
 

@@ -7,8 +7,6 @@ a frame or to the header does not affect other frames.
 Blocks are reserved ahead of the writes, in growing steps, because a write that has to extend the file costs several
 times as much. Reserved blocks read as zeros. In a large file zeros are also written ahead: most of a write's cost is
 the first touch of each page, and pages that are touched a dozen at a time cost a fifth (docs/decisions/0016).
-
-A large publish is written to a segment of its own, a ``StagedBatch``, which joins the log when it is complete.
 """
 
 import logging
@@ -294,8 +292,7 @@ class Segment:
         self.poisoned = False
         self.released = False
         self.removed = False
-        self.synced = 0
-        self.sync_failed_end = 0  # a failed sync was reported for the data up to here
+        self.settled = 0  # a sync of the data up to here has succeeded or failed
         self.header_lost = False  # the header is damaged: `first_seq` is that of the first message found
         self.acknowledged = 0
         self._descriptors = descriptors
@@ -323,7 +320,7 @@ class Segment:
     @property
     def needs_sync(self) -> bool:
         """Whether there is appended data for which no sync has succeeded or failed."""
-        return self.end > self.synced and self.end > self.sync_failed_end
+        return self.end > self.settled
 
     def append(self, data: bytes, max_size: int) -> None:
         """Write all of `data` or nothing. Raises ``OSError``; if the write cannot be undone, abandons the segment."""

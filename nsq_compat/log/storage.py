@@ -150,6 +150,7 @@ class Storage:
             store.delete()  # of a deleted topic: it could not be moved away at that time
             store, last = self.open(name)
             if last is not None or store.log.disk_bytes:
+                store.log.close()
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
         return store
 
@@ -203,10 +204,7 @@ class TopicStore:
         self.clock_offset = storage.clock_offset
 
     def serve(self, mem_queue_size: int, first_needed: Callable[[], int]) -> None:
-        """Set the topic's limit, and from now on read the log in steps, see ``reading``.
-
-        `first_needed` returns the number of the first message that a channel still reads.
-        """
+        """Set the topic's limit, and read the log in steps from now on. `first_needed`: as for ``MemoryTail``."""
         self.log.in_steps = True
         if not self.writes_at_once:
             self.log.tail = MemoryTail(mem_queue_size, first_needed)
@@ -294,18 +292,15 @@ class TopicStore:
 
     def attach(self, staged: StagedBatch, first_seq: int) -> None:
         """Make the batch a part of the log, once nothing is left to spill. Raises ``OSError``, having done nothing."""
-        try:
-            self.log.attach(staged, first_seq)
-        except OSError as error:
-            self._storage.failed(error)
-            raise
+        self._write(partial(self.log.attach, staged, first_seq), needs_room=False)
         if self._storage.error is not None:
             self._storage.succeeded()
 
-    def _write(self, operation: Callable[[], T]) -> T:
-        """Call `operation`, unless the reserve is in use, and note a failure. Raises ``OSError``."""
+    def _write(self, operation: Callable[[], T], needs_room: bool = True) -> T:
+        """Call `operation`, if it needs room only with the reserve unused, and note a failure. Raises ``OSError``."""
         try:
-            self._keep_reserve()
+            if needs_room:
+                self._keep_reserve()
             return operation()
         except OSError as error:
             self._storage.failed(error)
@@ -336,9 +331,9 @@ class TopicStore:
         return self.writes_at_once and self.log.end == end
 
     def write_checkpoint(self, *pieces: bytes) -> None:
-        """Write the next checkpoint, which is valid once ``adopt_checkpoint`` was called. Raises ``OSError``.
+        """Write the next checkpoint, for ``adopt_checkpoint``; may run in a thread of its own. Raises ``OSError``.
 
-        May run in a thread of its own. At level ``fsync`` the log has to be synced before.
+        At level ``fsync`` the log has to be synced before.
         """
         files, reserve = self._storage.files, self._storage.reserve
         try:
@@ -369,10 +364,7 @@ class TopicStore:
             self.log.note_new_name()
 
     def release(self, saved: TopicState, pause: Callable[[], None] = lambda: None) -> None:
-        """Delete files that neither this checkpoint, which is saved, nor a later one needs.
-
-        `pause` is called from time to time.
-        """
+        """Delete files that neither this checkpoint, which is saved, nor a later one needs, and `pause` in between."""
         backlogs = saved.backlogs
         seq = min((each.position for each in backlogs), default=saved.end.seq)
 

@@ -25,27 +25,19 @@ class SyncJob:
         self.targets = targets
         self.folders = folders
         self._files = files
-        self.done = 0
-        self.is_poisoned = any(target.segment.poisoned for target in targets)
+        self.failed: Sequence[Target] = [target for target in targets if target.segment.poisoned]
+        """If ``run`` raises: the targets that never become durable. The system reports an error of a sync only once."""
 
     def run(self) -> None:
         """Sync. If it raises ``OSError``, nothing that the job covers counts as durable."""
-        if self.is_poisoned:
+        if self.failed:
             raise OSError(errno.EIO, "an earlier sync of the log failed")
         for target in self.targets:
+            self.failed = [target]
             self._files.fdatasync(target.fd)
-            self.done += 1
+        self.failed = self.targets  # if a folder's sync fails, the names of all are in doubt
         for _, fd in self.folders:
             self._files.fsync(fd)
-
-    @property
-    def failed(self) -> Sequence[Target]:
-        """The targets that never become durable, because the system reports an error of a sync only once."""
-        if self.is_poisoned:
-            return [target for target in self.targets if target.segment.poisoned]
-        if self.done == len(self.targets):  # a folder's sync failed: the names of all targets are in doubt
-            return self.targets
-        return self.targets[self.done : self.done + 1]
 
 
 class Unsynced:
@@ -53,26 +45,17 @@ class Unsynced:
 
     def __init__(self, descriptors: Descriptors) -> None:
         self._descriptors = descriptors
-        self._segments: dict[Segment, None] = {}
+        self.segments: dict[Segment, None] = {}  # a set in the order in which they were added
         self._folders: list[File] = []
-
-    def __contains__(self, segment: Segment) -> bool:
-        return segment in self._segments
-
-    def add(self, segment: Segment) -> None:
-        self._segments[segment] = None
 
     def add_folder(self, path: str) -> None:
         # A running job, which pins its folders, may have synced the folder already.
         if not any(folder.path == path and not folder.pins for folder in self._folders):
             self._folders.append(File(path, os.O_RDONLY | os.O_DIRECTORY))
 
-    def discard(self, segment: Segment) -> None:
-        self._segments.pop(segment, None)
-
     def begin_sync(self) -> SyncJob:
         """Create a job that makes everything durable. Raises ``OSError`` if files cannot be opened."""
-        segments = [segment for segment in self._segments if segment.needs_sync and not segment.removed]
+        segments = [segment for segment in self.segments if segment.needs_sync and not segment.removed]
         targets: list[Target] = []
         folders: list[tuple[File, int]] = []
         try:
@@ -90,18 +73,17 @@ class Unsynced:
         """Record the result of a job. `active` is still written to, so it stays tracked."""
         for target in job.targets:
             self._descriptors.unpin(target.segment.file)
-            if error is None:
-                target.segment.synced = max(target.segment.synced, target.end)
-        for segment, _, end in job.failed if error else ():
-            segment.sync_failed_end = max(segment.sync_failed_end, end)
-            segment.poisoned = segment.abandoned = True
+        for segment, _, end in job.failed if error else job.targets:
+            segment.settled = max(segment.settled, end)
+            if error:
+                segment.poisoned = segment.abandoned = True
         for folder, _ in job.folders:
             self._descriptors.unpin(folder)
             if error is None and folder in self._folders:
                 self._folders.remove(folder)
                 self._descriptors.close(folder)
-        for segment in [each for each in self._segments if each.removed or not (each.needs_sync or each is active)]:
-            del self._segments[segment]
+        for segment in [each for each in self.segments if each.removed or not (each.needs_sync or each is active)]:
+            del self.segments[segment]
 
     def close(self) -> None:
         """Close the folders. The log closes the segments."""

@@ -199,13 +199,11 @@ class TopicLog(ReadableLog):
     ) -> None:
         """Delete the messages below `seq`, and deferred ones, but for those in `unfinished()`.
 
-        There may be hundreds of thousands: `pause` is called after every few thousand, and the log may be used
-        meanwhile. Messages that were retained after ``begin_checkpoint`` are kept as well.
-
-        `start` is that of the next ``open``, from its checkpoint; by default ``end``. Nothing from its segment on is
-        deleted. Segments with many unfinished messages stay; from others these are copied. `sync` makes the copies
-        durable; the log may be used meanwhile. Errors are logged, and the work is tried again later. If nothing changed
-        since the last call, only every few calls do something.
+        Messages that were retained after ``begin_checkpoint`` are kept as well. `start` is that of the next ``open``,
+        from its checkpoint; by default ``end``. Nothing from its segment on is deleted. Segments with many unfinished
+        messages stay; from others these are copied, and `sync` makes the copies durable. `pause` is called after every
+        few thousand. The log may be used during both. Errors are logged, and the work is tried again later. If nothing
+        changed since the last call, only every few calls do something.
         """
         if self.tail is not None:
             self.tail.trim()
@@ -246,10 +244,7 @@ class TopicLog(ReadableLog):
             self._descriptors.close_all()
 
     def delete(self, durably: bool = False) -> None:
-        """Delete the folder. Files that cannot be deleted now are under a name that ``leftovers`` finds.
-
-        `durably`: a power cut does not bring it back.
-        """
+        """Delete the folder, leaving what remains to ``remove_leftovers``. `durably`: also after a crash."""
         self.close()
         parent = os.path.dirname(self.folder)
         doomed = leftover_name(self.folder, self._descriptors.with_room(lambda: self._files.listdir(parent)))
@@ -320,7 +315,7 @@ class TopicLog(ReadableLog):
                     segment.truncate(tail)
                 except OSError as error:
                     log.warning("LOG(%s): the unfinished tail stays - %s", segment.path, error)
-            self._unsynced.add(segment)
+            self._unsynced.segments[segment] = None
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
@@ -349,7 +344,7 @@ class TopicLog(ReadableLog):
             self._active.close()
         self.segments.append(segment)
         self._active = segment
-        self._unsynced.add(segment)
+        self._unsynced.segments[segment] = None
         self._unsynced.add_folder(self.folder)
 
     def _prepare(self) -> None:
@@ -358,8 +353,8 @@ class TopicLog(ReadableLog):
 
     def _note_kept(self) -> None:
         for segment in self.kept.files:
-            if segment.needs_sync and segment.index is not None and segment not in self._unsynced:
-                self._unsynced.add(segment)
+            if segment.needs_sync and segment.index is not None and segment not in self._unsynced.segments:
+                self._unsynced.segments[segment] = None
                 self._unsynced.add_folder(self.folder)
 
     def _copy_and_delete(
@@ -371,7 +366,7 @@ class TopicLog(ReadableLog):
         """Copy needed messages from some files, sync the copies, and delete the files that were wholly copied."""
         deletions = [delete for copy, delete in steps if copy()]
         self._note_kept()
-        if any(segment in self._unsynced for segment in self.kept.files):
+        if any(segment in self._unsynced.segments for segment in self.kept.files):
             sync()
         for delete in deletions:
             if self._closed:  # the files are deleted, and another log may have their names
@@ -419,7 +414,7 @@ class TopicLog(ReadableLog):
         """Delete released segments, the oldest first. Between others they stay, or their messages would seem lost."""
         while self.segments and self.segments[0].released:
             self.segments[0].remove()
-            self._unsynced.discard(self.segments.pop(0))
+            self._unsynced.segments.pop(self.segments.pop(0), None)
 
 
 def _number_segments(segments: Sequence[Segment]) -> None:

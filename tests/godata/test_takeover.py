@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage, encode_record, queue_name
-from nsq_compat.godata.takeover import RECEIPT, find_go_topics, read_empty, read_frames, take_over
+from nsq_compat.godata.reader import read_queue
+from nsq_compat.godata.takeover import RECEIPT, find_go_topics, read_empty, take_over
 from nsq_compat.log.data_path import make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
@@ -61,8 +62,7 @@ class DataPath:
     def gos(self):
         """Numbers that are still in Go's queues."""
         queues = [queue for topic in self.topics().values() for queue in topic.values()]
-        frames = [frame for queue in queues for frame in read_frames(OsFiles(), str(self.folder), queue)]
-        return [int(message.body(frame)) for frame in frames]
+        return [int(each.body) for queue in queues for each in read_queue(OsFiles(), str(self.folder), queue.name)]
 
     def files(self, *folders):
         return sorted(os.listdir(self.folder.joinpath(*folders)))

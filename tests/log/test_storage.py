@@ -17,7 +17,7 @@ from nsq_compat.log.checkpoint import (
     read_checkpoint,
 )
 from nsq_compat.log.files import Files, OsFiles, replace_file
-from nsq_compat.log.storage import Durability, Reserve
+from nsq_compat.log.storage import Durability, Reserve, Storage
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import body, make_frames, message_id
 from tests.broker import with_consumer
@@ -726,6 +726,21 @@ def test_the_disk_is_ill_from_a_failed_write_to_the_next_that_succeeds(data_path
     assert storage.error is None
     daemon.publishes(b"a")
     assert daemon.topic().depth == 1
+
+
+def test_a_topic_that_cannot_be_created_leaves_no_file_open(data_path, disk):
+    def refuse(*_):
+        raise OSError(errno.EACCES, "no rename")
+
+    daemon = data_path.start()
+    daemon.publishes(b"a")
+    data_path.kill(daemon)
+    storage = Storage(disk, data_path.path, durability=Durability.OS, segment_size=1 << 20, commit=TopicLog.sync)
+    disk.rename = refuse
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="not empty"):
+        storage.create("orders")
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 # --- The reserve ------------------------------------------------------------------------------------------------------
