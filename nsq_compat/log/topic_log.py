@@ -244,7 +244,7 @@ class TopicLog(ReadableLog):
             self._descriptors.close_all()
 
     def delete(self, durably: bool = False) -> None:
-        """Delete the folder, leaving what remains to ``remove_leftovers``. `durably`: also after a crash."""
+        """Delete the folder, leaving what remains to ``remove_leftovers``. `durably`: also after a power cut."""
         self.close()
         parent = os.path.dirname(self.folder)
         doomed = leftover_name(self.folder, self._descriptors.with_room(lambda: self._files.listdir(parent)))
