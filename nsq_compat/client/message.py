@@ -3,12 +3,19 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from nsq_compat.client.connection import Connection
+from typing import Protocol
 
 log = logging.getLogger(__name__)
+
+
+class Delivery(Protocol):
+    """The connection that a message came from, which gets its answers."""
+
+    @property
+    def is_closed(self) -> bool: ...
+    def finish(self, message: "Message") -> None: ...
+    def requeue(self, message: "Message", delay: float | None, backoff: bool) -> None: ...
+    def touch(self, message: "Message") -> None: ...
 
 
 class AlreadyAnswered(AssertionError):
@@ -26,7 +33,7 @@ class Message:
     body: bytes
     timestamp: int
     attempts: int
-    _connection: "Connection"
+    _connection: Delivery
     nsqd: str = ""
     """The address of its nsqd. Ids are unique only together with it and the topic."""
     is_answered: bool = field(default=False, init=False)
