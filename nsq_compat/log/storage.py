@@ -216,7 +216,7 @@ class TopicStore:
 
         At level ``memory`` the messages are written later, if at all.
         """
-        # Hot: runs for every publish; `_keep_reserve` is written out.
+        # Hot: runs for every publish; the test of `_keep_reserve` is repeated, which saves a call.
         if kind == MESSAGES and not self.writes_at_once and self._hold(frames, first_seq):
             return
         try:

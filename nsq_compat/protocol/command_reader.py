@@ -189,7 +189,7 @@ class BatchBody(SizedBody):
         return Publish(self._spec, self._tokens, self._bodies), position
 
     def _read_messages(self, buffer: bytes, position: int, end: int, count: int) -> int:
-        # Hot: runs for every message of an MPUB.
+        # Hot: runs for every MPUB that did not arrive alone, or whose messages differ in size.
         begin, max_msg_size = position, self._max_msg_size
         last_allowed = begin + self._limit - self._consumed
         while uniform := self._next_uniform(buffer, position, min(end, last_allowed), count - len(self._bodies)):
