@@ -119,11 +119,15 @@ print(sorted(waits)[50])
 
 
 def test_busy_worker_threads_do_not_keep_the_interpreter_for_as_long_as_cpython_lets_them():
-    ours, default = (
-        float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
-        for program in (_SWITCHES_SOON, _SWITCHES_SOON.replace("\nshorten_thread_switches()", ""))
-    )
-    assert ours < default / 2
+    def is_shorter() -> bool:
+        ours, default = (
+            float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
+            for program in (_SWITCHES_SOON, _SWITCHES_SOON.replace("\nshorten_thread_switches()", ""))
+        )
+        return ours < default / 2
+
+    # On a busy machine other processes can account for most of both times.
+    assert any(is_shorter() for _ in range(5))
 
 
 @pytest.fixture
