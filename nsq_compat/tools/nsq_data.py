@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from nsq_compat import version_line
 from nsq_compat.cli.flags import EXIT_FAILURE, EXIT_USAGE, parse_arguments
@@ -38,8 +38,6 @@ PROGRAM = "nsq_data"
 SALVAGED_SUFFIX = ".salvaged"
 _DEFAULT_FILE_SIZE = 100 * 1024 * 1024
 _FILES = OsFiles()
-
-T = TypeVar("T", bound="DataOptions")
 
 
 @dataclass(kw_only=True)
@@ -84,12 +82,17 @@ def run(words: Sequence[str]) -> int:
     if name.lstrip("-") == "version" and name.startswith("-"):
         print(version_line(PROGRAM))
         return 0
-    command = _COMMANDS.get(name)
-    if command is None:
+    if name not in _COMMANDS:
         print(f"usage: {PROGRAM} {'|'.join(_COMMANDS)} [flags], or -h behind one of these", file=sys.stderr)
         return EXIT_USAGE
+    options_type, command = _COMMANDS[name]
     try:
-        return command(words[1:])
+        arguments = parse_arguments(f"{PROGRAM} {name}", table_of(options_type), words[1:])
+        if arguments.rest:
+            raise Refused(f"{name} takes only flags, not {arguments.rest[0]}")
+        options = options_type(**arguments.given)
+        options.data_path = resolved(options.data_path)
+        return command(options)
     except (DataPathError, MetadataError, Refused, go_export.ExportRefused) as error:
         code, text = EXIT_USAGE, str(error)
     except BrokenPipeError:
@@ -102,21 +105,10 @@ def run(words: Sequence[str]) -> int:
     return code
 
 
-def _options(name: str, options_type: type[T], words: Sequence[str]) -> T:
-    """With the data path as a path."""
-    arguments = parse_arguments(f"{PROGRAM} {name}", table_of(options_type), words)
-    if arguments.rest:
-        raise Refused(f"{name} takes only flags, not {arguments.rest[0]}")
-    options = options_type(**arguments.given)
-    options.data_path = resolved(options.data_path)
-    return options
-
-
 # --- check ------------------------------------------------------------------------------------------------------------
 
 
-def _check(words: Sequence[str]) -> int:
-    options = _options("check", CheckOptions, words)
+def _check(options: CheckOptions) -> int:
     with DataPathLock(options.data_path):
         findings = check(options.data_path)
     for line in [dumps(as_json(findings))] if options.json else as_text(findings):
@@ -277,8 +269,7 @@ def _count(number: int, noun: str) -> str:
 # --- export -----------------------------------------------------------------------------------------------------------
 
 
-def _export(words: Sequence[str]) -> int:
-    options = _options("export", ExportOptions, words)
+def _export(options: ExportOptions) -> int:
     source = options.data_path
     target = options.to or source
     with ExitStack() as locks:
@@ -314,8 +305,7 @@ def _stored_backlogs(data_path: str, complaints: list[str]) -> Iterator[go_expor
 # --- salvage ----------------------------------------------------------------------------------------------------------
 
 
-def _salvage(words: Sequence[str]) -> int:
-    options = _options("salvage", SalvageOptions, words)
+def _salvage(options: SalvageOptions) -> int:
     data_path = options.data_path
     if options.into and QueueFiles(options.into).owner is None:
         raise Refused(f"--into takes topic or topic:channel, not {options.into}")
@@ -368,4 +358,8 @@ def _json_line(name: str, stored: GoMessage) -> str:
     return dumps({**message, "attempts": stored.attempts, "body_base64": body})
 
 
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"check": _check, "export": _export, "salvage": _salvage}
+_COMMANDS: dict[str, tuple[type[DataOptions], Callable[[Any], int]]] = {
+    "check": (CheckOptions, _check),
+    "export": (ExportOptions, _export),
+    "salvage": (SalvageOptions, _salvage),
+}

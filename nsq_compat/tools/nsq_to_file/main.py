@@ -153,13 +153,11 @@ class NsqToFile:
         if not options.topic:
             threading.Thread(target=self._poll_topics, name="topics", daemon=True).start()
         backlog = channel_backlog(self.recorders, options.channel, options.lookupd_http_addresses)
-        with Progress(self._recorded, backlog):
+        with Progress(lambda: sum(each.recording.recorded for each in list(self.recorders.values())), backlog):
             while (event := self._events.get()) is not None:
                 event()
-            self._stop()
-
-    def _recorded(self) -> int:
-        return sum(recorder.recording.recorded for recorder in list(self.recorders.values()))
+            with ThreadPoolExecutor(max(1, len(self.recorders))) as stops:
+                list(stops.map(lambda recorder: recorder.stop(_STOP_SECONDS), self.recorders.values()))
 
     # --- Events -------------------------------------------------------------------------------------------------------
 
@@ -185,10 +183,6 @@ class NsqToFile:
                 self._refused_topics.add(topic)
             else:
                 self.recorders[topic].start()
-
-    def _stop(self) -> None:
-        with ThreadPoolExecutor(max(1, len(self.recorders))) as stops:
-            list(stops.map(lambda recorder: recorder.stop(_STOP_SECONDS), self.recorders.values()))
 
     # --- Topics -------------------------------------------------------------------------------------------------------
 
