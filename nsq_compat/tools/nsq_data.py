@@ -42,8 +42,6 @@ _FILES = OsFiles()
 
 @dataclass(kw_only=True)
 class DataOptions:
-    """The options of every subcommand."""
-
     data_path: str = option(STRING, "", "data path of nsqd; by default the current folder")
 
 
@@ -118,8 +116,6 @@ def _check(options: CheckOptions) -> int:
 
 @dataclass(slots=True)
 class Findings:
-    """The result of `check`."""
-
     data_path: str
     metadata: tuple[TopicMetadata, ...] = ()
     metadata_error: str | None = None
@@ -168,8 +164,7 @@ def check(data_path: str) -> Findings:
             for _ in read_queue(_FILES, data_path, found.name, report, found):
                 pass
             findings.go_queues.append(report)
-    for name in topics_in(_FILES, data_path):
-        findings.topics.append(_check_topic(data_path, name))
+    findings.topics = [_check_topic(data_path, name) for name in topics_in(_FILES, data_path)]
     return findings
 
 
@@ -206,22 +201,19 @@ class _ReadOnly(OsFiles):
 
 
 def as_json(findings: Findings) -> dict[str, Any]:
-    """The findings as plain values for JSON."""
+    keys = "name messages bytes claimed_depth unsynced damaged_parts damaged_bytes damages ignored"
     return {
         **picked(findings, "data_path damaged metadata_error metadata bad_files go_queues topics"),
         "metadata": [asdict(topic) for topic in findings.metadata],
-        "go_queues": [_queue_as_json(queue) for queue in findings.go_queues],
+        "go_queues": [
+            {**picked(queue, keys), "damages": [damage._asdict() for damage in queue.damages]}
+            for queue in findings.go_queues
+        ],
         "topics": [asdict(topic) for topic in findings.topics],
     }
 
 
-def _queue_as_json(queue: QueueReport) -> dict[str, Any]:
-    keys = "name messages bytes claimed_depth unsynced damaged_parts damaged_bytes damages ignored"
-    return {**picked(queue, keys), "damages": [damage._asdict() for damage in queue.damages]}
-
-
 def as_text(findings: Findings) -> Iterator[str]:
-    """The findings as lines of text."""
     yield f"data path {findings.data_path}"
     topics, channels = len(findings.metadata), sum(len(topic.channels) for topic in findings.metadata)
     counts = f"{_count(topics, 'topic')}, {_count(channels, 'channel')}"
@@ -311,12 +303,8 @@ def _salvage(options: SalvageOptions) -> int:
         raise Refused(f"--into takes topic or topic:channel, not {options.into}")
     with DataPathLock(data_path):
         queues = queues_among(_FILES.listdir(data_path))
-        bad = [
-            name
-            for queue in queues.values()
-            if not options.queue or queue.name in options.queue
-            for _, name in sorted(queue.bad.items())
-        ]
+        wanted = [queue for queue in queues.values() if not options.queue or queue.name in options.queue]
+        bad = [name for queue in wanted for _, name in sorted(queue.bad.items())]
         report = QueueReport()
         found = ((name, stored) for name in bad for stored in read_data_file(_FILES, data_path, name, report))
         if not options.into:

@@ -32,14 +32,12 @@ class ProgramOptions:
     """The options of every utility. Each has a dataclass of its own, with NSQ's names and defaults."""
 
     program: ClassVar[str]
-    """Its name."""
     ignores_arguments: ClassVar[bool] = True
     """Words behind the flags."""
     version: bool = option(BOOLEAN, False, "print the version and exit")
 
     @property
     def user_agent(self) -> str:
-        """The user agent that the utility sends to nsqd."""
         return f"{self.program}/{NSQ_VERSION} nsq_compat/{__version__}"
 
 
