@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from nsq_compat import version_line
 from nsq_compat.cli.flags import EXIT_FAILURE, EXIT_USAGE, parse_arguments
@@ -39,13 +39,9 @@ SALVAGED_SUFFIX = ".salvaged"
 _DEFAULT_FILE_SIZE = 100 * 1024 * 1024
 _FILES = OsFiles()
 
-T = TypeVar("T", bound="DataOptions")
-
 
 @dataclass(kw_only=True)
 class DataOptions:
-    """The options of every subcommand."""
-
     data_path: str = option(STRING, "", "data path of nsqd; by default the current folder")
 
 
@@ -84,12 +80,17 @@ def run(words: Sequence[str]) -> int:
     if name.lstrip("-") == "version" and name.startswith("-"):
         print(version_line(PROGRAM))
         return 0
-    command = _COMMANDS.get(name)
-    if command is None:
+    if name not in _COMMANDS:
         print(f"usage: {PROGRAM} {'|'.join(_COMMANDS)} [flags], or -h behind one of these", file=sys.stderr)
         return EXIT_USAGE
+    options_type, command = _COMMANDS[name]
     try:
-        return command(words[1:])
+        arguments = parse_arguments(f"{PROGRAM} {name}", table_of(options_type), words[1:])
+        if arguments.rest:
+            raise Refused(f"{name} takes only flags, not {arguments.rest[0]}")
+        options = options_type(**arguments.given)
+        options.data_path = resolved(options.data_path)
+        return command(options)
     except (DataPathError, MetadataError, Refused, go_export.ExportRefused) as error:
         code, text = EXIT_USAGE, str(error)
     except BrokenPipeError:
@@ -102,21 +103,10 @@ def run(words: Sequence[str]) -> int:
     return code
 
 
-def _options(name: str, options_type: type[T], words: Sequence[str]) -> T:
-    """With the data path as a path."""
-    arguments = parse_arguments(f"{PROGRAM} {name}", table_of(options_type), words)
-    if arguments.rest:
-        raise Refused(f"{name} takes only flags, not {arguments.rest[0]}")
-    options = options_type(**arguments.given)
-    options.data_path = resolved(options.data_path)
-    return options
-
-
 # --- check ------------------------------------------------------------------------------------------------------------
 
 
-def _check(words: Sequence[str]) -> int:
-    options = _options("check", CheckOptions, words)
+def _check(options: CheckOptions) -> int:
     with DataPathLock(options.data_path):
         findings = check(options.data_path)
     for line in [dumps(as_json(findings))] if options.json else as_text(findings):
@@ -126,8 +116,6 @@ def _check(words: Sequence[str]) -> int:
 
 @dataclass(slots=True)
 class Findings:
-    """The result of `check`."""
-
     data_path: str
     metadata: tuple[TopicMetadata, ...] = ()
     metadata_error: str | None = None
@@ -176,8 +164,7 @@ def check(data_path: str) -> Findings:
             for _ in read_queue(_FILES, data_path, found.name, report, found):
                 pass
             findings.go_queues.append(report)
-    for name in topics_in(_FILES, data_path):
-        findings.topics.append(_check_topic(data_path, name))
+    findings.topics = [_check_topic(data_path, name) for name in topics_in(_FILES, data_path)]
     return findings
 
 
@@ -214,22 +201,19 @@ class _ReadOnly(OsFiles):
 
 
 def as_json(findings: Findings) -> dict[str, Any]:
-    """The findings as plain values for JSON."""
+    keys = "name messages bytes claimed_depth unsynced damaged_parts damaged_bytes damages ignored"
     return {
         **picked(findings, "data_path damaged metadata_error metadata bad_files go_queues topics"),
         "metadata": [asdict(topic) for topic in findings.metadata],
-        "go_queues": [_queue_as_json(queue) for queue in findings.go_queues],
+        "go_queues": [
+            {**picked(queue, keys), "damages": [damage._asdict() for damage in queue.damages]}
+            for queue in findings.go_queues
+        ],
         "topics": [asdict(topic) for topic in findings.topics],
     }
 
 
-def _queue_as_json(queue: QueueReport) -> dict[str, Any]:
-    keys = "name messages bytes claimed_depth unsynced damaged_parts damaged_bytes damages ignored"
-    return {**picked(queue, keys), "damages": [damage._asdict() for damage in queue.damages]}
-
-
 def as_text(findings: Findings) -> Iterator[str]:
-    """The findings as lines of text."""
     yield f"data path {findings.data_path}"
     topics, channels = len(findings.metadata), sum(len(topic.channels) for topic in findings.metadata)
     counts = f"{_count(topics, 'topic')}, {_count(channels, 'channel')}"
@@ -277,8 +261,7 @@ def _count(number: int, noun: str) -> str:
 # --- export -----------------------------------------------------------------------------------------------------------
 
 
-def _export(words: Sequence[str]) -> int:
-    options = _options("export", ExportOptions, words)
+def _export(options: ExportOptions) -> int:
     source = options.data_path
     target = options.to or source
     with ExitStack() as locks:
@@ -314,19 +297,14 @@ def _stored_backlogs(data_path: str, complaints: list[str]) -> Iterator[go_expor
 # --- salvage ----------------------------------------------------------------------------------------------------------
 
 
-def _salvage(words: Sequence[str]) -> int:
-    options = _options("salvage", SalvageOptions, words)
+def _salvage(options: SalvageOptions) -> int:
     data_path = options.data_path
     if options.into and QueueFiles(options.into).owner is None:
         raise Refused(f"--into takes topic or topic:channel, not {options.into}")
     with DataPathLock(data_path):
         queues = queues_among(_FILES.listdir(data_path))
-        bad = [
-            name
-            for queue in queues.values()
-            if not options.queue or queue.name in options.queue
-            for _, name in sorted(queue.bad.items())
-        ]
+        wanted = [queue for queue in queues.values() if not options.queue or queue.name in options.queue]
+        bad = [name for queue in wanted for _, name in sorted(queue.bad.items())]
         report = QueueReport()
         found = ((name, stored) for name in bad for stored in read_data_file(_FILES, data_path, name, report))
         if not options.into:
@@ -368,4 +346,8 @@ def _json_line(name: str, stored: GoMessage) -> str:
     return dumps({**message, "attempts": stored.attempts, "body_base64": body})
 
 
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"check": _check, "export": _export, "salvage": _salvage}
+_COMMANDS: dict[str, tuple[type[DataOptions], Callable[[Any], int]]] = {
+    "check": (CheckOptions, _check),
+    "export": (ExportOptions, _export),
+    "salvage": (SalvageOptions, _salvage),
+}

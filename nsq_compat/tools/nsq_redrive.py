@@ -150,7 +150,9 @@ def _move(
             messages = OnDemand(make_consumer, _MAX_IN_FLIGHT)
         with messages:
             moved, began = 0, time.monotonic()
-            while moved < count and not stop and (batch := _take(messages, min(batch_size, count - moved), stop)):
+            while (
+                moved < count and not stop.is_set() and (batch := _take(messages, min(batch_size, count - moved), stop))
+            ):
                 # The producer makes batches that nsqd accepts, however large the messages are.
                 outcomes = [(message, producer.publish_async(destination, message.body)) for message in batch]
                 errors = {message: error for message, outcome in outcomes if (error := outcome.exception()) is not None}
@@ -168,7 +170,7 @@ def _take(messages: OnDemand, count: int, stop: Stopping) -> list[Message]:
     deadline = time.monotonic() + _QUIET_SECONDS
     wake = threading.Event()
     with messages.request(count, wake) as demand:
-        while not demand.messages and not stop and time.monotonic() < deadline:
+        while not demand.messages and not stop.is_set() and time.monotonic() < deadline:
             messages.wait(demand, _POLL_SECONDS)
             wake.clear()
     return demand.messages

@@ -65,7 +65,7 @@ class _Screen:
         for consumer in self.consumers:
             consumer.set_max_in_flight(0)  # or requeued messages would return before the consumer has stopped
         self._is_over = True
-        self._stopping.ask()
+        self._stopping.set()
 
     def handler(self, prefix: str) -> Handler:
         """The handler of one topic."""
@@ -89,7 +89,7 @@ class _Screen:
         try:
             sys.stdout.buffer.write(line + b"\n")
             sys.stdout.buffer.flush()
+            return True
         except BrokenPipeError:
             self.end()
             return False
-        return True

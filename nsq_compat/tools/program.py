@@ -32,14 +32,12 @@ class ProgramOptions:
     """The options of every utility. Each has a dataclass of its own, with NSQ's names and defaults."""
 
     program: ClassVar[str]
-    """Its name."""
     ignores_arguments: ClassVar[bool] = True
     """Words behind the flags."""
     version: bool = option(BOOLEAN, False, "print the version and exit")
 
     @property
     def user_agent(self) -> str:
-        """The user agent that the utility sends to nsqd."""
         return f"{self.program}/{NSQ_VERSION} nsq_compat/{__version__}"
 
 
@@ -133,26 +131,19 @@ def on_signals(actions: Mapping[signal.Signals, Callable[[], object]]) -> None:
     threading.Thread(target=receive, name="signals", daemon=True).start()
 
 
-class Stopping:
-    """Whether the program was asked to stop, by a signal or by itself. Must be created before any other thread."""
+class Stopping(threading.Event):
+    """Set by a signal, or by the program, to stop the program. Must be created before any other thread."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        super().__init__()
         self._readable, self._writable = os.pipe()
-        on_signals(dict.fromkeys(STOP_SIGNALS, self.ask))
-
-    def __bool__(self) -> bool:
-        return self._asked.is_set()
+        on_signals(dict.fromkeys(STOP_SIGNALS, self.set))
 
     def fileno(self) -> int:
-        """A descriptor that is readable after `ask`."""
+        """A descriptor that is readable once this is set."""
         return self._readable
 
-    def ask(self) -> None:
-        if not self._asked.is_set():
-            self._asked.set()
+    def set(self) -> None:
+        if not self.is_set():
+            super().set()
             os.write(self._writable, b"!")
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for `ask`; returns whether it was called."""
-        return self._asked.wait(timeout)

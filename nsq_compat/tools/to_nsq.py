@@ -56,7 +56,7 @@ def main(options: Options) -> None:
         with Progress(lambda: published.answered):
             for record in _paced(records(partial(_standard_input, stopping), delimiter), options.rate):
                 published.publish(record)
-                if stopping:
+                if stopping.is_set():
                     break
             published.finish()
 
@@ -100,7 +100,7 @@ def records(read: Callable[[int], bytes], delimiter: bytes) -> Iterator[bytes]:
 def _standard_input(stopping: Stopping, size: int) -> bytes:
     """Read input; nothing at its end, and when the program should stop."""
     select.select([0, stopping.fileno()], [], [])
-    return b"" if stopping else os.read(0, size)
+    return b"" if stopping.is_set() else os.read(0, size)
 
 
 def _paced(records: Iterator[bytes], rate: int) -> Iterator[bytes]:

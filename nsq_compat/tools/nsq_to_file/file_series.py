@@ -19,6 +19,10 @@ from dataclasses import dataclass
 from itertools import accumulate, count
 from typing import Final
 
+from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING
+from nsq_compat.cli.options import option
+from nsq_compat.protocol.durations import SECOND, seconds
+from nsq_compat.tools.client_options import ReadingOptions
 from nsq_compat.tools.nsq_to_file.output_file import OutputFile, cut_unfinished_member, lock, move, repair
 
 log = logging.getLogger(__name__)
@@ -54,21 +58,28 @@ class Name:
         return self.template.endswith(_GZIP_SUFFIX)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+@dataclass(kw_only=True)
+class FileOptions(ReadingOptions):
     """Where files go, when they end, and when they are synced and opened; a size or interval of 0 is no limit."""
 
-    output_dir: str
-    work_dir: str
-    gzip_level: int | None = None
-    rotate_size: int = 0
-    rotate_interval: float = 0
-    sync_interval: float = 30.0
-    """Seconds, as the other intervals."""
-    max_unsynced: int = 200
-    """Messages that wait for a sync."""
-    skip_empty: bool = False
-    """Open a file only when there is a message to write."""
+    output_dir: str = option(STRING, "/tmp", "folder for the files")
+    work_dir: str = option(STRING, "", "folder for unfinished files; by default the output directory")
+    filename_format: str = option(
+        STRING,
+        f"<TOPIC>.<HOST>{REVISION}.<DATETIME>.log",
+        f"names of files: <TOPIC>, <HOST>, <PID>, <DATETIME> and {REVISION}, which counts files of the same name",
+    )
+    datetime_format: str = option(STRING, "%Y-%m-%d_%H", "<DATETIME> in strftime's codes")
+    host_identifier: str = option(STRING, "", "<HOST> in names, in which <SHORT_HOST> and <HOSTNAME> are replaced")
+    gzip: bool = option(BOOLEAN, False, "compress files")
+    gzip_level: int = option(INTEGER, 6, "from 1 (fast) to 9 (small)")
+    skip_empty_files: bool = option(BOOLEAN, False, "open a file only when there is a message to write")
+    rotate_size: int = option(INTEGER, 0, "size in bytes, uncompressed, at which a new file begins")
+    rotate_interval: int = option(DURATION, 0, "age at which a new file begins")
+    sync_interval: int = option(DURATION, 30 * SECOND, "longest time between two syncs to the disk")
+
+    def __post_init__(self) -> None:
+        self.work_dir = self.work_dir or self.output_dir
 
     @property
     def moves(self) -> bool:
@@ -77,37 +88,29 @@ class Rules:
     @property
     def needs_revisions(self) -> bool:
         """Whether several files can have one name."""
-        return self.gzip_level is not None or self.rotate_size > 0 or self.rotate_interval > 0 or self.moves
+        return self.gzip or self.rotate_size > 0 or self.rotate_interval > 0 or self.moves
 
     @property
     def never_appends(self) -> bool:
-        return self.gzip_level is not None or self.rotate_interval > 0
+        return self.gzip or self.rotate_interval > 0
 
 
 class FileNames:
     """The names of all files of one program."""
 
-    def __init__(
-        self,
-        rules: Rules,
-        filename_format: str,
-        datetime_format: str = "",
-        *,
-        hostname: str,
-        host_identifier: str = "",
-        pid: int = 0,
-    ) -> None:
-        """Raises ``BadFormat``. `host_identifier` may contain ``<SHORT_HOST>`` and ``<HOSTNAME>``."""
-        if rules.needs_revisions and REVISION not in filename_format:
+    def __init__(self, options: FileOptions, hostname: str, pid: int = 0) -> None:
+        """Raises ``BadFormat``."""
+        filename_format = options.filename_format
+        if options.needs_revisions and REVISION not in filename_format:
             raise BadFormat(f"missing {REVISION} in --filename-format when gzip, rotation, or work dir enabled")
-        if not rules.needs_revisions:
+        if not options.needs_revisions:
             filename_format = filename_format.replace(REVISION, "")
-        if rules.gzip_level is not None and not filename_format.endswith(_GZIP_SUFFIX):
+        if options.gzip and not filename_format.endswith(_GZIP_SUFFIX):
             filename_format += _GZIP_SUFFIX
         short = hostname.split(".")[0]
         self._format = filename_format
-        self._datetime_format = datetime_format
-        host = (host_identifier or short).replace("<SHORT_HOST>", short).replace("<HOSTNAME>", hostname)
+        self._datetime_format = options.datetime_format
+        host = (options.host_identifier or short).replace("<SHORT_HOST>", short).replace("<HOSTNAME>", hostname)
         self._values = {"HOST": host, "PID": str(pid), "REV": REVISION}
 
     def name(self, topic: str, now_ns: int) -> Name:
@@ -155,10 +158,10 @@ def datetime_text(datetime_format: str, now_ns: int) -> str:
 
 
 class FileSeries:
-    def __init__(self, topic: str, names: FileNames, rules: Rules) -> None:
+    def __init__(self, topic: str, names: FileNames, options: FileOptions) -> None:
         self._topic = topic
         self._names = names
-        self._rules = rules
+        self._options = options
         self._file: OutputFile | None = None
         self._name: Name | None = None
         self._revision = 0
@@ -166,15 +169,15 @@ class FileSeries:
 
     def must_rotate(self, now: float, now_ns: int) -> bool:
         """Whether the next message belongs into a new file."""
-        file, rules = self._file, self._rules
+        file, options = self._file, self._options
         if file is None:
             return True
         age = now - self._opened_at
         if self._names.name(self._topic, now_ns) != self._name:
             log.info("[%s] %s has a new name, rotating...", self._topic, file.path)
-        elif 0 < rules.rotate_interval < age:
+        elif 0 < seconds(options.rotate_interval) < age:
             log.info("[%s] %s is open for %.3g s, rotating...", self._topic, file.path, age)
-        elif 0 < rules.rotate_size < file.size:
+        elif 0 < options.rotate_size < file.size:
             log.info("[%s] %s has %d bytes, rotating...", self._topic, file.path, file.size)
         else:
             return False
@@ -194,7 +197,7 @@ class FileSeries:
 
     def write(self, bodies: Sequence[bytes]) -> int:
         """Write lines until the file is too large, at least one; returns how many."""
-        file, limit = self._file, self._rules.rotate_size
+        file, limit = self._file, self._options.rotate_size
         assert file is not None, "open_next comes before writing"
         ends = accumulate((len(body) + 1 for body in bodies), initial=file.size)
         fitting = min(len(bodies), sum(end <= limit for end in ends)) if limit > 0 else len(bodies)
@@ -211,24 +214,25 @@ class FileSeries:
         if file is None:
             return
         file.close()
-        if self._rules.moves:
+        if self._options.moves:
             assert self._name is not None, "a file was opened"
-            put_in_place(file.path, self._rules.output_dir, self._name, self._revision)
+            put_in_place(file.path, self._options.output_dir, self._name, self._revision)
 
     def _try_to_open(self, name: Name) -> OutputFile | None:
         """Open the file of this revision; None if it is taken or already too large."""
-        rules, relative = self._rules, name.with_revision(self._revision)
-        path = os.path.join(rules.work_dir, relative)
-        if rules.moves and os.path.exists(os.path.join(rules.output_dir, relative)):
+        options, relative = self._options, name.with_revision(self._revision)
+        path = os.path.join(options.work_dir, relative)
+        if options.moves and os.path.exists(os.path.join(options.output_dir, relative)):
             return None
         try:
-            file = OutputFile(path, exclusive=rules.never_appends, shared=not rules.moves, gzip_level=rules.gzip_level)
+            level = options.gzip_level if options.gzip else None
+            file = OutputFile(path, exclusive=options.never_appends, shared=not options.moves, gzip_level=level)
         except FileExistsError:
-            following = os.path.join(rules.work_dir, name.with_revision(self._revision + 1))
+            following = os.path.join(options.work_dir, name.with_revision(self._revision + 1))
             if name.is_gzip and not os.path.exists(following):
                 repair(path)  # the last file may have been left by a process that was killed
             return None
-        if 0 < rules.rotate_size < file.size:
+        if 0 < options.rotate_size < file.size:
             file.close()
             return None
         return file

@@ -19,13 +19,13 @@ from typing import Any, Final
 import re2
 
 from nsq_compat.cli.flags import EXIT_FAILURE
-from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING, STRINGS
+from nsq_compat.cli.kinds import DURATION, STRING, STRINGS
 from nsq_compat.cli.logs import configure, parse_log_level
 from nsq_compat.cli.options import option
 from nsq_compat.cluster.http_client import AllFailed
 from nsq_compat.protocol.durations import MINUTE, SECOND, seconds
-from nsq_compat.tools.client_options import ReadingOptions, client_settings, cluster_of, refusing
-from nsq_compat.tools.nsq_to_file.file_series import REVISION, FileNames, FileSeries, Rules, recover
+from nsq_compat.tools.client_options import client_settings, cluster_of, refusing
+from nsq_compat.tools.nsq_to_file.file_series import FileNames, FileOptions, FileSeries, recover
 from nsq_compat.tools.nsq_to_file.recorder import Recording, TopicRecorder
 from nsq_compat.tools.program import STOP_SIGNALS, Refused, console_script, on_signals, refuse, unless_positive
 from nsq_compat.tools.progress import Progress, channel_backlog
@@ -38,7 +38,7 @@ _RETRY_SECONDS: Final = 5.0
 
 
 @dataclass(kw_only=True)
-class Options(ReadingOptions):
+class Options(FileOptions):
     program = "nsq_to_file"
     ignores_arguments = False
     log_level: str = option(STRING, "info", "log from this level upwards: debug, info, warn, error, fatal")
@@ -49,23 +49,9 @@ class Options(ReadingOptions):
     channel: str = option(STRING, "nsq_to_file", "channel to read from")
     http_client_connect_timeout: int = option(DURATION, 2 * SECOND, "how long a connection to nsqlookupd may take")
     http_client_request_timeout: int = option(DURATION, 5 * SECOND, "how long an answer of nsqlookupd may take")
-    output_dir: str = option(STRING, "/tmp", "folder for the files")
-    work_dir: str = option(STRING, "", "folder for unfinished files; by default the output directory")
-    filename_format: str = option(
-        STRING,
-        f"<TOPIC>.<HOST>{REVISION}.<DATETIME>.log",
-        f"names of files: <TOPIC>, <HOST>, <PID>, <DATETIME> and {REVISION}, which counts files of the same name",
-    )
-    datetime_format: str = option(STRING, "%Y-%m-%d_%H", "<DATETIME> in strftime's codes")
-    host_identifier: str = option(STRING, "", "<HOST> in names, in which <SHORT_HOST> and <HOSTNAME> are replaced")
-    gzip: bool = option(BOOLEAN, False, "compress files")
-    gzip_level: int = option(INTEGER, 6, "from 1 (fast) to 9 (small)")
-    skip_empty_files: bool = option(BOOLEAN, False, "open a file only when there is a message to write")
-    rotate_size: int = option(INTEGER, 0, "size in bytes, uncompressed, at which a new file begins")
-    rotate_interval: int = option(DURATION, 0, "age at which a new file begins")
-    sync_interval: int = option(DURATION, 30 * SECOND, "longest time between two syncs to the disk")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             parse_log_level(self.log_level)
         except ValueError:  # nsq_to_file: reported even with --version
@@ -114,26 +100,9 @@ class NsqToFile:
         self._refused_topics: set[str] = set()
         self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         client_settings("consumer-opt", options.consumer_opt)  # reports its errors although there are no topics yet
-        self._rules = Rules(
-            output_dir=options.output_dir,
-            work_dir=options.work_dir or options.output_dir,
-            gzip_level=options.gzip_level if options.gzip else None,
-            rotate_size=options.rotate_size,
-            rotate_interval=seconds(options.rotate_interval),
-            sync_interval=seconds(options.sync_interval),
-            max_unsynced=options.max_in_flight,
-            skip_empty=options.skip_empty_files,
-        )
         with refusing():
             self._pattern = _compiled(options.topic_pattern)
-            self._names = FileNames(
-                self._rules,
-                options.filename_format,
-                options.datetime_format,
-                hostname=socket.gethostname(),
-                host_identifier=options.host_identifier,
-                pid=os.getpid(),
-            )
+            self._names = FileNames(options, socket.gethostname(), os.getpid())
             for topic in filter(self._wants, options.topic):
                 self.recorders[topic] = self._recorder(topic)
 
@@ -146,20 +115,18 @@ class NsqToFile:
                 **dict.fromkeys(STOP_SIGNALS, partial(self._events.put, None)),
             }
         )
-        if self._rules.moves:
-            recover(self._rules.work_dir, self._rules.output_dir, self._names, self._wants)
+        if options.moves:
+            recover(options.work_dir, options.output_dir, self._names, self._wants)
         for recorder in self.recorders.values():
             recorder.start()
         if not options.topic:
             threading.Thread(target=self._poll_topics, name="topics", daemon=True).start()
         backlog = channel_backlog(self.recorders, options.channel, options.lookupd_http_addresses)
-        with Progress(self._recorded, backlog):
+        with Progress(lambda: sum(each.recording.recorded for each in list(self.recorders.values())), backlog):
             while (event := self._events.get()) is not None:
                 event()
-            self._stop()
-
-    def _recorded(self) -> int:
-        return sum(recorder.recording.recorded for recorder in list(self.recorders.values()))
+            with ThreadPoolExecutor(max(1, len(self.recorders))) as stops:
+                list(stops.map(lambda recorder: recorder.stop(_STOP_SECONDS), self.recorders.values()))
 
     # --- Events -------------------------------------------------------------------------------------------------------
 
@@ -185,10 +152,6 @@ class NsqToFile:
                 self._refused_topics.add(topic)
             else:
                 self.recorders[topic].start()
-
-    def _stop(self) -> None:
-        with ThreadPoolExecutor(max(1, len(self.recorders))) as stops:
-            list(stops.map(lambda recorder: recorder.stop(_STOP_SECONDS), self.recorders.values()))
 
     # --- Topics -------------------------------------------------------------------------------------------------------
 
@@ -222,7 +185,7 @@ class NsqToFile:
         options = self._options
         self._names.name(topic, time.time_ns())
         label = f"{topic}/{options.channel}"
-        recording = Recording(label, FileSeries(topic, self._names, self._rules), self._rules, time.monotonic())
+        recording = Recording(label, FileSeries(topic, self._names, options), options, time.monotonic())
         subscribe = partial(
             options.consumer,
             topic,

@@ -15,6 +15,8 @@ import zlib
 from contextlib import suppress
 from typing import Final
 
+from nsq_compat.log.files import OsFiles
+
 _FILE_MODE: Final = 0o666
 _FOLDER_MODE: Final = 0o770
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
@@ -43,11 +45,11 @@ class OutputFile:
             # Between the two calls another process may have moved it, as that of a dead process.
             if not _is_still_there(path, fd) or not (is_alone or shared):
                 raise FileExistsError(f"{path} is in use")
-            sync_folder(os.path.dirname(path))
+            OsFiles.fsync_folder(os.path.dirname(path) or ".")
             self.size = os.fstat(fd).st_size
             """Bytes at its opening, plus bytes written since, before compression."""
-            if is_alone:
-                self._end_last_line()
+            if is_alone and gzip_level is None and self.size and os.pread(fd, 1, self.size - 1) != b"\n":
+                self.write(b"\n")  # ends a line that a dead process left unfinished
         except BaseException:
             os.close(fd)
             raise
@@ -78,11 +80,6 @@ class OutputFile:
             self.sync()
         finally:
             os.close(self._fd)
-
-    def _end_last_line(self) -> None:
-        """End a line that a dead process left unfinished, so that the next one begins at its own line."""
-        if self._gzip_level is None and self.size and os.pread(self._fd, 1, self.size - 1) != b"\n":
-            self.write(b"\n")
 
 
 def cut_unfinished_member(fd: int) -> bool:
@@ -124,16 +121,7 @@ def make_folder(folder: str) -> None:
         os.mkdir(folder, _FOLDER_MODE)
     except FileExistsError:
         return
-    sync_folder(above)
-
-
-def sync_folder(folder: str) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    OsFiles.fsync_folder(above or ".")
 
 
 def _is_still_there(path: str, fd: int) -> bool:
@@ -161,7 +149,7 @@ def move(source: str, target: str) -> None:
         if error.errno not in _NO_LINKS:
             raise
         _copy(source, target)
-    sync_folder(os.path.dirname(target))
+    OsFiles.fsync_folder(os.path.dirname(target) or ".")
     os.unlink(source)
 
 

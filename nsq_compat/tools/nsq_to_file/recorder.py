@@ -17,7 +17,8 @@ from typing import Final
 
 from nsq_compat.client import Consumer, Message
 from nsq_compat.client.message import Handler
-from nsq_compat.tools.nsq_to_file.file_series import FileSeries, Rules
+from nsq_compat.protocol.durations import seconds
+from nsq_compat.tools.nsq_to_file.file_series import FileOptions, FileSeries
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +34,14 @@ class Recording:
     message timeout. `now` is monotonic, `now_ns` wall clock.
     """
 
-    def __init__(self, label: str, series: FileSeries, rules: Rules, now: float) -> None:
+    def __init__(self, label: str, series: FileSeries, options: FileOptions, now: float) -> None:
         self.label = label
         self.series = series
         self.recorded = 0
         """Number of messages synced and finished."""
         self.unsynced: list[Message] = []
-        self._rules = rules
-        self._tick_due = now + rules.sync_interval
+        self._options = options
+        self._tick_due = now + seconds(options.sync_interval)
         self._sync_due = 0.0
 
     def write(self, messages: Sequence[Message], now: float, now_ns: int, timeout: float) -> None:
@@ -56,7 +57,7 @@ class Recording:
             count = self.series.write([message.body for message in left])
             self.unsynced += left[:count]
             left = left[count:]
-        if len(self.unsynced) >= self._rules.max_unsynced:
+        if len(self.unsynced) >= self._options.max_in_flight:
             self.sync()
 
     def due(self) -> float:
@@ -68,9 +69,9 @@ class Recording:
         self.sync()
         if now < self._tick_due:
             return
-        self._tick_due = now + self._rules.sync_interval
+        self._tick_due = now + seconds(self._options.sync_interval)
         if self.series.must_rotate(now, now_ns):
-            if self._rules.skip_empty:
+            if self._options.skip_empty_files:
                 self.series.close()
             else:
                 self.series.open_next(now, now_ns)

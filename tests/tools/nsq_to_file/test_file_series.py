@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq_compat.protocol.durations import SECOND
 from nsq_compat.tools.nsq_to_file.file_series import (
     BadFormat,
     FileNames,
+    FileOptions,
     FileSeries,
     Name,
-    Rules,
     datetime_text,
     put_in_place,
     recover,
@@ -34,8 +35,10 @@ def names(
     gzip=False,
     **options,
 ):
-    rules = Rules(output_dir="/o", work_dir="/w" if needs_revisions else "/o", gzip_level=6 if gzip else None)
-    return FileNames(rules, filename_format, dates, hostname="vm.example.org", pid=77, **options)
+    options |= {"filename_format": filename_format, "datetime_format": dates, "gzip": gzip}
+    return FileNames(
+        FileOptions(output_dir="/o", work_dir="/w" if needs_revisions else "", **options), "vm.example.org", 77
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,10 +109,14 @@ def test_names_of_other_programs_are_not_recognized(path):
 class Topic:
     """A series, and the moment it is there."""
 
-    def __init__(self, folder, moves=False, **rules):
+    def __init__(self, folder, moves=False, **options):
         self.output = folder / "output"
-        self.rules = Rules(
-            output_dir=str(self.output), work_dir=str(folder / "work" if moves else self.output), **rules
+        self.options = FileOptions(
+            output_dir=str(self.output),
+            work_dir=str(folder / "work") if moves else "",
+            filename_format="<TOPIC><REV>.<DATETIME>",
+            datetime_format="%H",
+            **options,
         )
         self.work = folder / "work" if moves else self.output
         self.now = 0.0
@@ -117,8 +124,7 @@ class Topic:
         self.start()
 
     def start(self):
-        names = FileNames(self.rules, "<TOPIC><REV>.<DATETIME>", "%H", hostname="vm")
-        self.series = FileSeries("t", names, self.rules)
+        self.series = FileSeries("t", FileNames(self.options, "vm"), self.options)
 
     def writes(self, *bodies):
         left = list(bodies)
@@ -135,7 +141,7 @@ class Topic:
 
 @pytest.fixture
 def topic(tmp_path):
-    return lambda **rules: Topic(tmp_path, **rules)
+    return lambda **options: Topic(tmp_path, **options)
 
 
 def test_a_file_ends_when_the_date_in_its_name_has_passed(topic):
@@ -173,7 +179,7 @@ def test_after_a_restart_the_first_file_that_is_not_too_large_is_continued(topic
 
 
 def test_a_file_ends_when_it_is_old_and_none_is_appended_to(topic):
-    t = topic(rotate_interval=10)
+    t = topic(rotate_interval=10 * SECOND)
     t.writes(b"1")
     t.now = 10.0
     t.writes(b"2")
@@ -186,7 +192,7 @@ def test_a_file_ends_when_it_is_old_and_none_is_appended_to(topic):
 
 
 def test_a_new_date_restarts_the_revisions(topic):
-    t = topic(rotate_interval=10)
+    t = topic(rotate_interval=10 * SECOND)
     t.writes(b"1")
     t.now, t.now_ns = 11.0, NOON_NS + HOUR_NS
     t.writes(b"2")
@@ -194,7 +200,7 @@ def test_a_new_date_restarts_the_revisions(topic):
 
 
 def test_compressed_files_are_complete_when_closed_and_never_appended_to(topic):
-    t = topic(gzip_level=6)
+    t = topic(gzip=True)
     for number in (b"1", b"2"):
         t.writes(number)
         t.series.close()
@@ -206,14 +212,14 @@ def test_compressed_files_are_complete_when_closed_and_never_appended_to(topic):
 
 
 def test_the_size_of_compressed_files_is_that_of_their_messages(topic):
-    t = topic(gzip_level=6, rotate_size=5)
+    t = topic(gzip=True, rotate_size=5)
     t.writes(b"12", b"12", b"12")
     t.series.close()
     assert [gzip.decompress(data) for data in t.files().values()] == [b"12\n12\n", b"12\n"]
 
 
 def test_a_compressed_file_of_a_killed_process_is_repaired(topic):
-    t = topic(gzip_level=6)
+    t = topic(gzip=True)
     t.output.mkdir()
     (t.output / "t-000000.12.gz").write_bytes(gzip.compress(b"1\n") + gzip.compress(b"2\n")[:5])
     t.writes(b"3")
@@ -261,8 +267,8 @@ def test_two_processes_in_one_work_directory_have_a_file_each(topic, tmp_path):
 
 def test_two_paths_of_one_folder_are_the_same(tmp_path):
     (tmp_path / "o").mkdir()
-    rules = Rules(output_dir=str(tmp_path / "o"), work_dir=str(tmp_path / "." / "o" / ".." / "o"))
-    assert not rules.moves
+    options = FileOptions(output_dir=str(tmp_path / "o"), work_dir=str(tmp_path / "." / "o" / ".." / "o"))
+    assert not options.moves
 
 
 def test_a_file_that_was_moved_away_is_created_again(topic):
@@ -334,8 +340,9 @@ def test_a_copy_that_fails_leaves_nothing_behind(work, output, monkeypatch):
 
 @pytest.fixture
 def of_vm():
-    rules = Rules(output_dir="/o", work_dir="/w")
-    return FileNames(rules, "<TOPIC>/<HOST><REV>.<DATETIME>.log", "%Y", hostname="vm")
+    form = "<TOPIC>/<HOST><REV>.<DATETIME>.log"
+    options = FileOptions(output_dir="/o", work_dir="/w", filename_format=form, datetime_format="%Y")
+    return FileNames(options, "vm")
 
 
 def recovered(work, output, names, wants=lambda topic: True) -> dict[str, bytes]:

@@ -11,7 +11,8 @@ import pytest
 
 from nsq_compat.client import Consumer
 from nsq_compat.client.message import Message
-from nsq_compat.tools.nsq_to_file.file_series import FileNames, FileSeries, Rules
+from nsq_compat.protocol.durations import SECOND
+from nsq_compat.tools.nsq_to_file.file_series import FileNames, FileOptions, FileSeries
 from nsq_compat.tools.nsq_to_file.recorder import Recording, TopicRecorder
 from tests.client.waiting import wait_until
 
@@ -48,15 +49,14 @@ def messages(delivery):
     return lambda *bodies: [Message(b"%016d" % number, body, 0, 1, delivery) for number, body in enumerate(bodies)]
 
 
-def recording_in(folder: Path, now: float = 0.0, **options: Any) -> Recording:
-    rules = Rules(output_dir=str(folder), work_dir=str(folder), **options)
-    names = FileNames(rules, "<TOPIC><REV>", hostname="vm")
-    return Recording("t/c", FileSeries("t", names, rules), rules, now)
+def recording_in(folder: Path, now: float = 0.0, **settings: Any) -> Recording:
+    options = FileOptions(output_dir=str(folder), filename_format="<TOPIC><REV>", **settings)
+    return Recording("t/c", FileSeries("t", FileNames(options, "vm"), options), options, now)
 
 
 @pytest.fixture
 def make(tmp_path):
-    return lambda interval=10.0, **rules: recording_in(tmp_path, sync_interval=interval, **rules)
+    return lambda interval=10, **settings: recording_in(tmp_path, sync_interval=interval * SECOND, **settings)
 
 
 def test_messages_are_written_at_once_and_finished_with_the_next_sync(make, messages, delivery, tmp_path):
@@ -101,7 +101,7 @@ def test_when_a_sync_fails_all_messages_are_requeued(make, messages, delivery, m
 
 
 def test_the_maximum_of_unsynced_messages_causes_a_sync(make, messages, delivery):
-    recording = make(max_unsynced=2)
+    recording = make(max_in_flight=2)
     recording.write(messages(b"1"), 1.0, NOW_NS, PATIENCE)
     assert not delivery.answers
     recording.write(messages(b"2"), 1.0, NOW_NS, PATIENCE)
@@ -135,14 +135,14 @@ def test_messages_are_finished_before_their_timeout(make, messages, delivery):
 
 
 def test_without_messages_files_begin_and_end_with_the_interval(make, tmp_path):
-    recording = make(rotate_interval=5)
+    recording = make(rotate_interval=5 * SECOND)
     for now in (10.0, 20.0):
         recording.tick(now, NOW_NS)
     assert sorted(os.listdir(tmp_path)) == ["t-000000", "t-000001"]
 
 
 def test_with_skip_empty_there_are_no_empty_files(make, messages, tmp_path):
-    recording = make(rotate_interval=5, skip_empty=True)
+    recording = make(rotate_interval=5 * SECOND, skip_empty_files=True)
     recording.tick(10.0, NOW_NS)
     assert not os.listdir(tmp_path)
     recording.write(messages(b"1"), 11.0, NOW_NS, PATIENCE)
@@ -178,7 +178,7 @@ def record(nsqd, topic, tmp_path) -> Iterator[Callable[..., TopicRecorder]]:
 
     def start(max_in_flight: int = 100, **options: Any) -> TopicRecorder:
         output = tmp_path / "output"
-        recording = recording_in(output, time.monotonic(), sync_interval=1000, max_unsynced=max_in_flight)
+        recording = recording_in(output, time.monotonic(), sync_interval=1000 * SECOND, max_in_flight=max_in_flight)
         options = {"nsqd_tcp_addresses": nsqd.tcp_address, "max_in_flight": max_in_flight, "max_tries": 0, **options}
         recorders.append(TopicRecorder(recording, partial(Consumer, topic, "c", **options), lambda: None))
         recorders[-1].start()
