@@ -175,7 +175,7 @@ class MessageIds:
         return start + _THREE_DIGITS[number & (_SEQUENCE_SIZE - 1)]
 
     def take_runs(self, count: int, now_ns: int) -> list[tuple[bytes, list[bytes]]]:
-        """Take the next `count` ids, in runs: the first digits of all ids of a tick, and the last digits of each."""
+        """Take the next ids, at least one, in runs: the first digits of a tick's ids, and the last digits of each."""
         # Hot: runs for every publish. Frames are joined from pieces, so two pieces of an id do as well.
         clock = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
         first = clock if self._next < clock < _MAX_CLOCK else self._next

@@ -207,7 +207,7 @@ def test_ids_strictly_grow_whatever_the_clock_does(node_id, takes):
     assert {parts(each)[1] for each in ids} <= {node_id}
 
 
-@given(node_ids, st.lists(st.tuples(clocks, st.sampled_from([0, 1, 1, 2, 5000])), max_size=20))
+@given(node_ids, st.lists(st.tuples(clocks, st.sampled_from([1, 1, 2, 5000])), max_size=8))
 def test_a_batch_of_ids_is_the_ids_taken_one_by_one(node_id, takes):
     batch, single = MessageIds(node_id), MessageIds(node_id)
     for now_ns, count in takes:
