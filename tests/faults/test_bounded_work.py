@@ -1,4 +1,4 @@
-"""Clients ask for as much as the limits allow; ``start`` fails a test in which that held the loop for 50 ms of CPU.
+"""Clients ask for as much as the limits allow; ``start`` fails a test in which that held the loop for 100 ms of CPU.
 
 FAULT_HELD_MS=10 lists every piece of work that takes longer than 10 ms.
 """
@@ -252,14 +252,14 @@ def spin(seconds: float) -> None:
 
 def test_one_long_piece_of_work_is_reported_with_its_place():
     reports: list[tuple[float, str]] = []
-    watchdog = LoopWatchdog(lambda held, stack: reports.append((held, stack)), limit=0.1)
+    watchdog = LoopWatchdog(lambda held, stack: reports.append((held, stack)), limit=0.02)
     watchdog.start()
     gevent.sleep(0.01)
-    spin(0.3)
+    spin(0.5)
     gevent.sleep(0.01)
     watchdog.stop()
     [(held, stack)] = reports
-    assert held >= 0.3
+    assert held >= 0.5
     assert "spin" in stack
 
 
@@ -281,7 +281,7 @@ def test_as_much_work_in_pieces_is_not_reported_nor_is_waiting():
 def test_a_live_nsqd_that_is_held_says_so(tmp_path):
     script = (
         "import gevent; from tests.faults import test_bounded_work, watched_nsqd;"
-        "gevent.spawn_later(1, test_bounded_work.spin, 0.3); watched_nsqd.run()"
+        "gevent.spawn_later(1, test_bounded_work.spin, 2); watched_nsqd.run()"
     )
     with Daemon(tmp_path, command=watched_nsqd("-c", script)) as daemon:
         wait_until(lambda: bool(daemon.held), within=30)
