@@ -21,7 +21,7 @@ from tests.docs.sandbox import run
 from tests.packaging.image import CONTAINER, Image
 
 # The first test builds the wheel.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 PORTS = {"4150", "4151", "4160", "4161", "4171"}
 

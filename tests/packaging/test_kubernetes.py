@@ -213,7 +213,7 @@ echo gone
 
 
 @pytest.mark.privileged
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_pods_commands_serve_answer_probes_and_drain_before_they_stop(tmp_path):
     starts = [
         f"{shlex.join(substituted(name))} 2>{name}.log &\n{name}=$!" for name in ("nsqlookupd", "nsqd", "nsqadmin")

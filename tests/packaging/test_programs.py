@@ -16,7 +16,7 @@ from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 from tests.client.waiting import wait_until
 from tests.packaging.release import Release, console_scripts, run
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 TOPIC, CHANNEL = "numbers", "archive"
 

@@ -18,7 +18,7 @@ from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 from tests.packaging.release import ROOT, console_scripts, run, settings, words
 
 # Builds and installations run other programs, and download once.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 EXTRAS = ("admin", "metrics", "pyopenssl", "snappy")
 SNAPPY = "python-snappy is not installed: pip install 'nsq_compat[snappy]'"
