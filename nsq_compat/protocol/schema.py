@@ -7,49 +7,34 @@ declarations, in both directions. A change to a declaration is a change to the w
 
 from typing import Any, Final
 
-from construct import (
-    Array,
-    Bytes,
-    Const,
-    GreedyBytes,
-    Int8ub,
-    Int16ub,
-    Int24ul,
-    Int32sb,
-    Int32ul,
-    Int64sb,
-    Prefixed,
-    Rebuild,
-    Struct,
-    this,
-)
+import construct as cs
 
 MESSAGE_ID_LENGTH: Final = 16
 
 # --- Opening a connection ---------------------------------------------------------------------------------------------
 
-MAGIC_V1: Final = Const(b"  V1")
+MAGIC_V1: Final = cs.Const(b"  V1")
 """To nsqlookupd."""
 
-MAGIC_V2: Final = Const(b"  V2")
+MAGIC_V2: Final = cs.Const(b"  V2")
 """To nsqd."""
 
 # --- Commands with a body ---------------------------------------------------------------------------------------------
 
-SIZE: Final = Struct("size" / Int32sb)
+SIZE: Final = cs.Struct("size" / cs.Int32sb)
 """The number of bytes that follow; in an MPUB also the count of messages. Signed: a negative number is an error."""
 
-SIZED_BODY: Final = Prefixed(Int32sb, GreedyBytes)
+SIZED_BODY: Final = cs.Prefixed(cs.Int32sb, cs.GreedyBytes)
 """Follows the line of PUB, DPUB, IDENTIFY and AUTH. A reply of nsqlookupd also has this form."""
 
-HTTP_MPUB_BODY: Final = Struct(
-    "count" / Rebuild(Int32sb, lambda context: len(context.bodies)),
-    "bodies" / Array(this.count, SIZED_BODY),
+HTTP_MPUB_BODY: Final = cs.Struct(
+    "count" / cs.Rebuild(cs.Int32sb, lambda context: len(context.bodies)),
+    "bodies" / cs.Array(cs.this.count, SIZED_BODY),
 )
 """The body of ``POST /mpub?binary=true``."""
 
-MPUB_BODY: Final = Struct(
-    "size" / Rebuild(Int32sb, lambda context: 4 + sum(4 + len(body) for body in context.bodies)),
+MPUB_BODY: Final = cs.Struct(
+    "size" / cs.Rebuild(cs.Int32sb, lambda context: 4 + sum(4 + len(body) for body in context.bodies)),
     *HTTP_MPUB_BODY.subcons,
 )
 """Follows an MPUB line. It ends after `count` bodies; like nsqd, nothing compares `size` with their sizes."""
@@ -64,66 +49,66 @@ class UniformBodies(tuple[bytes, ...]):
     __slots__ = ()
 
 
-MPUB_HEADER: Final = Struct("size" / Int32sb, "count" / Int32sb, "first_size" / Int32sb)
+MPUB_HEADER: Final = cs.Struct("size" / cs.Int32sb, "count" / cs.Int32sb, "first_size" / cs.Int32sb)
 """The beginning of ``MPUB_BODY``, up to the first body."""
 
 # --- Frames from nsqd -------------------------------------------------------------------------------------------------
 
-FRAME_HEADER: Final = Struct("size" / Int32sb, "type" / Int32sb)
+FRAME_HEADER: Final = cs.Struct("size" / cs.Int32sb, "type" / cs.Int32sb)
 """`size` is that of the type (4) and the data."""
 
 
-def _frame_of(kind: Any) -> Struct:
-    return Struct(
-        "size" / Rebuild(Int32sb, lambda context: 4 + len(context.data)),
+def _frame_of(kind: Any) -> cs.Struct:
+    return cs.Struct(
+        "size" / cs.Rebuild(cs.Int32sb, lambda context: 4 + len(context.data)),
         "type" / kind,
-        "data" / Bytes(this.size - 4),
+        "data" / cs.Bytes(cs.this.size - 4),
     )
 
 
-FRAME: Final = _frame_of(Int32sb)
-RESPONSE_FRAME: Final = _frame_of(Const(0, Int32sb))
-ERROR_FRAME: Final = _frame_of(Const(1, Int32sb))
+FRAME: Final = _frame_of(cs.Int32sb)
+RESPONSE_FRAME: Final = _frame_of(cs.Const(0, cs.Int32sb))
+ERROR_FRAME: Final = _frame_of(cs.Const(1, cs.Int32sb))
 
-MESSAGE_HEADER: Final = Struct(
-    "timestamp_ns" / Int64sb,
-    "attempts" / Int16ub,
-    "id" / Bytes(MESSAGE_ID_LENGTH),
+MESSAGE_HEADER: Final = cs.Struct(
+    "timestamp_ns" / cs.Int64sb,
+    "attempts" / cs.Int16ub,
+    "id" / cs.Bytes(MESSAGE_ID_LENGTH),
 )
 """The beginning of a message frame's data; the rest is the body."""
 
-MESSAGE: Final = Struct(*MESSAGE_HEADER.subcons, "body" / GreedyBytes)
+MESSAGE: Final = cs.Struct(*MESSAGE_HEADER.subcons, "body" / cs.GreedyBytes)
 """The data of a message frame."""
 
-MESSAGE_FRAME_HEADER: Final = Struct(*FRAME_HEADER.subcons, *MESSAGE_HEADER.subcons)
+MESSAGE_FRAME_HEADER: Final = cs.Struct(*FRAME_HEADER.subcons, *MESSAGE_HEADER.subcons)
 """Everything before the body of a message frame."""
 
-MESSAGE_FRAME: Final = Struct(
-    "size" / Rebuild(Int32sb, lambda context: 4 + MESSAGE_HEADER.sizeof() + len(context.body)),
-    "type" / Const(2, Int32sb),
+MESSAGE_FRAME: Final = cs.Struct(
+    "size" / cs.Rebuild(cs.Int32sb, lambda context: 4 + MESSAGE_HEADER.sizeof() + len(context.body)),
+    "type" / cs.Const(2, cs.Int32sb),
     *MESSAGE_HEADER.subcons,
-    "body" / Bytes(this.size - 4 - MESSAGE_HEADER.sizeof()),
+    "body" / cs.Bytes(cs.this.size - 4 - MESSAGE_HEADER.sizeof()),
 )
 
 # --- nsqlookupd -------------------------------------------------------------------------------------------------------
 
-LOOKUPD_IDENTIFY: Final = Struct("line" / Const(b"IDENTIFY\n"), "body" / SIZED_BODY)
+LOOKUPD_IDENTIFY: Final = cs.Struct("line" / cs.Const(b"IDENTIFY\n"), "body" / SIZED_BODY)
 """The only command to nsqlookupd with a body, which is JSON."""
 
 # --- Snappy framing format (little-endian) ----------------------------------------------------------------------------
 
-SNAPPY_CHUNK_HEADER: Final = Struct("type" / Int8ub, "length" / Int24ul)
+SNAPPY_CHUNK_HEADER: Final = cs.Struct("type" / cs.Int8ub, "length" / cs.Int24ul)
 """`length` is that of the data after the header."""
 
-SNAPPY_DATA_CHUNK: Final = Struct(
-    "type" / Int8ub,
-    "length" / Rebuild(Int24ul, lambda context: 4 + len(context.data)),
-    "masked_crc" / Int32ul,
-    "data" / Bytes(this.length - 4),
+SNAPPY_DATA_CHUNK: Final = cs.Struct(
+    "type" / cs.Int8ub,
+    "length" / cs.Rebuild(cs.Int24ul, lambda context: 4 + len(context.data)),
+    "masked_crc" / cs.Int32ul,
+    "data" / cs.Bytes(cs.this.length - 4),
 )
 """A chunk of type 0 (`data` is one raw snappy block) or 1 (`data` is plain), with the CRC-32C of the plain data."""
 
-SNAPPY_STREAM_IDENTIFIER: Final = Struct(
-    "type" / Const(0xFF, Int8ub), "length" / Const(6, Int24ul), "magic" / Const(b"sNaPpY")
+SNAPPY_STREAM_IDENTIFIER: Final = cs.Struct(
+    "type" / cs.Const(0xFF, cs.Int8ub), "length" / cs.Const(6, cs.Int24ul), "magic" / cs.Const(b"sNaPpY")
 )
 """The first chunk of a snappy stream, in each direction."""
