@@ -9,10 +9,9 @@ text, the config file and the values shown at run time are all made from them, s
         msg_timeout: int = option(DURATION, MINUTE, "how long a consumer may keep a message")
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 from nsq_compat.cli.kinds import BOOLEAN, LOG_LEVEL, STRING, Kind, choice
 from nsq_compat.cli.logs import FORMATS, INFO, TEXT
@@ -41,17 +40,12 @@ class Option(Generic[T]):
 Table = tuple[Option[Any], ...]
 
 
-@overload
-def option(kind: Kind[T], default: T | Callable[[], T], help: str, /, *, in_file: bool = True) -> T: ...
-@overload
-def option(flag: str, kind: Kind[T], default: T | Callable[[], T], help: str, /, *, in_file: bool = True) -> T: ...
-def option(*row: Any, in_file: bool = True) -> Any:
+def option(kind: Kind[T], default: T | Callable[[], T], help: str, *, flag: str = "", in_file: bool = True) -> T:
     """The dataclass field of one option, typed as its value. A callable default is called for each options object.
 
     Without a `flag` it is the field's name with dashes.
     """
-    *flag, kind, default, help = row
-    metadata = {"flag": "".join(flag), "kind": kind, "help": help, "in_file": in_file}
+    metadata = {"flag": flag, "kind": kind, "help": help, "in_file": in_file}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -96,8 +90,3 @@ class DaemonOptions:
     log_level: int = option(LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal")
     log_format: str = option(choice(*FORMATS), TEXT, "format of log lines: text, like NSQ's, or json")
     verbose: bool = option(BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)
-
-
-def hostname() -> str:
-    """The name of this machine, the default of --broadcast-address."""
-    return os.uname().nodename

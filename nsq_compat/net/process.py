@@ -103,7 +103,7 @@ class Supervisor:
     the watchdog, so systemd restarts a daemon if its loop is stuck.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         path = environment.get("NOTIFY_SOCKET", "")
         # A name with @ is in the abstract namespace, not in the file system.
         self._address = "\0" + path[1:] if path.startswith("@") else path

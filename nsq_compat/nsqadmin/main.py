@@ -6,7 +6,6 @@ from gevent import monkey
 
 monkey.patch_all()
 
-import os
 import sys
 from importlib.util import find_spec
 
@@ -50,7 +49,7 @@ def main() -> None:
     except (OptionError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {error}")
     tune_gc()
-    supervisor = Supervisor(os.environ)
+    supervisor = Supervisor()
     daemon.start()
     supervisor.ready()
     stop.wait()

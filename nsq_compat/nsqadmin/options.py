@@ -33,10 +33,16 @@ class NsqadminOptions(DaemonOptions):
 
     # The cluster.
     nsqlookupd_http_addresses: tuple[str, ...] = option(
-        "lookupd-http-address", STRINGS, (), "host:port of an nsqlookupd that knows the cluster (repeat for several)"
+        STRINGS,
+        (),
+        "host:port of an nsqlookupd that knows the cluster (repeat for several)",
+        flag="lookupd-http-address",
     )
     nsqd_http_addresses: tuple[str, ...] = option(
-        "nsqd-http-address", STRINGS, (), "host:port of an nsqd, in a cluster without nsqlookupd (repeat for several)"
+        STRINGS,
+        (),
+        "host:port of an nsqd, in a cluster without nsqlookupd (repeat for several)",
+        flag="nsqd-http-address",
     )
     http_client_connect_timeout: int = option(DURATION, 2 * SECOND, "time for connecting to nsqlookupd and nsqd")
     http_client_request_timeout: int = option(DURATION, 5 * SECOND, "time for a whole request to nsqlookupd and nsqd")
@@ -61,7 +67,10 @@ class NsqadminOptions(DaemonOptions):
         STRING, "X-Forwarded-User", "header in which a proxy in front of nsqadmin names the user"
     )
     admin_users: tuple[str, ...] = option(
-        "admin-user", STRINGS, (), "user with permission for changes; by default all users have it (repeat for several)"
+        STRINGS,
+        (),
+        "user with permission for changes; by default all users have it (repeat for several)",
+        flag="admin-user",
     )
     notification_http_endpoint: str = option(STRING, "", "URL that receives a POST for each action")
     user_file: str = option(STRING, "", "file of users, roles and passwords; with it, users must log in")

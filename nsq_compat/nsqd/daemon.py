@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from socket import gethostname
 
 import gevent
 from gevent.event import Event
@@ -10,7 +11,7 @@ from gevent.event import Event
 from nsq_compat import NSQ_VERSION, version_line
 from nsq_compat.cli.kinds import TLS_REQUIRED, OptionError
 from nsq_compat.cli.logs import parse_log_level, set_level
-from nsq_compat.cli.options import hostname, option_value
+from nsq_compat.cli.options import option_value
 from nsq_compat.log.data_path import resolved
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
@@ -104,7 +105,7 @@ class Daemon:
         self._listen(LoopTick(loop))
         info = PeerInfo(
             broadcast_address=options.broadcast_address,
-            hostname=hostname(),
+            hostname=gethostname(),
             http_port=options.broadcast_http_port,
             tcp_port=options.broadcast_tcp_port,
             topology_region=options.topology_region,

@@ -1,6 +1,5 @@
 """``nsqd``: command line in, exit code out."""
 
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -44,7 +43,7 @@ def main() -> None:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")
     tune_gc()
     shorten_thread_switches()
-    supervisor = Supervisor(os.environ)
+    supervisor = Supervisor()
     if options.sigterm == DRAIN:
         before_stopping.append(daemon.drain)
     gevent.signal_handler(signal.SIGHUP, daemon.reload)

@@ -9,6 +9,7 @@ import hashlib
 import os
 import zlib
 from dataclasses import dataclass
+from socket import gethostname
 from typing import Final
 
 from nsq_compat.cli.kinds import (
@@ -26,7 +27,7 @@ from nsq_compat.cli.kinds import (
     OptionError,
     choice,
 )
-from nsq_compat.cli.options import DaemonOptions, hostname, option
+from nsq_compat.cli.options import DaemonOptions, option
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND
 
@@ -46,10 +47,10 @@ class NsqdOptions(DaemonOptions):
     """The options of one nsqd. `NsqdOptions()` has the defaults; keyword arguments are config keys."""
 
     id: int = option(
-        "node-id",
         INTEGER,
-        lambda: node_id(hostname()),
+        lambda: node_id(gethostname()),
         "number that makes message ids unique among nodes, in [0,1024); by default derived from the host name",
+        flag="node-id",
     )
     sigterm: str = option(choice(STOP, DRAIN), STOP, "what SIGTERM does: stop, or drain (a second one stops)")
     drain_timeout: int = option(
@@ -69,7 +70,7 @@ class NsqdOptions(DaemonOptions):
         STRING, "0.0.0.0:4152", "where HTTPS clients connect: host:port; needs --tls-cert and --tls-key"
     )
     broadcast_address: str = option(
-        STRING, hostname, "host that nsqlookupd and /info give to clients; by default the host name"
+        STRING, gethostname, "host that nsqlookupd and /info give to clients; by default the host name"
     )
     broadcast_tcp_port: int = option(
         INTEGER, 0, "TCP port that nsqlookupd and /info give to clients; by default the bound one"
@@ -86,10 +87,13 @@ class NsqdOptions(DaemonOptions):
 
     # Other services.
     nsqlookupd_tcp_addresses: tuple[str, ...] = option(
-        "lookupd-tcp-address", STRINGS, (), "host:port of an nsqlookupd to register with (repeat for several)"
+        STRINGS, (), "host:port of an nsqlookupd to register with (repeat for several)", flag="lookupd-tcp-address"
     )
     auth_http_addresses: tuple[str, ...] = option(
-        "auth-http-address", STRINGS, (), "host:port or URL of a server that authorizes clients (repeat for several)"
+        STRINGS,
+        (),
+        "host:port or URL of a server that authorizes clients (repeat for several)",
+        flag="auth-http-address",
     )
     auth_http_request_method: str = option(STRING, "get", "how to ask the auth server: get or post")
     http_publish_without_auth: bool = option(
@@ -159,10 +163,10 @@ class NsqdOptions(DaemonOptions):
 
     # End-to-end latency.
     e2e_processing_latency_percentiles: tuple[float, ...] = option(
-        "e2e-processing-latency-percentile",
         FLOATS,
         (),
         "percentiles of processing time to track, each in (0,1], such as 0.99 (repeat, or separate by commas)",
+        flag="e2e-processing-latency-percentile",
     )
     e2e_processing_latency_window_time: int = option(
         DURATION, 10 * MINUTE, "period that the percentiles of processing time cover"

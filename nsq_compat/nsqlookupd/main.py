@@ -6,16 +6,16 @@ nanoseconds.
 """
 
 import logging
-import os
 import sys
 from dataclasses import dataclass
+from socket import gethostname
 from typing import Final
 
 from nsq_compat import NSQ_VERSION, version_line
 from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.kinds import DURATION, STRING, OptionError
 from nsq_compat.cli.logs import configure
-from nsq_compat.cli.options import DaemonOptions, hostname, option
+from nsq_compat.cli.options import DaemonOptions, option
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import LoopLag
 from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
@@ -48,7 +48,7 @@ class NsqlookupdOptions(DaemonOptions):
     tcp_address: str = option(STRING, "0.0.0.0:4160", "where nsqd daemons connect: host:port")
     http_address: str = option(STRING, "0.0.0.0:4161", "where HTTP clients connect: host:port")
     broadcast_address: str = option(
-        STRING, hostname, "host under which nsqd reaches this nsqlookupd; by default the host name"
+        STRING, gethostname, "host under which nsqd reaches this nsqlookupd; by default the host name"
     )
 
     inactive_producer_timeout: int = option(
@@ -77,7 +77,7 @@ class Daemon:
         http_listener = listen(options.http_address or _ANY_PORT)
         self.info = LookupdInfo(
             broadcast_address=options.broadcast_address,
-            hostname=hostname(),
+            hostname=gethostname(),
             tcp_port=port_of(tcp_listener),
             http_port=port_of(http_listener),
             version=NSQ_VERSION,
@@ -120,7 +120,7 @@ def main() -> None:
     except (OptionError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqlookupd - {error}")
     tune_gc()
-    supervisor = Supervisor(os.environ)
+    supervisor = Supervisor()
     daemon.start()
     supervisor.ready()
     stop.wait()

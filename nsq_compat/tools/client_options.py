@@ -44,10 +44,10 @@ class ReadingOptions(ProgramOptions):
     """The flags of every utility that reads a channel, as NSQ names them."""
 
     nsqd_tcp_addresses: tuple[str, ...] = option(
-        "nsqd-tcp-address", STRINGS, (), "host:port of an nsqd (repeat for several)"
+        STRINGS, (), "host:port of an nsqd (repeat for several)", flag="nsqd-tcp-address"
     )
     lookupd_http_addresses: tuple[str, ...] = option(
-        "lookupd-http-address", STRINGS, (), "host:port or URL of an nsqlookupd (repeat for several)"
+        STRINGS, (), "host:port or URL of an nsqlookupd (repeat for several)", flag="lookupd-http-address"
     )
     consumer_opt: tuple[str, ...] = option(
         STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
@@ -84,10 +84,10 @@ class ClusterOptions(ProgramOptions):
     """The flags of a utility that queries the daemons."""
 
     nsqd_http_addresses: tuple[str, ...] = option(
-        "nsqd-http-address", STRINGS, (), "host:port of an nsqd (repeat for several)"
+        STRINGS, (), "host:port of an nsqd (repeat for several)", flag="nsqd-http-address"
     )
     nsqlookupd_http_addresses: tuple[str, ...] = option(
-        "lookupd-http-address", STRINGS, (), "host:port of an nsqlookupd (repeat for several)"
+        STRINGS, (), "host:port of an nsqlookupd (repeat for several)", flag="lookupd-http-address"
     )
 
     def address_rules(self) -> Iterator[Rule]:

@@ -53,7 +53,7 @@ class Options(ReadingOptions, ProducerOptions):
         "what to do with messages that are not JSON objects where that is required: requeue, pass or drop",
     )
     destination_nsqd_tcp_addresses: tuple[str, ...] = option(
-        "destination-nsqd-tcp-address", STRINGS, (), "host:port of an nsqd to publish to (repeat for several)"
+        STRINGS, (), "host:port of an nsqd to publish to (repeat for several)", flag="destination-nsqd-tcp-address"
     )
 
 

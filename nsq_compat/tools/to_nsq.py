@@ -35,7 +35,7 @@ class Options(ProducerOptions):
     delimiter: str = option(STRING, "\n", "character that ends a record")
     rate: int = option(INTEGER, 0, "most records a second; by default no limit")
     nsqd_tcp_addresses: tuple[str, ...] = option(
-        "nsqd-tcp-address", STRINGS, (), "host:port of an nsqd (repeat for several: each gets every record)"
+        STRINGS, (), "host:port of an nsqd (repeat for several: each gets every record)", flag="nsqd-tcp-address"
     )
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from socket import gethostname
 from typing import Any, Final, TypeVar
 
 from nsq_compat import NSQ_VERSION, version_line
@@ -74,7 +75,7 @@ class Stats:
             {
                 "version": NSQ_VERSION,
                 "broadcast_address": options.broadcast_address,
-                "hostname": os.uname().nodename,
+                "hostname": gethostname(),
                 "http_port": service.http_port,
                 "tcp_port": service.tcp_port,
                 "start_time": int(service.started_at),

@@ -12,13 +12,13 @@ FATAL_LINE = r"\[prog\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} FATAL: "
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    version: bool = option("version", BOOLEAN, False, "print the version", in_file=False)
-    config: str = option("config", STRING, "", "file", in_file=False)
-    id: int = option("node-id", INTEGER, 1, "")
-    fast: bool = option("fast", BOOLEAN, True, "")
-    peers: tuple[str, ...] = option("peer", STRINGS, (), "")
-    log_level: int = option("log-level", LOG_LEVEL, 2, "")
-    tls_min_version: int = option("tls-min-version", TLS_MIN_VERSION, 769, "")
+    version: bool = option(BOOLEAN, False, "print the version", flag="version", in_file=False)
+    config: str = option(STRING, "", "file", flag="config", in_file=False)
+    id: int = option(INTEGER, 1, "", flag="node-id")
+    fast: bool = option(BOOLEAN, True, "", flag="fast")
+    peers: tuple[str, ...] = option(STRINGS, (), "", flag="peer")
+    log_level: int = option(LOG_LEVEL, 2, "", flag="log-level")
+    tls_min_version: int = option(TLS_MIN_VERSION, 769, "", flag="tls-min-version")
 
 
 TABLE = table_of(Options)

@@ -27,18 +27,18 @@ from nsq_compat.protocol.durations import MINUTE, SECOND
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    size: int = option("size", INTEGER, 5, "how many")
-    wait: int = option("wait", DURATION, MINUTE, "how long")
-    name: str = option("name", STRING, "a b", "what to call it")
-    empty: str = option("empty", STRING, "", "path of a `file` to read")
-    peers: tuple[str, ...] = option("peer", STRINGS, (), "one of the others")
-    percentiles: tuple[float, ...] = option("percentile", FLOATS, (), "which ones")
-    fast: bool = option("fast", BOOLEAN, True, "hurry")
-    slow: bool = option("slow", BOOLEAN, False, "do not hurry\nat all")
-    log_level: int = option("log-level", LOG_LEVEL, 2, "what to log")
-    tls: int = option("tls", TLS_REQUIREMENT, 0, "be careful")
-    x: bool = option("x", BOOLEAN, False, "one letter")
-    n: int = option("n", INTEGER, 0, "another letter")
+    size: int = option(INTEGER, 5, "how many", flag="size")
+    wait: int = option(DURATION, MINUTE, "how long", flag="wait")
+    name: str = option(STRING, "a b", "what to call it", flag="name")
+    empty: str = option(STRING, "", "path of a `file` to read", flag="empty")
+    peers: tuple[str, ...] = option(STRINGS, (), "one of the others", flag="peer")
+    percentiles: tuple[float, ...] = option(FLOATS, (), "which ones", flag="percentile")
+    fast: bool = option(BOOLEAN, True, "hurry", flag="fast")
+    slow: bool = option(BOOLEAN, False, "do not hurry\nat all", flag="slow")
+    log_level: int = option(LOG_LEVEL, 2, "what to log", flag="log-level")
+    tls: int = option(TLS_REQUIREMENT, 0, "be careful", flag="tls")
+    x: bool = option(BOOLEAN, False, "one letter", flag="x")
+    n: int = option(INTEGER, 0, "another letter", flag="n")
 
 
 TABLE = table_of(Options)
@@ -223,10 +223,10 @@ def test_the_page_in_the_documentation_is_what_the_tables_say():
 
 @dataclass(slots=True, kw_only=True)
 class Rows:
-    version: bool = option("version", BOOLEAN, False, "print the version", in_file=False)
-    msg_timeout: int = option("msg-timeout", DURATION, MINUTE, "how long to wait")
-    peers: tuple[str, ...] = option("peer", STRINGS, (), "others")
-    host: str = option("host", STRING, lambda: "here", "where")
+    version: bool = option(BOOLEAN, False, "print the version", flag="version", in_file=False)
+    msg_timeout: int = option(DURATION, MINUTE, "how long to wait", flag="msg-timeout")
+    peers: tuple[str, ...] = option(STRINGS, (), "others", flag="peer")
+    host: str = option(STRING, lambda: "here", "where", flag="host")
     not_an_option: int = 3
 
 

@@ -65,10 +65,10 @@ class PullOptions(HttpOptions, ProducerOptions):
         DURATION, 200 * MILLISECOND, "how long a request waits for a message if it does not say so itself"
     )
     destination_nsqd_tcp_addresses: tuple[str, ...] = option(
-        "destination-nsqd-tcp-address",
         STRINGS,
         (),
         "host:port of an nsqd to put to (repeat for several); by default those of --nsqd-tcp-address",
+        flag="destination-nsqd-tcp-address",
     )
 
 
