@@ -36,21 +36,9 @@ from nsq_compat.log.group_reader import MESSAGE_KINDS
 from nsq_compat.log.reading import LogEnd, readers_from_end, split_by_segment
 from nsq_compat.log.segment import NOWHERE, Group, Segment, locations_of
 from nsq_compat.log.topic_log import DEFAULT_SEGMENT_SIZE, TopicLog
+from nsq_compat.protocol import storage_schema as records
 from nsq_compat.protocol.message import attempts, message_id, message_ids, with_attempts
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.protocol.storage_schema import (
-    CHANNEL_CREATED,
-    CHANNEL_DELETED,
-    CHANNEL_EMPTIED,
-    DEFERRED,
-    MESSAGES,
-    REQUEUED,
-    TOPIC_AWAITS_CHANNELS,
-    TOPIC_EMPTIED,
-    TOPIC_KNOWS_CHANNELS,
-    TOPIC_PAUSED,
-    TOPIC_UNPAUSED,
-)
 
 _NS_PER_SECOND = 1_000_000_000
 _NO_ID = b"0" * 16
@@ -81,9 +69,6 @@ class _Replay:
             topic.last_id = max(topic.last_id, each_id)
             for state in receivers:
                 state.entries.append(pack_key(due, len(state.entries), each_id, 1, location))
-
-    def was_requeued(self, group: Group) -> None:
-        self.requeued.add(group.frames[0])
 
     def channel_created(self, group: Group) -> None:
         topic, name = self.topic, group.frames[0].decode("ascii")
@@ -133,23 +118,23 @@ class _Replay:
 
 
 _REPLAY = {
-    MESSAGES: _Replay.messages,
-    DEFERRED: _Replay.deferred,
-    REQUEUED: _Replay.was_requeued,
-    CHANNEL_CREATED: _Replay.channel_created,
-    CHANNEL_DELETED: _Replay.channel_deleted,
-    CHANNEL_EMPTIED: _Replay.channel_emptied,
-    TOPIC_EMPTIED: _Replay.topic_emptied,
-    TOPIC_PAUSED: _Replay.paused,
-    TOPIC_UNPAUSED: _Replay.unpaused,
-    TOPIC_AWAITS_CHANNELS: _Replay.paused,
-    TOPIC_KNOWS_CHANNELS: _Replay.unpaused,
+    records.MESSAGES: _Replay.messages,
+    records.DEFERRED: _Replay.deferred,
+    records.REQUEUED: lambda replay, group: replay.requeued.add(group.frames[0]),
+    records.CHANNEL_CREATED: _Replay.channel_created,
+    records.CHANNEL_DELETED: _Replay.channel_deleted,
+    records.CHANNEL_EMPTIED: _Replay.channel_emptied,
+    records.TOPIC_EMPTIED: _Replay.topic_emptied,
+    records.TOPIC_PAUSED: _Replay.paused,
+    records.TOPIC_UNPAUSED: _Replay.unpaused,
+    records.TOPIC_AWAITS_CHANNELS: _Replay.paused,
+    records.TOPIC_KNOWS_CHANNELS: _Replay.unpaused,
 }
 _REASONS = {
-    TOPIC_PAUSED: "paused",
-    TOPIC_UNPAUSED: "paused",
-    TOPIC_AWAITS_CHANNELS: "awaits_channels",
-    TOPIC_KNOWS_CHANNELS: "awaits_channels",
+    records.TOPIC_PAUSED: "paused",
+    records.TOPIC_UNPAUSED: "paused",
+    records.TOPIC_AWAITS_CHANNELS: "awaits_channels",
+    records.TOPIC_KNOWS_CHANNELS: "awaits_channels",
 }
 
 
@@ -244,7 +229,11 @@ def _audit(log: TopicLog, last: TopicState | None, topic: TopicState) -> None:
             for index in range(len(topic.streams)):
                 # A channel's stream ends at the position of the topic's own state, which comes first and may move.
                 _, state, stop = topic.streams[index]
-                _remove_numbers(missing, state, stop, log.damage)
+                begin, behind = max(missing.begin, state.position), min(missing.end, stop)
+                for lost in uncovered(state.gaps, begin, behind):
+                    log.damage.report_range(missing.path, missing.where, *lost)
+                if begin < behind:
+                    state.skip([(begin, behind)])
     if last is not None and not last.incomplete:
         _remove_ids(log, topic.backlogs)
 
@@ -288,14 +277,6 @@ def _missing_behind(segment: Segment, limit: int, seq: int, first: int, has_next
             yield _Missing(found, seq, segment.path, "its end" if has_next else "its end: the next file is missing")
 
 
-def _remove_numbers(missing: _Missing, state: ChannelState, stop: int, damage: Damage) -> None:
-    begin, end = max(missing.begin, state.position), min(missing.end, stop)
-    for lost in uncovered(state.gaps, begin, end):
-        damage.report_range(missing.path, missing.where, *lost)
-    if begin < end:
-        state.skip([(begin, end)])
-
-
 def _remove_ids(log: TopicLog, states: Sequence[ChannelState]) -> None:
     """Remove the entries of messages that are neither retained nor between the first and last id of a segment."""
     lost = {entry_id(key) for state in states for key in state.entries}
@@ -321,7 +302,7 @@ def _last_in(segment: Segment, limit: int, seq: int, any_kind: bool = False) -> 
     for reader in readers_from_end(segment, limit, Damage(quiet=True)):
         while reader.offset < limit and (groups := reader.read()):
             for group in groups:
-                if group.kind == MESSAGES and group.first_seq < seq:
+                if group.kind == records.MESSAGES and group.first_seq < seq:
                     found_seq = group.first_seq + len(group.frames)
                 if group.kind in MESSAGE_KINDS:
                     found_id = message_id(group.frames[-1])

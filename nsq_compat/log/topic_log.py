@@ -373,8 +373,10 @@ class TopicLog(ReadableLog):
                 return
             delete()
             pause()  # the system takes some milliseconds to free the pages of a file
-        if not self._closed:
-            self._remove_released()
+        # The oldest first. Between others they stay, or their messages would seem lost.
+        while not self._closed and self.segments and self.segments[0].released:
+            self.segments[0].remove()
+            self._unsynced.segments.pop(self.segments.pop(0), None)
 
     def _is_worth_it(self, candidates: Sequence[Segment]) -> bool:
         """Whether a release may find something: there is a new file, or some calls have passed."""
@@ -409,12 +411,6 @@ class TopicLog(ReadableLog):
             self._note_kept()
             copied += len(frames)
         return copied == len(alive)  # else some are unreadable now, and counted when they are fetched
-
-    def _remove_released(self) -> None:
-        """Delete released segments, the oldest first. Between others they stay, or their messages would seem lost."""
-        while self.segments and self.segments[0].released:
-            self.segments[0].remove()
-            self._unsynced.segments.pop(self.segments.pop(0), None)
 
 
 def _number_segments(segments: Sequence[Segment]) -> None:

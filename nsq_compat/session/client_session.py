@@ -211,7 +211,8 @@ class ClientSession:
 
     def _receive_frame(self, frame: Frame, events: list[Event]) -> None:
         if frame.type == FRAME_TYPE_ERROR:
-            self._on_error(_error_of(frame.data), events)
+            code, _, description = frame.data.partition(b" ")
+            self._on_error(NsqError(code.decode("utf-8", "replace"), description), events)
         elif frame.type != FRAME_TYPE_RESPONSE:
             raise ProtocolError(f"unknown frame type {frame.type}")
         elif frame.data == b"_heartbeat_":
@@ -279,8 +280,3 @@ class ClientSession:
         self._out += self._queued
         self._queued.clear()
         events.append(Opened(self.response, auth))
-
-
-def _error_of(data: bytes) -> NsqError:
-    code, _, description = data.partition(b" ")
-    return NsqError(code.decode("utf-8", "replace"), description)

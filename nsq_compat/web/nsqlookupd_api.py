@@ -50,7 +50,7 @@ class NsqlookupdApi(Application):
         metrics.collect_from(self._collect)
         super().__init__(
             {
-                "/ping": {"GET": Route(self.ping)},
+                "/ping": {"GET": Route(lambda request: plain("OK"))},
                 **monitoring_routes(metrics, lambda: READY),
                 "/info": {"GET": Route(self.info)},
                 "/lookup": {"GET": Route(self.lookup)},
@@ -66,9 +66,6 @@ class NsqlookupdApi(Application):
                 **Profiling().routes("/debug/pprof"),
             }
         )
-
-    def ping(self, request: Request) -> Response:
-        return plain("OK")
 
     def info(self, request: Request) -> Response:
         return json_response({"version": NSQ_VERSION})

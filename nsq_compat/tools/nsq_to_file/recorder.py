@@ -171,17 +171,13 @@ class TopicRecorder:
     def _record(self, messages: list[Message], order: _Order | None) -> None:
         recording, now, now_ns = self.recording, time.monotonic(), time.time_ns()
         if messages:
-            recording.write(messages, now, now_ns, self._sync_timeout())
+            timeout = min((connection.msg_timeout for connection in self.consumer.connections), default=0.0)
+            recording.write(messages, now, now_ns, timeout / 2)
         if order in (_Order.REOPEN, _Order.END):
             recording.close()
         elif now >= recording.due():
             recording.tick(now, now_ns)
-        elif recording.unsynced and (order is _Order.SYNC or self._is_starved()):
-            recording.sync()
-
-    def _is_starved(self) -> bool:
-        return self._queue.empty() and (self._stopping or self.consumer.is_starved())
-
-    def _sync_timeout(self) -> float:
-        """Half of the message timeout."""
-        return min((connection.msg_timeout for connection in self.consumer.connections), default=0.0) / 2
+        elif recording.unsynced:
+            is_starved = self._queue.empty() and (self._stopping or self.consumer.is_starved())
+            if is_starved or order is _Order.SYNC:
+                recording.sync()
