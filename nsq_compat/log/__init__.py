@@ -6,8 +6,8 @@ taken and not finished.
 
 Writing:
 
-    storage         all topics of a data path: writes their checkpoints, applies the durability level, keeps disk
-                    space for checkpoints, and refuses publishes when that was given up
+    storage         all topics of a data path: writes their checkpoints, applies the durability level, reserves
+                    disk space for checkpoints, and refuses publishes once that is used up
     topic_log       one topic's segments: append, read, release, delete
     segment         one file of a log: the encoding of each publish in it, and the file of a large publish
     retained        messages copied out of released segments

@@ -2,7 +2,7 @@
 
     conversation    the interface between a connection and every session
     nsqd_session    a client of nsqd (V2): a method for each command, and limits such as --max-rdy-count
-    negotiation     IDENTIFY: limits, settings, TLS and compression
+    negotiation     IDENTIFY: limits, settings such as the heartbeat interval, TLS and compression
     authorization   permissions from auth servers
     client_roles    the client as a producer, and as a consumer of a channel
     lookupd_session an nsqd, as a client of nsqlookupd (V1)

@@ -16,6 +16,6 @@
     queries     the data of a page: a snapshot of the cluster, or queries with their warnings
     actions     everything that changes the cluster
 
-A view queries, a template displays, neither computes. Templates lie in `templates/`: a folder for each blueprint, a
-file for each endpoint.
+A view queries, a template displays, neither computes. Templates lie in the repository's `templates/`: a folder for each
+blueprint, a file for each endpoint.
 """
