@@ -157,7 +157,7 @@ def test_the_node_id_follows_from_the_host_name():
 
 
 def test_the_host_name_is_the_machine_s():
-    assert HOST == NsqdOptions().broadcast_address
+    assert NsqdOptions().broadcast_address == HOST
     assert NsqdOptions().id == node_id(HOST)
 
 
