@@ -44,7 +44,7 @@ leave_all() {
 """
 
 
-_SECONDS_FOR_A_COMMAND: Final = 150.0
+_SECONDS_FOR_A_COMMAND: Final = 600.0
 _SECONDS_FOR_A_CHANGE: Final = 60.0
 _LISTENING: Final = "0A"
 

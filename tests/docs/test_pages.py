@@ -17,7 +17,7 @@ from tests.docs.pages import NOT_RUN, SETUPS, Setup
 from tests.docs.sandbox import ROOT, run, search_path
 
 FOLDERS = ("conformance", "benchmarks", "contrib")
-SECONDS = 300
+SECONDS = 900
 OUR_PROGRAMS = ("nsq", "to_nsq", "curl", "pip", "python")
 
 

@@ -61,7 +61,7 @@ def log_hour(daemon: Daemon) -> int:
 def test_a_jump_blocks_no_publisher_and_moves_no_deadline(start: StartDaemon, clock, tmp_path, offset, level):
     daemon = start(f"--durability={level}", "--sync-timeout=100ms", command=clock.command)
     daemon.create_channel("t", "c")
-    with daemon.client() as producer, daemon.client(msg_timeout=4000, heartbeat_interval=1000) as consumer:
+    with daemon.client() as producer, daemon.client(msg_timeout=4000, heartbeat_interval=10_000) as consumer:
         consumer.subscribes(ready=100)
         began = time.monotonic()
         producer.publishes(b"times out").defers(b"deferred", 5000)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+# Two of them run pip, which takes minutes on a busy machine.
+pytestmark = pytest.mark.timeout(900)
+
 ENVIRONMENT = Path(__file__).parents[2] / "scripts" / "environment"
 
 
