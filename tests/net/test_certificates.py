@@ -23,10 +23,10 @@ VERSIONS = {
 def shake_hands(certificates, client):
     """The server's side, complete."""
     server = certificates.make_tls()
-    said = client.shakes_hands()
-    while not server.shake_hands(said):
-        said = client.shakes_hands(server.encode(b""))
-    client.shakes_hands(server.encode(b""))
+    said = client.do_handshake()
+    while not server.do_handshake(said):
+        said = client.do_handshake(server.encode(b""))
+    client.do_handshake(server.encode(b""))
     return server
 
 
