@@ -3,10 +3,10 @@
 The log after the checkpoint is replayed: messages only move the end of the stream, deferred messages are entered in the
 states that received them, and control records (channels created, deleted, emptied, pauses) are applied again.
 
-Without a checkpoint the whole log is replayed. If old segments were deleted, the log no longer tells which channel
-still needs which message, so every channel gets all of them.
+Without a checkpoint the whole log is replayed. If old segments were deleted, the log no longer shows which messages
+each channel still needs, so every channel gets all of them.
 
-The audit then checks that the log holds every message that the checkpoint promises and that is not finished. It reads
+The audit then checks that the log has every unfinished message that the checkpoint requires. It reads
 the sizes and headers of the segments, the last messages of each segment that is still needed, and the ids of retained
 messages. Missing messages are counted, logged, and removed from the channels' states, so that depths are right. Damage
 between sound groups is found, and counted, when it is read.
@@ -239,7 +239,7 @@ def _audit(log: TopicLog, last: TopicState | None, topic: TopicState) -> None:
 
 
 def _is_cut(log: TopicLog, end: LogEnd) -> bool:
-    """Report if the last segment that the checkpoint knows is missing, or shorter than it says."""
+    """Report if the last segment in the checkpoint is missing, or shorter than recorded there."""
     path = log.path_of("log", end.segment)
     segment = next((each for each in log.segments if each.number == end.segment), None)
     if not end.offset or (segment is not None and segment.end >= end.offset):
@@ -259,7 +259,7 @@ def _missing_numbers(log: TopicLog, end: LogEnd | None, first: int) -> Iterator[
         yield _Missing(first, oldest, log.folder, "its beginning: a file is missing")
     for segment, following in pairwise(segments):
         is_next = following.number == segment.number + 1
-        # A released segment has no message from `first` on, but what is missing behind it may have had some.
+        # A released segment has no message from `first` on, but missing segments after it may have had some.
         nothing_lost = segment.released and is_next and not following.header_lost
         if following.first_seq > first and not nothing_lost:
             yield from _missing_behind(segment, segment.end, following.first_seq, first, is_next)

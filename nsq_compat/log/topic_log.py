@@ -134,7 +134,7 @@ class TopicLog(ReadableLog):
             index.count += len(frames)
             if offset >= index.next_offset:
                 index.add(first_seq if kind == MESSAGES else self.next_seq, message_id(frames[0]), offset)
-                if len(data) < INDEX_STEP:  # large groups gain little
+                if len(data) < INDEX_STEP:  # it saves little for large groups
                     self._later(self._prepare)
         if kind == MESSAGES:
             self.next_seq = first_seq + len(frames)
@@ -183,7 +183,7 @@ class TopicLog(ReadableLog):
         self._note_kept()
 
     def begin_checkpoint(self) -> LogEnd:
-        """Return the log's end, for a checkpoint of this moment. It will not name messages retained later."""
+        """Return the log's end, for a checkpoint of the current state, without messages that are retained later."""
         self.kept.begin_checkpoint()
         return self.end
 
@@ -254,7 +254,7 @@ class TopicLog(ReadableLog):
         try:
             self._descriptors.with_room(lambda: remove_folder(self._files, doomed))
         except OSError as error:
-            log.warning("LOG(%s): not wholly deleted - %s", doomed, error)
+            log.warning("LOG(%s): not deleted completely - %s", doomed, error)
 
     # --- Durability ---------------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class TopicLog(ReadableLog):
         """Note the result of the job, in the thread of the log."""
         self._unsynced.finish_sync(job, error, self._active)
         if error:
-            log.error("LOG(%s): failed to sync, going on in a new file - %s", self.folder, error)
+            log.error("LOG(%s): failed to sync, continuing in a new file - %s", self.folder, error)
 
     def note_new_name(self) -> None:
         """Note that a file was renamed, which the next sync makes durable."""
@@ -314,7 +314,7 @@ class TopicLog(ReadableLog):
                 try:
                     segment.truncate(tail)
                 except OSError as error:
-                    log.warning("LOG(%s): the unfinished tail stays - %s", segment.path, error)
+                    log.warning("LOG(%s): cannot cut off an unfinished write - %s", segment.path, error)
             self._unsynced.segments[segment] = None
 
     # --- Inside -------------------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ class TopicLog(ReadableLog):
                 return
             delete()
             pause()  # the system takes some milliseconds to free the pages of a file
-        # The oldest first. Between others they stay, or their messages would seem lost.
+        # The oldest first, because a gap between other files would look like a loss.
         while not self._closed and self.segments and self.segments[0].released:
             self.segments[0].remove()
             self._unsynced.segments.pop(self.segments.pop(0), None)
@@ -427,7 +427,7 @@ def _number_segments(segments: Sequence[Segment]) -> None:
 
 def _first_seq_of(segment: Segment, following: int) -> int:
     if segment.end > FIRST_GROUP:
-        log.warning("LOG(%s): its header is damaged", segment.path)
+        log.warning("LOG(%s): the file's header is damaged", segment.path)
     reader = GroupReader(segment, Damage(quiet=True))
     while groups := reader.read():
         for group in groups:
