@@ -33,8 +33,8 @@ from nsq_compat.queue.in_flight import InFlight
 
 MAX_IN_MEMORY: Final = 50_000
 MAX_BYTES_IN_MEMORY: Final = 1 << 24
-"""Frames of a cursor with a log. Reading back costs less than memory for more: that has to be allocated by the system,
-and is out of every cache when the messages are delivered (docs/decisions/0015)."""
+"""Frames of a cursor with a log. Reading others back costs less than keeping them, because the system has to allocate
+more memory, which is in no CPU cache any more when they are delivered (docs/decisions/0015)."""
 ANY_SIZE: Final = 1 << 62
 """As a number of bytes: no limit."""
 _RESTORED_BATCH: Final = 256
@@ -164,7 +164,7 @@ class Cursor:
 
     def extend(self, frames: Sequence[bytes]) -> int:
         """Add published frames, which are in the log if there is one. Returns how many were dropped."""
-        # Hot: once per channel for every publish. `behind` is written out, because calls are what this costs.
+        # Hot: once per channel for every publish. `behind` is written out, because the cost is mainly that of calls.
         window, count = self.window, len(frames)
         if not count:
             return 0
@@ -204,9 +204,9 @@ class Cursor:
         return frames
 
     def follow(self, other: "Cursor") -> int:
-        """Go on with the messages of a cursor that begins where this one ends; returns how many were dropped.
+        """Append the messages of a cursor that begins where this one ends; returns how many were dropped.
 
-        Memory may exceed its bound by the other's messages; it does not grow from there.
+        The other's frames may exceed the bound of memory. Until they are taken, no further ones are added.
         """
         batches = other.window.batches()
         if self._log is None:
@@ -220,9 +220,9 @@ class Cursor:
         return 0
 
     def pass_over(self, position: int) -> None:
-        """Skip the part of the stream between its end and `position`, where it goes on."""
+        """Skip the numbers from the end of the stream up to `position`, at which the stream continues."""
         if self._log is None or position <= self.end:
-            return  # without a log numbers mean nothing
+            return  # without a log the numbers are not used
         if self.position == self.end:
             self.position = position
         else:
@@ -239,7 +239,7 @@ class Cursor:
         self.position = self.end
 
     def move(self, position: int, end: int, gaps: Iterable[tuple[int, int]] = ()) -> None:
-        """Go to another place in the stream, all of which is in the log, except for the gaps."""
+        """Move to another position in the stream. All its messages except for the gaps must be in the log."""
         self.skip_to_end()
         self.position, self.end = min(position, end), end
         self.gaps.extend(gaps)
@@ -268,7 +268,7 @@ class Cursor:
         assert self._log is not None, "messages that are not in memory are in the log"
         if self._reader is None:
             self._reader = self._log.reader(self.position)
-        # The log may go on behind `end`, with messages that a paused topic holds.
+        # The log may have messages after `end`, which a paused topic holds.
         stop = self.gaps[0][0] if self.gaps else self.end
         groups = self._unused or deque(self._reader.read())
         expected = self.position
@@ -349,8 +349,8 @@ class Backlog:
     def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
         """Take at most `limit` frames and about `max_bytes` bytes. Raises ``OSError``, having taken nothing.
 
-        ``BlockingIOError`` says that nothing is wrong, but more has to be read than should be at once: call it again
-        in a later iteration of the event loop.
+        ``BlockingIOError`` is not a failure: more has to be read than one call should read. Call it again in a later
+        iteration of the event loop.
         """
         if not self._turns and not self._restored:  # Hot: usually nothing was returned
             frames = self.cursor.take(limit, max_bytes)

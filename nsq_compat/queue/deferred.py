@@ -24,7 +24,7 @@ from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.schedule import AT_ONCE, Schedule
 
 _MAX_SEARCHED = 50_000
-"""Keys that `latest` looks through; more would hold the event loop for too long."""
+"""Keys that `latest` examines; more would block the event loop for too long."""
 _LOCATED_AT_ONCE: Final = 256
 _SEARCHED_AT_ONCE: Final = 16
 """Messages without a location that are released at once; others are served before the next."""
@@ -68,7 +68,7 @@ class Deferred:
 
     @property
     def room(self) -> int:
-        """The number of further messages whose frames stay in memory."""
+        """The number of further frames that stay in memory."""
         return 1 << 62 if self._fetch is None else self._memory - len(self._frames)
 
     def add_new(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> int:
@@ -99,7 +99,7 @@ class Deferred:
     def release(self, now: float, limit: int) -> list[bytes]:
         """Take at most `limit` due messages, the earliest first. Raises ``OSError``, having taken nothing.
 
-        It returns fewer if they have to be searched for. ``next_due`` tells whether there are more.
+        It returns fewer if they have to be searched for. ``next_due`` shows whether more are due.
         """
         keys = self._take_keys(now, limit)
         try:
@@ -144,7 +144,7 @@ class Deferred:
         heapq.heapify(self._keys)
 
     def share_with(self, other: "Deferred") -> int:
-        """Add all messages to another channel's; returns how many do not fit there."""
+        """Add a copy of all messages to another channel's; returns how many do not fit there."""
         self._settle()
         if other._fetch is None:  # it has room for some of the frames in memory
             here = sorted(key for key in self._keys if entry_id(key) in self._frames)
@@ -178,7 +178,7 @@ class Deferred:
         self._unlocated.clear()
 
     def next_due(self) -> float:
-        """Return when `release` has something to do."""
+        """Return the time at which `release` next has something to do."""
         keys = [*self._keys[:1], *self._unlocated]
         due: float = ENTRY.unpack_from(min(keys))[0] if keys else NEVER
         return due

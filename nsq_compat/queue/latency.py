@@ -67,7 +67,7 @@ class Latency:
 
 
 def _value(sketch: Sketch, quantile: float) -> float:
-    """Return the smallest value that this part of all values does not exceed, in whole nanoseconds."""
+    """Return the smallest value that at least this fraction of all values does not exceed, in whole nanoseconds."""
     if not sketch.count:
         return 0.0
     # The sketch places a quantile between two values and returns the smaller one: of two values, even for 0.99. Its
