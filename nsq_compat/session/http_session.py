@@ -64,13 +64,13 @@ class ImmediateHandler(Protocol):
     def paths(self) -> Container[str]: ...
 
     def begin(self, request: Request, producer: Producer | None, now: float, now_ns: int) -> Response | None:
-        """The response, or None if `producer` is told the outcome at the end of this event-loop iteration."""
+        """The response, or None if `producer` is notified at the end of this event-loop iteration."""
 
     def outcome(self, error: Exception | None) -> Response:
         """The response to a request for which `begin` returned None."""
 
     def settle(self) -> None:
-        """Tell all waiting producers their outcomes now."""
+        """Notify all waiting producers now."""
 
 
 # --- Responses --------------------------------------------------------------------------------------------------------
@@ -166,12 +166,12 @@ class _Known(NamedTuple):
 class RequestReader:
     """The input of one connection. The public ``on_...`` methods are the parser's callbacks."""
 
-    __deletable__: Final = ("_parser",)  # compiled classes must say so
+    __deletable__: Final = ("_parser",)  # mypyc requires this for an attribute that is deleted
 
     def __init__(self, admit: Callable[[str, str], Admission], limits: HttpLimits, remote_address: str) -> None:
         self.phase = Phase.IDLE
         self.finished = False
-        """No further request follows, whatever is fed."""
+        """No further request follows; later input is ignored."""
         self.body_size = 0
         self._admit = admit
         self._limits = limits
@@ -449,7 +449,7 @@ class HttpConversation(Conversation):
 
     @property
     def lost_level(self) -> int:
-        return logging.DEBUG  # HTTP clients often leave
+        return logging.DEBUG  # HTTP clients often disconnect
 
     def closed(self) -> None:
         super().closed()

@@ -2,9 +2,9 @@
 
 The settings of a connection have the form of an ``IdentifyRequest``, with granted values in place of requested ones.
 
-The steps of an upgrade (nsqd): the response to IDENTIFY as before, the TLS handshake, OK through TLS, OK through the
-compression. Each takes effect where the one before ends, so bytes that a client sent ahead belong to the codec they
-were meant for (docs/differences.md: pipelined-upgrade).
+The steps of an upgrade (nsqd): the response to IDENTIFY without the new codecs, the TLS handshake, OK through TLS, OK
+through the compression. Each begins exactly where the one before ends, so bytes that a client sends ahead are decoded
+by the right codec (docs/differences.md: pipelined-upgrade).
 """
 
 from dataclasses import dataclass, replace
@@ -129,7 +129,7 @@ def grant(settings: IdentifyRequest, limits: NsqdLimits) -> IdentifyResponse:
 
 
 def locality(settings: IdentifyRequest, limits: NsqdLimits) -> Locality:
-    """The client's locality. nsqd: its zone may be ours although its region is not.
+    """The client's locality. nsqd: the zones are compared even if the regions differ.
 
     Without a configured zone and region all clients are global (docs/differences.md: topology).
     """
