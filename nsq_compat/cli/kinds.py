@@ -41,7 +41,7 @@ class Kind(Generic[T]):
     """How values of one type are written. `parse` and `convert` raise ValueError with the reason."""
 
     type_name: str
-    """Printed behind the flag in the usage text. Empty for a flag that alone means true; a value follows `=`."""
+    """Printed after the flag in the usage text. Empty for a flag that alone means true; a value follows `=`."""
     parse: Callable[[str, T], T]
     """Returns the new value, from the flag's text and the previous value: the default, or that of earlier flags."""
     expected: str

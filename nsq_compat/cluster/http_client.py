@@ -132,7 +132,7 @@ class Answer(Generic[T]):
     value: T
     errors: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
-    """The daemons behind `errors`, named as in the query."""
+    """The daemons that caused `errors`, named as in the query."""
     skipped: tuple[str, ...] = ()
     """Invalid parts of answers, which are left out of `value`, with reasons."""
 

@@ -133,7 +133,7 @@ class GroupReader:
             groups.append(Group(kind, first_seq, due_ns, frames, origin + at))
             if kind == MESSAGES:
                 if self.suspect is not None:
-                    self.settle(first_seq)
+                    self.report_suspect(first_seq)
                 self.next_seq = first_seq + count
             at = stop
         self.offset = base + at
@@ -167,7 +167,7 @@ class GroupReader:
         self.offset = header.end
         if header.kind == MESSAGES:
             if self.suspect is not None:
-                self.settle(header.first_seq)
+                self.report_suspect(header.first_seq)
             self.next_seq = header.first_seq + header.record_count
 
     def _count(self, header: GroupHeader, groups: Sequence[Group]) -> None:
@@ -180,7 +180,7 @@ class GroupReader:
             lost_count = header.record_count - sum(len(group.frames) for group in groups)
             self._damage.report(self._segment.path, header.offset, lost_count)
 
-    def settle(self, seq: int) -> None:
+    def report_suspect(self, seq: int) -> None:
         """Report the loss at `suspect`, now that the number of the next message is known."""
         suspect, self.suspect = self.suspect, None
         expected = self.next_seq or self._seq

@@ -139,7 +139,7 @@ class LogCursor:
         if self._report_lost(segment, place, max(self._seq, self._reader.next_seq), seq):
             self._reader.suspect = None
         elif self._reader.suspect is not None:
-            self._reader.settle(seq)
+            self._reader.report_suspect(seq)
 
     def _report_lost(self, segment: Segment, place: str, begin: int, end: int) -> bool:
         """Report the numbers from `begin` up to `end` as lost, if the log must have them. Returns whether it must."""
@@ -378,7 +378,7 @@ class ReadableLog:
         return not self.kept.files and all(one.number == number and not one.released for number, one in following)
 
     def bytes_behind(self, seq: int) -> int:
-        """Approximate bytes behind `seq`, interpolated within its segment."""
+        """Approximate bytes of the messages from `seq` on, interpolated within its segment."""
         total, following = 0, self.next_seq
         for segment in reversed(self.segments):
             if following > max(seq, segment.first_seq):
@@ -390,7 +390,7 @@ class ReadableLog:
         return total + (self.tail.bytes_behind(seq) if self.tail is not None else 0)
 
     def recovered(self) -> Iterator[Group]:
-        """Yield the groups of all kinds behind `start`, in order, with a block in memory at a time."""
+        """Yield the groups of all kinds after `start`, in order, with a block in memory at a time."""
         cursor = LogCursor(self, counts_all=True)
         cursor.seek_to(self.start)
         while groups := cursor.read(BLOCK_SIZE):

@@ -258,7 +258,7 @@ class Index:
             at -= 1
 
     def seek(self, seq: int) -> tuple[int, int]:
-        """Where to begin reading to find a message by its number: an offset, and the first number behind it."""
+        """The offset at which to begin reading to find a message by its number, and the first number after it."""
         entry = bisect_right(self._seqs, seq) - 1
         return (self._offsets[entry], self._seqs[entry]) if entry >= 0 else (FIRST_GROUP, 0)
 

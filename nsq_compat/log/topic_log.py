@@ -49,7 +49,7 @@ _STAGED: Final = "staged"
 _COPY_AT_ONCE: Final = 1024  # ids
 _FILES_AT_ONCE: Final = 16
 """Files from which messages are copied before the copies are synced."""
-_PATIENCE: Final = 16
+_SKIPPED_CALLS: Final = 16
 _SPILLED_AT_ONCE: Final = 1 << 15
 
 Later = Callable[[Callable[[], None]], object]
@@ -77,7 +77,7 @@ class TopicLog(ReadableLog):
         descriptors = descriptors or Descriptors(files)
         super().__init__(folder, Retained(descriptors, lambda number: self.path_of("kept", number), segment_size))
         self.last_place = 0
-        """The place of the last group that was not of kind MESSAGES (``place_of``)."""
+        """The position of the last group that was not of kind MESSAGES (``place_of``)."""
         self._descriptors = descriptors
         self._files = files
         self._segment_size = segment_size
@@ -86,7 +86,7 @@ class TopicLog(ReadableLog):
         self._last_number = 0
         self._staged_count = 0
         self._unsynced = Unsynced(descriptors)
-        self._patience = 0
+        self._calls_to_skip = 0
         self._considered = 0
         self._closed = False
         self._open(start)
@@ -95,7 +95,7 @@ class TopicLog(ReadableLog):
 
     @property
     def end(self) -> LogEnd:
-        """The place behind the last group. With this `start`, ``recovered`` returns the groups appended from now on."""
+        """The end of the last group. With this `start`, ``recovered`` returns the groups appended from now on."""
         last = self.segments[-1] if self.segments else None
         return LogEnd(last.number, last.end, self.next_seq) if last else LogEnd(self._last_number, 0, self.next_seq)
 
@@ -212,7 +212,7 @@ class TopicLog(ReadableLog):
         candidates = [
             one for one, after in following if one.number < limit and after.first_seq <= seq and not one.released
         ]
-        if not self._is_worth_it(candidates):
+        if not self._release_is_due(candidates):
             return
         alive = sorted_ids(unfinished(), pause)
         try:
@@ -378,16 +378,16 @@ class TopicLog(ReadableLog):
             self.segments[0].remove()
             self._unsynced.segments.pop(self.segments.pop(0), None)
 
-    def _is_worth_it(self, candidates: Sequence[Segment]) -> bool:
+    def _release_is_due(self, candidates: Sequence[Segment]) -> bool:
         """Whether a release may find something: there is a new file, or some calls have passed."""
         if not candidates and not self.kept.files:
             return False
-        self._patience -= 1
+        self._calls_to_skip -= 1
         newest = candidates[-1].number if candidates else 0
-        if newest <= self._considered and self._patience > 0:
+        if newest <= self._considered and self._calls_to_skip > 0:
             return False
         self._considered = max(newest, self._considered)
-        self._patience = _PATIENCE
+        self._calls_to_skip = _SKIPPED_CALLS
         return True
 
     def _copy(self, segment: Segment, alive: Sequence[bytes], pause: Callable[[], None]) -> bool:

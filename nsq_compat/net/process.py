@@ -81,7 +81,7 @@ def descriptors_left_by_clients() -> int:
 
 
 class ClientDescriptors:
-    """Checks before a client is accepted that a descriptor is left for it. `descriptor` is any open one."""
+    """Checks before a client is accepted that a descriptor is left for it. `descriptor` must stay open."""
 
     def __init__(self, descriptor: int) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -28,7 +28,7 @@ def listen(address: str) -> socket.socket:
     """Create a non-blocking listening socket. Raises ``ListenError``.
 
     nsqd: an IPv4 wildcard (``0.0.0.0:4150``, ``:4150``) also accepts IPv6. With port 0 the system chooses a free port.
-    An address without a port is the path of a unix socket. A socket file at this path is replaced if nothing listens.
+    An address that is not ``host:port`` is the path of a unix socket; a socket file without a listener is replaced.
     """
     try:
         host_and_port = split_host_port(address)

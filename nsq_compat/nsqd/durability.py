@@ -89,16 +89,16 @@ class Committer:
 
     def commit(self, log: TopicLog) -> None:
         """Return when everything appended so far is on the disk. Raises ``OSError`` if it may not be."""
-        turn = self._gathering.setdefault(log, AsyncResult())
+        synced = self._gathering.setdefault(log, AsyncResult())
         if log not in self._syncing:
             self._syncing.add(log)
             gevent.spawn(self._sync_while_wanted, log)
-        turn.get()
+        synced.get()
 
     def _sync_while_wanted(self, log: TopicLog) -> None:
         try:
             while log in self._gathering:
-                turn = self._gathering.pop(log)
+                synced = self._gathering.pop(log)
                 try:
                     job = log.begin_sync()
                     began = time.monotonic()
@@ -110,9 +110,9 @@ class Committer:
                     log.finish_sync(job, None)
                     self._observe(time.monotonic() - began)
                 except OSError as error:
-                    turn.set_exception(error)
+                    synced.set_exception(error)
                 else:
-                    turn.set(None)
+                    synced.set(None)
         finally:
             self._syncing.discard(log)
 
@@ -136,7 +136,7 @@ class Checkpoints:
         self._writing.start()
 
     def stop(self) -> None:
-        """Stop. Returns after a thread has finished a checkpoint, which may not replace the previous one any more."""
+        """Stop. If a thread is writing a checkpoint, wait for it; it then possibly does not replace the last one."""
         self._writing.kill()
 
     def write_all(self) -> None:

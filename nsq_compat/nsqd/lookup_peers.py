@@ -175,7 +175,7 @@ class TopicChannels:
         self._peers = peers
         self._calls = calls
         self._timeout = timeout
-        self._turn = BoundedSemaphore(MAX_TOPICS_AT_ONCE)
+        self._slots = BoundedSemaphore(MAX_TOPICS_AT_ONCE)
         self._learning = Group()
         self._asking = Group()
         self._skipped_until: WeakKeyDictionary[Peer, float] = WeakKeyDictionary()
@@ -203,7 +203,7 @@ class TopicChannels:
 
     def _learn(self, topic: Topic) -> None:
         names: list[str] = []
-        with self._turn:
+        with self._slots:
             try:
                 names = self._ask(topic.name)
             except Exception:  # the topic must not wait forever

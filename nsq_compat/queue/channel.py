@@ -349,7 +349,7 @@ class Channel:
         elif rate is not None:
             if not isinstance(queue, Throttle):
                 queue = self._wait_queue = self._notified = Throttle(queue, self._schedule, self._wake)
-            queue.follow(rate, now)
+            queue.set_rate(rate, now)
 
     def empty(self) -> None:
         """Drop all messages, also those deferred and in flight."""

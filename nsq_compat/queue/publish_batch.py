@@ -54,11 +54,11 @@ class Producer(Protocol):
 class PublishBatch:
     """All posted publishes of a daemon; only for topics with a `publish` that does not block.
 
-    `at_end_of_turn` registers a callback for the end of the event-loop iteration.
+    `at_end_of_iteration` registers a callback for the end of the event-loop iteration.
     """
 
-    def __init__(self, at_end_of_turn: Callable[[Callable[[], None]], object]) -> None:
-        self._at_end_of_turn = at_end_of_turn
+    def __init__(self, at_end_of_iteration: Callable[[Callable[[], None]], object]) -> None:
+        self._at_end_of_iteration = at_end_of_iteration
         self._posts: dict[Topic, list[tuple[Sequence[bytes], Producer]]] = {}
         self._count = 0
         self._last: Producer | None = None
@@ -77,7 +77,7 @@ class PublishBatch:
         if not self._count:
             if producer is self._last:
                 return False
-            self._at_end_of_turn(self.settle)
+            self._at_end_of_iteration(self.settle)
         elif self._count >= MAX_POSTED:
             self.settle()
         self._last = producer

@@ -165,7 +165,7 @@ class Throttle(WaitQueue):
         self._tokens = 0.0
         self._filled = 0.0  # when `_tokens` was computed
 
-    def follow(self, rate: Rate, now: float) -> None:
+    def set_rate(self, rate: Rate, now: float) -> None:
         """Change the rate. The bucket begins full."""
         if rate != self._rate:
             self._rate, self._tokens, self._filled = rate, float(rate.burst), now

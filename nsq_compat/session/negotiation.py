@@ -63,7 +63,7 @@ def settings_before_identify(host: str, limits: NsqdLimits) -> IdentifyRequest:
     )
 
 
-def patience(settings: IdentifyRequest) -> float:
+def command_timeout(settings: IdentifyRequest) -> float:
     """The seconds within which a client must complete a command; without heartbeats it has any time.
 
     nsqd: two heartbeat intervals; parts of a command do not count.
@@ -141,17 +141,17 @@ def locality(settings: IdentifyRequest, limits: NsqdLimits) -> Locality:
 
 
 class Layers:
-    """The codecs of one connection, those in place and those to come (`wanted`)."""
+    """The codecs of one connection: those in use, and those that follow (`wanted`)."""
 
     def __init__(self) -> None:
         self.tls: TlsFacts | None = None
         self.compression: Codec | None = None
         self.wanted: tuple[Codec | None, ...] = ()
-        """Those to come, in order; None for TLS, which the connection makes."""
+        """Those that follow, in order; None for TLS, which the connection creates."""
 
     def want(self, features: IdentifyResponse) -> None:
         """Plan the codecs of these features. Raises ``FatalClientError`` if they cannot follow those in place."""
-        # nsqd applies them to the bare socket, and the two sides no longer understand each other.
+        # nsqd applies them to the bare socket, after which neither side can decode the other's bytes.
         if features.tls_v1 and (self.tls is not None or self.compression is not None):
             raise FatalClientError(
                 E_IDENTIFY_FAILED, "IDENTIFY failed TLS cannot begin inside a TLS or compressed stream"
