@@ -100,7 +100,7 @@ class Supervisor:
     """Notifies systemd (`Type=notify`, `WatchdogSec=`) if it started this process. Methods do not raise.
 
     `environment` has the socket (``NOTIFY_SOCKET``) and the watchdog's limit (``WATCHDOG_USEC``). The event loop sends
-    the watchdog's keep-alives, so systemd restarts a daemon if its loop is blocked.
+    the watchdog's keep-alive messages, so systemd restarts a daemon if its loop is blocked.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -112,7 +112,7 @@ class Supervisor:
         self._keep_alive: gevent.Greenlet[[], None] | None = None
 
     def ready(self) -> None:
-        """Report that the daemon serves, and start the watchdog's keep-alives."""
+        """Report that the daemon serves, and start the watchdog's keep-alive messages."""
         self._notify("READY=1")
         if self._address and self._limit:
             self._keep_alive = gevent.spawn(self._send_keep_alives)
