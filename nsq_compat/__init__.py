@@ -25,7 +25,7 @@ __version__ = "0.1.0"
 """The version of this project."""
 
 NSQ_VERSION = "1.3.0"
-"""The version of NSQ whose behaviour is implemented; announced to clients, in /info and to nsqlookupd."""
+"""The version of NSQ that is implemented; announced to clients, in /info and to nsqlookupd."""
 
 
 def version_line(program: str) -> str:
@@ -38,7 +38,7 @@ def version_line(program: str) -> str:
 
 
 def is_compiled() -> bool:
-    """Whether the message path is machine code, which the installation makes where there is a compiler."""
+    """Whether the message path was compiled to machine code, which the installation does if there is a C compiler."""
     return find_spec("nsq_compat__mypyc") is not None
 
 

@@ -1,9 +1,9 @@
-"""HTTP requests over `requests`, with bounds: one deadline for the whole exchange, and a largest body.
+"""HTTP requests with `requests` and bounds: one deadline for the whole exchange, and a maximum size of the body.
 
 The timeouts of `requests` are for one wait each: a server that sends a byte now and then never exceeds them, in the TLS
 handshake, in headers, in chunk sizes, with 100 Continue, or from redirect to redirect. So a watchdog shuts the
-connection down when the deadline passes, which ends whatever waits for it. In a program that replaced threads by
-greenlets the watchdog is a greenlet. Only name resolution is not interrupted: the resolver has timeouts of its own.
+connection down when the deadline passes, which ends every wait for it. In a program that replaced threads by greenlets,
+the watchdog is a greenlet. Only name resolution is not interrupted: the resolver has timeouts of its own.
 
 `exchange` makes a whole request. A caller that treats the answer differently uses the two parts:
 
@@ -144,10 +144,10 @@ def _deadline() -> Deadline:
 
 
 def bounded_session(connections: int = 10, tls: ssl.SSLContext | None = None) -> requests.Session:
-    """A session whose requests need a `Deadline`; at most so many `connections` are kept to each host.
+    """A session for requests inside a `Deadline`. At most `connections` are kept open to each host.
 
-    Nothing is taken from the environment, no cookie is kept, and the body of a redirect is not read. With `tls` it
-    alone judges certificates, and the session's `verify` and `cert` are ignored.
+    The environment is ignored, cookies are dropped, and the body of a redirect is not read. If `tls` is given, it alone
+    decides about certificates, and the session's `verify` and `cert` are ignored.
     """
     session = requests.Session()
     session.trust_env = False
@@ -172,7 +172,7 @@ def exchange(
     follow_redirects: bool = False,
     decompress: bool = True,
 ) -> Answer:
-    """Make a request and read all of its answer, whatever the status. Raises one of `FAILURES`."""
+    """Make a request and read all of its answer, with any status. Raises one of `FAILURES`."""
     with deadline:
         timeouts = (min(connect_timeout, max(0.001, deadline.left)), max(0.001, deadline.left))
         with session.request(
@@ -180,7 +180,7 @@ def exchange(
         ) as response:
             deadline.check()  # headers that were cut off look complete
             answer = bytearray()
-            # One piece as it comes: waiting for a full buffer would be waiting for a server that drips.
+            # Read what has arrived: a slow server would take long to fill the buffer.
             while chunk := response.raw.read1(_CHUNK, decode_content=decompress):
                 answer += chunk
                 if len(answer) > max_body:
@@ -199,7 +199,7 @@ def root_error(error: BaseException) -> BaseException:
 
 
 def _drop_body_of_redirect(response: requests.Response, *_: Any, **__: Any) -> None:
-    # requests would read it whole, however large it is.
+    # requests would read all of it, at any size.
     if response.is_redirect:
         response._content = b""
         response.raw.close()
@@ -242,7 +242,7 @@ class _Watched(HTTPConnection):
         return connection
 
     def _connect_to_any(self) -> socket.socket:
-        """Connect to the addresses of the name in turn, each within what is left of the time."""
+        """Connect to the addresses of the name in turn, each within the remaining time."""
         name, timeout, deadline = self._dns_host, self.timeout, _deadline()
         try:
             found = socket.getaddrinfo(name, self.port, type=socket.SOCK_STREAM)

@@ -2,7 +2,7 @@
 
 The command line has the syntax of Go's flag package. `-name` and `--name` are the same flag; a value follows after `=`
 or as the next word, except for booleans, which take one only after `=`. The first word that is no flag, or `--`, ends
-the flags, and the words behind it are not examined: operators' scripts rely on both. Error texts, the usage text's
+the flags, and the words after it are not examined: operators' scripts rely on both. Error texts, the usage text's
 layout and the exit codes are Go's too.
 
 The config file is TOML with flat keys at the top level. A flag takes precedence over the file, the file over the
@@ -50,11 +50,11 @@ class Arguments(NamedTuple):
     given: Mapping[str, Any]
     """Values by config key, of the flags that were given."""
     rest: tuple[str, ...]
-    """The words behind the flags. The daemons ignore them."""
+    """The words after the flags. The daemons ignore them."""
 
 
 def parse(table: Table, words: Iterable[str]) -> Arguments:
-    """Read the words behind the program's name. Raises FlagError, HelpRequested or (a bad percentile) OptionError."""
+    """Read the words after the program's name. Raises FlagError, HelpRequested or (a bad percentile) OptionError."""
     rows = {row.flag: row for row in table}
     given: dict[str, Any] = {}
     left = deque(words)
@@ -151,7 +151,7 @@ def exit_checked(program: str) -> NoReturn:
 
 
 def exit_fatal(program: str, text: str) -> NoReturn:
-    """Print a FATAL line and exit with code 1. nsqd: the prefix is the default one, whatever --log-prefix says."""
+    """Print a FATAL line and exit with code 1. nsqd: the prefix is the default one, even with --log-prefix."""
     log_fatal(f"[{program}] ", text)
     raise SystemExit(EXIT_FAILURE)
 

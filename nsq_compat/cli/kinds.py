@@ -41,13 +41,13 @@ class Kind(Generic[T]):
     """How values of one type are written. `parse` and `convert` raise ValueError with the reason."""
 
     type_name: str
-    """Printed behind the flag in the usage text. Empty for a flag that alone means true; a value follows `=`."""
+    """Printed after the flag in the usage text. Empty for a flag that alone means true; a value follows `=`."""
     parse: Callable[[str, T], T]
-    """Makes the new value of the flag's text and the value so far: the default, or that of earlier occurrences."""
+    """Returns the new value, from the flag's text and the previous value: the default, or that of earlier flags."""
     expected: str
     """What the config file may contain, for error texts."""
     readers: Mapping[type, Callable[[Any], T]]
-    """Make a value of what tomllib gives, by its exact type: True is not an integer, 1 not a boolean."""
+    """Converts a value from tomllib, by its exact type: True is not an integer, 1 not a boolean."""
     show: Callable[[T], str]
     """Formats a default for the usage text."""
     unset: str
@@ -56,7 +56,7 @@ class Kind(Generic[T]):
     """The value is one of a few names, which NSQ checks in the config file even when a flag overrides them."""
 
     def convert(self, value: Any) -> T:
-        """Make a value of what tomllib gives."""
+        """Convert a value from tomllib."""
         reader = self.readers.get(type(value))
         if reader is None:
             raise ValueError(f"expected {self.expected}, got {toml_text(value)}")
@@ -94,7 +94,7 @@ _FALSE = ("0", "f", "F", "false", "FALSE", "False")
 
 
 def parse_int(text: str) -> int:
-    """A signed 64-bit integer whose prefix gives its base, with underscores between digits: `0x1f`, `1_000`."""
+    """A signed 64-bit integer with an optional prefix for the base and underscores: `0x1f`, `1_000`."""
     match = _INTEGER.fullmatch(text)
     if match is None:
         raise ValueError(SYNTAX_ERROR)
@@ -110,7 +110,7 @@ def parse_decimal(text: str) -> int:
 
 
 def _bounded(digits: str, base: int) -> int:
-    # Python refuses to convert thousands of digits, in words of its own.
+    # Python refuses to convert thousands of digits, with an error text of its own.
     if len(digits) > _LONGEST_INTEGER:
         raise ValueError(RANGE_ERROR)
     return in_int64(int(digits, base))

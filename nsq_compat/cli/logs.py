@@ -5,9 +5,9 @@ calls `configure` once, and one handler on the root logger writes everything. In
 
 - One record is one line. Control characters in a message are escaped, so that a newline in a topic name cannot forge a
   line; a traceback follows its line, indented (in JSON it is a member).
-- Logging never raises: with stderr closed or its reader gone, lines are lost and the program goes on.
-- Logging never waits for a slow reader. Data that a pipe or socket does not take at once is kept, up to a bound, and
-  offered again with the next line. Lines beyond the bound are counted, and the count is logged when the reader is back.
+- Logging never raises: if stderr or its reader is closed, lines are lost and the program continues.
+- Logging never waits for a slow reader. Data that a pipe or socket does not accept at once is kept, up to a bound, and
+  written with the next line. Lines beyond the bound are counted, and the count is logged when the reader continues.
 """
 
 import _socket  # not socket: gevent may have replaced that, and a log call must never switch greenlets
@@ -34,13 +34,13 @@ _LEVELS: Final = ("debug", "info", "warn", "error", "fatal")
 
 STDERR: Final = 2
 MAX_BACKLOG_BYTES: Final = 1024 * 1024
-"""Of log lines kept for a reader that does not keep up."""
+"""Bytes of log lines that are kept for a slow reader."""
 TEXT: Final = "text"
 JSON: Final = "json"
 FORMATS: Final = (TEXT, JSON)
 
 MAX_FLUSH_SECONDS: Final = 1.0
-"""How long a program that ends waits for such a reader."""
+"""Seconds that a program waits at its end for such a reader."""
 
 
 def parse_log_level(text: str) -> int:
@@ -159,7 +159,7 @@ class LineHandler(logging.Handler):
         return True
 
     def flush(self) -> None:
-        """Wait a moment for a slow reader. Called when the program ends."""
+        """Wait briefly for a slow reader. Called when the program ends."""
         deadline = time.monotonic() + MAX_FLUSH_SECONDS
         while not self._drain() and self._backlog and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -197,7 +197,7 @@ class Subscription(Observer):
             if delay is not None:
                 self._retry_at[address] = now + delay
         with self._answers:
-            self._answers.notify_all()  # its messages are no longer in flight
+            self._answers.notify_all()  # the connection's messages are no longer in flight
         if self._stopping:
             return
         log.warning("[%s/%s] (%s) %s", self.topic, self.channel, address, reason)

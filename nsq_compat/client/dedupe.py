@@ -1,8 +1,8 @@
 """De-duplication: handles each message once, although NSQ may deliver it several times.
 
 A filter remembers the keys of handled messages, in memory of fixed size. It is the opposite of a Bloom filter: a table
-in which a key's slot contains the last key that was mapped to it. It may forget a key, whose slot another key has
-taken, and then reports it as new. It never reports a new key as seen. Keys are compared by digests of 126 bits.
+in which each slot contains the last key that was mapped to it. A key is forgotten when another key takes its slot, and
+is then reported as new. A new key is never reported as seen. Keys are compared by digests of 126 bits.
 
 A key is *claimed* while its message is handled, *kept* after a success, and *forgotten* after a failure, so that the
 redelivered message is handled. A second delivery while the key is claimed is requeued. Finishing it would lose the

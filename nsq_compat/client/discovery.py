@@ -22,7 +22,7 @@ _MAX_LOGGED = 5
 
 
 def lookup_url(address: str, topic: str) -> str:
-    """The URL to look up `topic` at ``host:port`` or a URL, whose path (default ``/lookup``) and query are kept."""
+    """The URL to look up `topic` at ``host:port`` or at a URL with a path (default ``/lookup``) and a query."""
     parts = urlsplit(address if "://" in address else f"http://{address}")
     path = parts.path if parts.path not in ("", "/") else "/lookup"
     query = urlencode([*parse_qsl(parts.query, keep_blank_values=True), ("topic", topic)])

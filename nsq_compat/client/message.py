@@ -43,7 +43,7 @@ class Message:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its connection has ended. nsqd then delivers it again, whatever the answer."""
+        """Whether its connection has ended. nsqd then delivers it again, even after an answer."""
         return self._connection.is_closed
 
     def finish(self) -> None:

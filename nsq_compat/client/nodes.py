@@ -110,7 +110,7 @@ class Nodes:
             raise ValueError("no nsqd_tcp_addresses to publish to")
         self._turn = 0
         self._penalties: dict[str, tuple[float, float]] = {}
-        """For nodes that have failed: until when they are tried last, and the next penalty."""
+        """For nodes that have failed: the time until which they are tried last, and the next penalty."""
 
     def in_order(self, now: float) -> list[str]:
         """The nodes in the order to try them: each call begins with the next node; penalized nodes are last."""
@@ -131,7 +131,7 @@ class Nodes:
 
 
 class Candidates:
-    """The nodes to try for one publish, each twice: an idle connection may have ended unnoticed. And the attempts."""
+    """The nodes to try for one publish, and the attempts. Each is tried twice: an idle connection may have ended."""
 
     def __init__(self, nodes: Sequence[str], copies: int) -> None:
         self.attempts: list[Attempt] = []
@@ -150,7 +150,7 @@ class Candidates:
         return node
 
     def note(self, attempt: Attempt) -> bool:
-        """Record an attempt at a node from `take`. Whether no other node need be tried for its copy."""
+        """Record an attempt at a node from `take`. Returns whether its copy needs no attempt at another node."""
         self.attempts.append(attempt)
         if attempt.outcome is Outcome.SENT or attempt.is_final:
             return True

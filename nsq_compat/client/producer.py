@@ -1,8 +1,8 @@
 """Producer: publishes to one of several nsqd, or to several at once.
 
 A call ends within its timeout. Each attempt at a node gets a share of the remaining time, so that another node can be
-tried if the first cannot be reached, does not answer in time or refuses for a reason of its own. If nsqd refuses the
-message itself, no other node is tried. The result, or the exception, contains the outcome of every attempt.
+tried if the first cannot be reached, does not answer in time or cannot accept messages now. If nsqd refuses the message
+itself, no other node is tried. The result, or the exception, contains the outcome of every attempt.
 """
 
 import logging
@@ -102,7 +102,7 @@ class Producer:
         return self._batcher.flush(timeout)
 
     def close(self, timeout: float | None = 30.0) -> bool:
-        """Publish what is waiting, then disconnect. False if not all was sent in time; the rest is ``Refused``."""
+        """Publish all waiting messages, then disconnect. False if some were not sent in time; they are ``Refused``."""
         done = self._batcher.close(timeout)
         do_together(connection.close for connection in self.connections)
         return done

@@ -184,7 +184,7 @@ class Reader:
         start_thread("nsq stop", self.shut_down, STOP_SECONDS)
 
     def shut_down(self, timeout: float) -> None:
-        """`close`, and wait for it; after `timeout`, waiting messages are requeued. Not for the loop's thread."""
+        """`close`, and wait for it; after `timeout`, waiting messages are requeued. Not in the loop's thread."""
         with self._stop_lock:
             if self._stopped:
                 return
@@ -259,7 +259,7 @@ class Writer:
     """A producer. Messages waiting for a topic are sent as one MPUB, in order.
 
     Without a connection, or if one is lost, it retries where pynsq fails. Other options are those of ``Producer``.
-    `reconnect_interval` exists for pynsq's sake and has no effect: connections are made when needed.
+    `reconnect_interval` is accepted for compatibility and has no effect: connections are made when needed.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class Writer:
         return self._publish(self._producer.publish_async(topic, msg, defer=delay_ms / 1000), topic, callback)
 
     def close(self) -> None:
-        """Publish what is waiting, then disconnect. Blocks until done."""
+        """Publish all waiting messages, then disconnect. Blocks until this is done."""
         self.shut_down(STOP_SECONDS)
 
     def shut_down(self, timeout: float) -> None:

@@ -30,7 +30,7 @@ _STARVED_FROM = 0.85
 
 
 class Consuming(Hashable, Protocol):
-    """A connection, as seen from here."""
+    """The properties of a connection that the distribution of RDY depends on."""
 
     @property
     def in_flight(self) -> int: ...
@@ -223,7 +223,7 @@ class Pace(enum.Enum):
 
 @dataclass(slots=True)
 class Backoff:
-    """How a consumer slows down after failures: it stops, waits, tests with one message, and waits less or longer.
+    """The backoff of a consumer after failures: it stops, waits, tests with one message, and waits less or longer.
 
     Level n waits ``first * 2 ** (n - 1)`` seconds, at most `longest`; 0 turns backoff off. `failed` and `succeeded`
     return whether the pace has changed.
@@ -236,13 +236,13 @@ class Backoff:
     until: float = 0.0
 
     def permits(self, most: int) -> int:
-        """How many of `most` permits there are at this pace."""
+        """The number of permits at this pace, of at most `most`."""
         return {Pace.FLOWING: most, Pace.WAITING: 0, Pace.TESTING: min(1, most)}[self.pace]
 
     def failed(self, now: float) -> bool:
         if self.pace is Pace.WAITING or self.longest <= 0:
             return False
-        # Higher levels would not wait longer, and each would need a success to be left.
+        # Higher levels would not wait longer, and each would take one more success to leave.
         if self._delay(self.level) < self.longest or self.level == 0:
             self.level += 1
         self._wait_from(now)

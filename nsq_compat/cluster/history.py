@@ -90,8 +90,8 @@ _UNKNOWN: Final = Series(FINE_SECONDS)
 class History:
     """The newest snapshot, and series of depths and rates.
 
-    `latest` is None before the first snapshot. `oldest` is when the next message of some channels was published, in
-    Unix seconds. `not_ready` has the channels that had all consumers at RDY 0 in the last snapshot with clients.
+    `latest` is None before the first snapshot. `oldest` has the publish times (Unix seconds) of some channels' next
+    messages. `not_ready` has the channels with all consumers at RDY 0 in the last snapshot with clients.
     """
 
     def __init__(self, step: int = FINE_SECONDS) -> None:

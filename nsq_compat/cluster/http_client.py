@@ -95,7 +95,7 @@ class HttpClient:
         headers: dict[str, str] | None = None,
         deadline: Deadline | None = None,
     ) -> HttpAnswer:
-        """A request to any URL, whatever the status of the answer. Errors begin like Go's."""
+        """A request to any URL, with any status of the answer. Errors begin like Go's."""
         try:
             return self._exchange(method, url, deadline or Deadline(self.timeout), body=body, headers=headers)
         except (requests.Timeout, TimeoutError):
@@ -118,11 +118,11 @@ def _url_of(scheme: str, address: str, path: str, parameters: dict[str, str]) ->
 # --- Concurrent requests ----------------------------------------------------------------------------------------------
 
 MAX_CONCURRENT: Final = 128
-"""Concurrent calls, as long as some of them finish."""
+"""Maximum number of concurrent calls, unless all of them are stuck."""
 _STUCK_SECONDS: Final = 1.0
-"""If no call finishes for so long, as many calls again are started."""
+"""If no call finishes for this time, the same number of further calls is started."""
 _GRACE_SECONDS: Final = 1.0
-"""How long a call may exceed its own timeout."""
+"""Time by which a call may exceed its own timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Answer(Generic[T]):
     value: T
     errors: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
-    """The daemons behind `errors`, named as in the query."""
+    """The daemons that caused `errors`, named as in the query."""
     skipped: tuple[str, ...] = ()
     """Invalid parts of answers, which are left out of `value`, with reasons."""
 

@@ -61,7 +61,7 @@ class Peek:
 def peek(client: HttpClient, nodes: Sequence[str], limit: int, topic: str, channel: str = "") -> list[Peek]:
     """The messages of a channel that each node delivers next, and those deferred and in flight.
 
-    Without a channel, those published to the topic last, oldest first. Raises nothing.
+    Without a channel, those published to the topic last, oldest first. Never raises.
     """
     path = "channel/peek" if channel else "topic/recent"
     names = {"topic": topic, "channel": channel} if channel else {"topic": topic}
@@ -82,7 +82,7 @@ def peek(client: HttpClient, nodes: Sequence[str], limit: int, topic: str, chann
 
 
 def oldest_messages(client: HttpClient, snapshot: Snapshot) -> Mapping[Key, float]:
-    """When the next message of the deepest channels was published, in Unix seconds. Raises nothing.
+    """The times, in Unix seconds, at which the next messages of the deepest channels were published. Never raises.
 
     /stats does not contain it, and peeks at all channels would cost the nodes too much.
     """

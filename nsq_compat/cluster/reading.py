@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class UpstreamError(Exception):
-    """A daemon gave no usable answer. The text has the reason, in NSQ's words where NSQ has them."""
+    """A daemon sent no usable answer. The text has the reason, in NSQ's words where NSQ has them."""
 
 
 class InvalidAnswer(UpstreamError):

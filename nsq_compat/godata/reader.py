@@ -18,9 +18,9 @@ also sets aside files that it has read to the end; the operator decides about th
 from beginning to end is read as it is. In any other part, a record must be followed by the end or by something that
 looks like a record: a valid size, a time between 2001 and 2043, an id of 16 hex digits, and the same again where that
 one ends. If not, the next such offset is searched for, and the bytes up to it are counted as damaged, whereas Go's nsqd
-gives up the rest of the file. It is not always clear which of two sizes is wrong. A record that covers others is
-dropped in favour of them. A record with too small a size is delivered short, as Go's nsqd does. A wrong size that ends
-at the end of another record is not detected.
+discards the rest of the file. It is not always clear which of two sizes is wrong. A record that covers others is
+dropped in favour of them. A record with too small a size is delivered truncated, as by Go's nsqd. A wrong size is not
+detected if the record then ends where another record does.
 """
 
 import errno
@@ -43,7 +43,7 @@ from nsq_compat.godata.format import (
 from nsq_compat.log.files import Files, opened, read_up_to
 
 MAX_RECORD_SIZE = 256 << 20
-"""Bytes. A record with a larger size is damaged, whatever --max-msg-size was."""
+"""Bytes. A record with a larger size is damaged: --max-msg-size cannot have been so large."""
 
 MAX_DAMAGES_LISTED = 100
 _BLOCK = 1 << 20
@@ -252,7 +252,7 @@ class _DataFile:
         return found
 
     def find_covered(self, start: int, stop: int, end: int) -> int | None:
-        """The offset of another record in that from `start` to `stop`, if what follows does not look like a record."""
+        """The offset of another record inside that from `start` to `stop`, if no record follows at `stop`."""
         if stop == end or self.looks_like_record(stop, end) is not None:
             return None
         search_from = start + (1 if self.looks_like_record(start, end) is None else RECORD_HEADER.size)
@@ -274,7 +274,7 @@ class _DataFile:
 def _read_part(
     data: _DataFile, start: int, end: int, is_whole: bool, report: QueueReport
 ) -> Iterator[tuple[int, GoMessage]]:
-    """The messages of a part, with their offsets. Unless it is whole, it is damaged somewhere: see the module."""
+    """The messages of a part, with their offsets. A part that is not whole is damaged somewhere (see the module)."""
     while start < end:
         stop = data.record_end(start, end)
         if stop is None:

@@ -1,7 +1,7 @@
 """Imports all disk queues of Go's nsqd when nsqd starts on its data path: they become our topics and channels.
 
 In our log all channels of a topic read one stream, while in Go's nsqd each channel has a queue of its own. For a new
-topic, the largest queue of a channel becomes the stream, which costs no memory however large it is. The messages of the
+topic, the largest queue of a channel becomes the stream, which takes no memory at any size. The messages of the
 other channels are retained outside the stream, with an entry each in the checkpoint. The messages in the topic's own
 queue follow in the stream, for all channels.
 
@@ -115,7 +115,7 @@ def find_go_topics(files: Files, data_path: str) -> dict[str, GoTopic]:
         if not found.live:
             continue
         if owner is None or any(is_ephemeral(name) for name in owner if name):
-            log.warning("DISKQUEUE(%s): not imported, this is no queue of a lasting topic or channel", found.name)
+            log.warning("DISKQUEUE(%s): not imported, its topic or channel is ephemeral or invalid", found.name)
             continue
         topic, channel = owner
         topics.setdefault(topic, {})[channel] = found

@@ -1,8 +1,8 @@
-"""The topic log: what an acknowledged message is written to, and what brings a topic back after a restart.
+"""The topic log, to which messages are written before they are acknowledged, and recovery of topics after a restart.
 
 A topic's folder holds a log and a checkpoint. The log is a sequence of segments, a segment is a sequence of groups, and
-a group is one publish with its checksums. The checkpoint says how far each channel has read, and which messages it has
-taken and not finished.
+a group is one publish with its checksums. The checkpoint contains each channel's position in the log, and the ids of
+messages that the channel has taken and not finished.
 
 Writing:
 
@@ -26,7 +26,7 @@ Starting:
 
 Files:
 
-    files           the seam to the file system          descriptors   open files, their limit; failed reads
+    files           the interface to the file system     descriptors   open files, their limit; failed reads
     data_path       the folder, its lock, its layout     metadata      nsqd.dat, in Go's format
 
 May import ``protocol``. Functions that touch files raise ``OSError``; damage raises nothing and is counted.

@@ -46,7 +46,7 @@ class BadCheckpoint(Exception):
 
 @dataclass(slots=True)
 class ChannelState:
-    """The messages that a channel, or a topic that holds messages back, has still to deliver.
+    """The messages that a channel, or a topic that holds messages back, still has to deliver.
 
     `position` is the number of the next message in the topic's stream. `gaps` are later ranges of numbers that are not
     delivered. `entries` are keys of messages that were taken from the stream and are not finished: the entry in the
@@ -74,7 +74,7 @@ class ChannelState:
         return self.entries
 
     def skip(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Do not deliver these ranges of the stream, which may be empty, and overlap each other and `gaps`."""
+        """Exclude ranges of the stream from delivery. They may be empty, or overlap each other or `gaps`."""
         gaps, self.gaps = self.gaps, []
         for low, high in sorted([*gaps, *ranges]):
             if low <= self.position:
@@ -90,7 +90,7 @@ class ChannelState:
         return [(message_id, attempt) for _, _, message_id, attempt in map(ENTRY.unpack_from, keys)]
 
     def take_deferred(self) -> list[bytes]:
-        """The keys of deferred messages. Clears `entries`, because millions of keys should not be in two lists."""
+        """The keys of deferred messages. Clears `entries`, so that millions of keys are not in two lists."""
         keys = [key for key in self.all_entries() if not is_at_once(key)]
         self.entries = []
         return keys
@@ -128,12 +128,12 @@ class TopicState:
 
     @property
     def backlogs(self) -> list[ChannelState]:
-        """All states: `held` and `everything` first, if there are such, then those of the channels."""
+        """All states: `held` and `everything` first, if they are set, then those of the channels."""
         return [state for _, state, _ in self.streams]
 
     @property
     def streams(self) -> list[tuple[str | None, ChannelState, int]]:
-        """All `backlogs`, with their channels (None: the topic), and the numbers at which the stream ends for them."""
+        """For each of `backlogs`: its channel (None for the topic), itself, and the number at which its stream ends."""
         stop = self.end.seq if self.held is None else self.held.position
         others = [(None, each, self.end.seq) for each in (self.held, self.everything) if each is not None]
         return [*others, *((name, state, stop) for name, state in sorted(self.channels.items()))]

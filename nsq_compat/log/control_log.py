@@ -1,7 +1,7 @@
-"""Control records in a topic's log: channels created and deleted, pauses, emptying, and REQ delays.
+"""Control records in a topic's log: creation and deletion of channels, pauses of the topic, emptying, REQ delays.
 
-Recovery replays them in order, so they are written when the change happens. If a write fails, the next checkpoint has
-the change.
+Recovery replays them in order, so they are written when the change happens. If a write fails, the next checkpoint
+contains the change.
 """
 
 import logging
@@ -76,7 +76,7 @@ class ControlLog:
         self._requeued = {}
 
     def settle(self) -> None:
-        """Make the records as durable as messages. To be called last, because it may block."""
+        """Make the records as durable as messages. Call it last, because it may block."""
         if self._store is not None:
             try:
                 self._store.commit()
@@ -89,7 +89,7 @@ _NS_PER_SECOND: Final = 1_000_000_000
 
 
 class Delay(NamedTuple):
-    """The delay of one message: `due_ns` is wall-clock time, `attempts` those at the next delivery."""
+    """The delay of one message: `due_ns` is wall-clock time, `attempts` the count at the next delivery."""
 
     due_ns: int
     message_id: bytes
@@ -108,7 +108,7 @@ def decode_requeued(frame: bytes) -> tuple[str, list[Delay]]:
 
 
 class Requeued:
-    """The delays in the replayed part of a log, by channel and message id; the last one of each message counts."""
+    """The delays in the replayed part of a log, by channel and message id. The last one of each message applies."""
 
     def __init__(self) -> None:
         self.channels: dict[str, dict[bytes, Delay]] = {}
@@ -124,8 +124,8 @@ class Requeued:
     def apply(self, states: dict[str, ChannelState], clock_offset: float, log: TopicLog) -> None:
         """Defer the messages in the states of their channels. Raises ``OSError``.
 
-        A message is among the state's entries, or in the stream behind its position, where it is skipped. If it is in
-        neither, it was finished before, or is damaged and counted elsewhere.
+        A message is among the state's entries or in the stream after its position, where it is then skipped. A message
+        that is in neither was finished before, or is damaged and counted elsewhere.
         """
         for name, delays in self.channels.items():
             state = states.get(name)
@@ -148,7 +148,7 @@ def _entry(delay: Delay, serial: int, clock_offset: float, location: bytes = NOW
 
 
 def _find_in_stream(log: TopicLog, state: ChannelState, wanted: dict[bytes, Delay]) -> Iterator[tuple[int, bytes]]:
-    """Yield numbers and ids, from the position on. Ids grow with the numbers, which ends the search."""
+    """Yield numbers and ids of messages from the position on. Ids grow with the numbers, so the search can end."""
     missing = set(wanted)
     if not missing:
         return

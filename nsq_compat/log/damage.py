@@ -1,7 +1,7 @@
 """Counts the lost messages of a log, and logs damage once per file.
 
 A lost message is identified by its message number, or by its id if it has no number or is searched for by id. So it is
-counted once, however many channels search for it and however often the damage is read.
+counted once, even if several channels search for it or the damage is read several times.
 """
 
 import logging
@@ -13,14 +13,14 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 _MAX_REMEMBERED: Final = 10_000
-"""Places without message numbers that are remembered, to count each once. Beyond that the count may be too high."""
+"""Places without message numbers that are remembered, to count each once. With more, the count may be too high."""
 _MAX_FINDINGS: Final = 100
 
 
 class Damage:
-    """The damage of one log. `records` is the number of lost messages, with at least one for each damaged place.
+    """The damage of one log. `records` is the number of lost messages, at least one for each damaged place.
 
-    `findings` has a line for each of the first places, for ``nsq_data check``. If `quiet`, nothing is logged.
+    `findings` has a line for each of the first 100 places, for ``nsq_data check``. If `quiet`, nothing is logged.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -33,7 +33,7 @@ class Damage:
         self._ends: list[int] = []
 
     def report(self, path: str, place: object, records: int) -> None:
-        """Report the loss of so many messages with unknown numbers; `place` is an offset in the file."""
+        """Report the loss of `records` messages with unknown numbers; `place` is an offset in the file."""
         if records > 0 and self._is_new(path, place):
             self._add(path, place, records)
 
@@ -80,7 +80,7 @@ class Damage:
         self._list(f"{os.path.basename(path)}: damaged at {place}, {count} lost")
         if path not in self._files and not self._quiet:
             self._files.add(path)
-            log.error("LOG(%s): damaged at %s, %s lost; more of this file is only counted", path, place, count)
+            log.error("LOG(%s): damaged at %s, %s lost; further damage in it is only counted", path, place, count)
 
     def _list(self, line: str) -> None:
         if len(self.findings) < _MAX_FINDINGS:

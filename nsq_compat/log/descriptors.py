@@ -1,7 +1,7 @@
-"""File descriptors of all logs: opened on demand, and the least recently used are closed when there are too many.
+"""File descriptors of all logs: opened on demand; the least recently used ones are closed when there are too many.
 
 A few more are kept open on /dev/null as a reserve. When the process runs out of descriptors, usually because of
-sockets, one of them is closed so that the logs can go on. The reserve is filled again as soon as that is possible.
+sockets, one of them is closed so that a log can open a file. The reserve is filled again as soon as possible.
 """
 
 import errno
@@ -62,7 +62,7 @@ class ReadFaults:
             self._drop(self._of(segment))
 
     def retry(self) -> None:
-        """Read the unreadable ranges again, because there may be no reader left that does."""
+        """Read the unreadable ranges again, because their readers may have disappeared."""
         for (segment, offset), (size, _) in list(self._ranges.items()):
             try:
                 segment.pread(size, offset)
@@ -116,7 +116,7 @@ class Descriptors:
         self._reserve: list[int] = []
         self._open: OrderedDict[File, None] = OrderedDict()
         self.last: File | None = None
-        """The file used last, whose descriptor is valid."""
+        """The file used last. Its descriptor is valid."""
         self._refill()
 
     def use(self, file: File) -> int:

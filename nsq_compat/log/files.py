@@ -1,6 +1,6 @@
-"""The seam to the file system: logs, checkpoints and metadata use files only through ``Files``.
+"""The interface to the file system: logs, checkpoints and metadata use files only through ``Files``.
 
-Tests replace it with a disk whose calls fail, write less than asked, or lose unsynced data in a power cut.
+Tests replace it with a simulated disk on which calls fail, writes are incomplete, or power cuts lose unsynced data.
 """
 
 import errno
@@ -13,7 +13,7 @@ _TEMPORARY = ".tmp"
 
 
 class Files(Protocol):
-    """One system call per method. Each may raise ``OSError``; none tries again."""
+    """One system call per method. Each may raise ``OSError``; none is repeated."""
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int: ...
 

@@ -6,7 +6,7 @@ magic bytes and a checksum that is valid only at the offset where they were writ
 group that may be an unfinished write (the file ends in it, or it has a sector of zeros) and that nothing follows is not
 damage.
 
-How many messages were lost is known when the number of the next message is. Until then the offset is a `suspect`.
+The number of lost messages is known only when the next message has been found. Until then the offset is a `suspect`.
 """
 
 import errno
@@ -70,7 +70,7 @@ class GroupReader:
     `seq` is the number of the first message from `offset` on, -1 if unknown. `counts_all`: also report damage that cost
     no numbered message; otherwise a lost deferred message is reported when it is searched for by its id.
 
-    With `in_steps`, `read` raises ``BlockingIOError`` after a part of a long search past damage. The next call goes on.
+    With `in_steps`, `read` raises ``BlockingIOError`` after a part of a long search past damage. The next call resumes.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class GroupReader:
             groups.append(Group(kind, first_seq, due_ns, frames, origin + at))
             if kind == MESSAGES:
                 if self.suspect is not None:
-                    self.settle(first_seq)
+                    self.report_suspect(first_seq)
                 self.next_seq = first_seq + count
             at = stop
         self.offset = base + at
@@ -167,7 +167,7 @@ class GroupReader:
         self.offset = header.end
         if header.kind == MESSAGES:
             if self.suspect is not None:
-                self.settle(header.first_seq)
+                self.report_suspect(header.first_seq)
             self.next_seq = header.first_seq + header.record_count
 
     def _count(self, header: GroupHeader, groups: Sequence[Group]) -> None:
@@ -180,7 +180,7 @@ class GroupReader:
             lost_count = header.record_count - sum(len(group.frames) for group in groups)
             self._damage.report(self._segment.path, header.offset, lost_count)
 
-    def settle(self, seq: int) -> None:
+    def report_suspect(self, seq: int) -> None:
         """Report the loss at `suspect`, now that the number of the next message is known."""
         suspect, self.suspect = self.suspect, None
         expected = self.next_seq or self._seq
@@ -258,7 +258,7 @@ def index_of(segment: Segment, damage: Damage, in_steps: bool = False) -> Index:
 
 
 def unfinished(segment: Segment) -> BlockingIOError:
-    """The error that says: nothing is wrong, but this would take long. The next call goes on where this one ended."""
+    """The error of an incomplete step, which is not a failure: the next call continues where this one ended."""
     return BlockingIOError(errno.EAGAIN, "more has to be read", segment.path)
 
 
@@ -349,7 +349,7 @@ def _step_over(segment: Segment, damage: Damage, index: Index) -> None:
 def salvage(header: GroupHeader, data: bytes) -> list[Group] | None:
     """The sound frames of a damaged group, as groups of consecutive frames; `data` is the whole group.
 
-    None if the group was not completely written, as a sector of zeros in it shows: then none of it counts.
+    None if the group was not written completely, which a sector of zeros in it shows. Then all of it is ignored.
     """
     frames_begin, frames_end = header.frames_begin - header.offset, header.payload_end - header.offset
     expected = struct.unpack_from(f">{header.record_count}I", data, HEADER_SIZE) if header.record_count > 1 else ()
@@ -400,7 +400,7 @@ def _plausible_frame(data: bytes, at: int, end: int) -> bytes | None:
 
 
 def _is_torn(offset: int, data: bytes, frames_end: int, found: Sequence[_Found]) -> bool:
-    """Whether the group's part of a sector is all zeros; a sector with nothing but trailer does not count."""
+    """Whether the group's part of a sector is all zeros. A sector that has only trailer bytes is not checked."""
     rest = bytearray(data)
     for _, begin, frame in found:
         rest[begin : begin + len(frame)] = b"\1" * len(frame)

@@ -5,8 +5,8 @@
 - *trimmed*: no channel reads them any more, so they are dropped and never written;
 - *spilled*: the oldest ones are written to a segment, when more than `limit` messages would wait, and when nsqd stops.
 
-So a channel that has something left to read here finds everything behind it either in the segments or here, without a
-gap. Only immediate messages are kept here: control records are written at once, and channels keep deferred messages.
+So a channel that still reads messages here finds all later ones in the segments or here, without a gap. Only immediate
+messages are kept here: control records are written at once, and channels keep deferred messages.
 """
 
 from bisect import bisect_right
@@ -18,11 +18,11 @@ from nsq_compat.protocol.storage_schema import MESSAGES
 
 _TRIM_MESSAGES: Final = 256
 _TRIM_BYTES: Final = 1 << 18
-"""So many messages or bytes are added between two attempts to trim, at least; then as much as was left."""
+"""Messages or bytes that are added before the next attempt to trim: as many as the last one left, at least these."""
 
 
 class MemoryTail:
-    """`limit` bounds the number of messages; `first_needed` returns the number of the first that a channel reads."""
+    """`limit` bounds the number of messages; `first_needed` returns the lowest number that a channel still reads."""
 
     def __init__(self, limit: int, first_needed: Callable[[], int]) -> None:
         self.count = 0
@@ -84,7 +84,7 @@ class MemoryTail:
         return Group(MESSAGES, first, 0, merged)
 
     def latest(self, count: int) -> list[Group]:
-        """The last publishes, oldest first, with `count` messages or all there are."""
+        """The newest publishes, oldest first, with `count` messages if there are so many."""
         groups: list[Group] = []
         for seq, batch in zip(reversed(self._seqs), reversed(self._batches), strict=True):
             if count <= 0:
@@ -98,11 +98,11 @@ class MemoryTail:
         return self._size * max(0, min(self.count, end - seq)) // self.count if self.count else 0
 
     def drop_before(self, seq: int) -> None:
-        """Drop the publishes of which all messages have lower numbers."""
-        gone = bisect_right(self._seqs, seq)
-        if gone and seq < self._seqs[gone - 1] + len(self._batches[gone - 1]):
-            gone -= 1
-        for batch in self._batches[:gone]:
+        """Drop the publishes that only have messages with lower numbers."""
+        end = bisect_right(self._seqs, seq)
+        if end and seq < self._seqs[end - 1] + len(self._batches[end - 1]):
+            end -= 1
+        for batch in self._batches[:end]:
             self.count -= len(batch)
             self._size -= len(batch) * len(batch[-1])
-        del self._batches[:gone], self._seqs[:gone]
+        del self._batches[:end], self._seqs[:end]

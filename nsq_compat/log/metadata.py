@@ -1,4 +1,4 @@
-"""nsqd.dat: the topics and channels that exist and which are paused, in the format of Go's nsqd.
+"""nsqd.dat: the existing topics and channels, and whether they are paused, in the format of Go's nsqd.
 
 It contains no messages, and no ephemeral topics or channels.
 """
@@ -86,8 +86,8 @@ def load_metadata(files: Files, data_path: str) -> tuple[TopicMetadata, ...]:
 def recover_metadata(files: Files, data_path: str) -> tuple[TopicMetadata, ...]:
     """The topics that can be read in nsqd.dat. If the file is damaged, keeps a copy of it and logs one ERROR.
 
-    nsqd.dat itself stays until it is replaced, so that nothing more is lost if the process ends before that. Raises
-    ``MetadataError`` if the system fails to read the file or to write the copy.
+    nsqd.dat itself is not changed until it is replaced, so that nothing more is lost if the process ends before that.
+    Raises ``MetadataError`` if the system fails to read the file or to write the copy.
     """
     metadata = read_metadata(files, data_path)
     if metadata.faults:
@@ -181,7 +181,7 @@ class _Decoder:
             if known is not topic:
                 self.faults.append(f"topic {topic.name} is named twice")
                 if known != topic:
-                    # It is unknown which channels are this topic's, and a wrong one would receive its messages.
+                    # The two entries differ, and a channel of the wrong one would receive the topic's messages.
                     topics[topic.name] = TopicMetadata(topic.name)
         return tuple(topics.values())
 
@@ -216,7 +216,7 @@ class _Decoder:
                 found[name] = given
             elif given is not None:
                 self.faults.append(f"{place}: {name} is not {_TYPE_NAMES[type(default)]}")
-        # An unknown key is ignored, unless a known one is missing: then it is probably that one, damaged.
+        # An unknown key is ignored, unless a known key is missing: then it is probably that key with damage.
         missing = sorted(defaults.keys() - value.keys() - {"version"})
         unknown = sorted(value.keys() - defaults.keys())
         if missing and unknown:

@@ -1,12 +1,12 @@
 """Reading the segments of a log: in order, by message number, by location, or by message id.
 
 - A ``ReadableLog`` has all of them. ``LogCursor`` reads its groups, ``LogReader`` only the numbered messages.
-- ``fetch_at`` reads frames at known locations. It leaves out whatever does not match its checksum; the search by id,
-  which can read past damage, then decides and reports.
+- ``fetch_at`` reads frames at known locations. It leaves out frames that do not match their checksums. These are then
+  searched for by id, which can read past damage and reports it.
 - ``fetch_in_span`` finds messages by id. Ids grow with the log. All lists of ids here are sorted.
 
 All of it raises ``OSError``. While a log is read `in_steps`, ``LogReader.read`` and ``fetch`` raise ``BlockingIOError``
-when they would take long. Nothing is wrong then: called again at once, they go on with the work that remains.
+when they would take long. This is not a failure: the next call, which may be made at once, does the next step.
 """
 
 import heapq
@@ -54,8 +54,8 @@ _SPANS_AT_ONCE: Final = 8
 _NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
 _LOOK_BACK: Final = (1 << 16, 1 << 18, 1 << 20)
 """Bytes read from the end of a segment to find its last messages: the next step if one does not suffice."""
-_MOST_OF_LATEST: Final = 1 << 21
-_MAX_SEGMENTS_READ: Final = 3
+_MAX_LATEST_BYTES: Final = 1 << 21
+_MAX_LATEST_SEGMENTS: Final = 3
 
 
 class LogEnd(NamedTuple):
@@ -67,7 +67,7 @@ class LogEnd(NamedTuple):
 
 
 class LogCursor:
-    """Reads the groups of a log, from one segment to the next. `counts_all` is that of ``GroupReader``."""
+    """Reads the groups of a log, from one segment to the next. `counts_all` is passed to ``GroupReader``."""
 
     def __init__(self, log: "ReadableLog", *, counts_all: bool = False) -> None:
         self._log = log
@@ -91,7 +91,7 @@ class LogCursor:
                 break
             if segment.number > start.segment:
                 self._enter(segment, FIRST_GROUP, segment.first_seq)
-                self._lose(segment, "before", start.seq, segment.first_seq)
+                self._report_lost(segment, "before", start.seq, segment.first_seq)
                 break
 
     def seek_seq(self, seq: int) -> None:
@@ -100,7 +100,7 @@ class LogCursor:
         if segments:
             segment = segments[max(bisect_right(segments, seq, key=lambda segment: segment.first_seq) - 1, 0)]
             offset, first = index_of(segment, self._log.damage, self._log.in_steps).seek(seq)
-            self._lose(segment, "before", seq, segment.first_seq)
+            self._report_lost(segment, "before", seq, segment.first_seq)
             self._seq = max(seq, segment.first_seq)
             self._enter(segment, offset, segment.first_seq if offset == FIRST_GROUP else first)
 
@@ -117,11 +117,11 @@ class LogCursor:
             if self._reader.offset < segment.end:
                 continue
             if following is None:
-                self._settle(segment, "its end", self._log.next_seq)
+                self._report_missing(segment, "its end", self._log.next_seq)
                 self._seq = max(self._seq, self._log.next_seq)
                 return []
-            if not segment.released:  # nothing is missing in a released segment
-                self._settle(following, "before", following.first_seq)
+            if not segment.released:  # the messages of a released segment were discarded, not lost
+                self._report_missing(following, "before", following.first_seq)
             self._seq = following.first_seq
             self._enter(following, FIRST_GROUP, following.first_seq)
         return []
@@ -133,16 +133,16 @@ class LogCursor:
         place = bisect_right(segments, segment.number, key=lambda each: each.number)
         return segments[place] if place < len(segments) else None
 
-    def _settle(self, segment: Segment, place: str, seq: int) -> None:
+    def _report_missing(self, segment: Segment, place: str, seq: int) -> None:
         """Report messages before `seq`, the next number in the log, that were not found."""
         assert self._reader is not None
-        if self._lose(segment, place, max(self._seq, self._reader.next_seq), seq):
+        if self._report_lost(segment, place, max(self._seq, self._reader.next_seq), seq):
             self._reader.suspect = None
         elif self._reader.suspect is not None:
-            self._reader.settle(seq)
+            self._reader.report_suspect(seq)
 
-    def _lose(self, segment: Segment, place: str, begin: int, end: int) -> bool:
-        """Report the numbers from `begin` up to `end` as lost, if the log had them. Returns whether it did."""
+    def _report_lost(self, segment: Segment, place: str, begin: int, end: int) -> bool:
+        """Report the numbers from `begin` up to `end` as lost, if the log must have them. Returns whether it must."""
         begin = max(begin, self._log.complete_from)
         self._log.damage.report_range(segment.path, place, begin, end)
         return begin < end
@@ -154,7 +154,7 @@ class LogCursor:
 
 def _last_groups(segment: Segment, count: int, damage: Damage) -> list[Group]:
     found: list[Group] = []
-    for reader in readers_from_end(segment, segment.end, damage, _MOST_OF_LATEST):
+    for reader in readers_from_end(segment, segment.end, damage, _MAX_LATEST_BYTES):
         found = []
         while groups := reader.read():
             found += [group for group in groups if group.kind in MESSAGE_KINDS]
@@ -163,9 +163,9 @@ def _last_groups(segment: Segment, count: int, damage: Damage) -> list[Group]:
     return found
 
 
-def readers_from_end(segment: Segment, end: int, damage: Damage, most: int = 1 << 62) -> Iterator[GroupReader]:
-    """Readers of the last bytes before the offset `end`, of ever more of them: at most `most`, or all."""
-    for size in (*_LOOK_BACK, most):
+def readers_from_end(segment: Segment, end: int, damage: Damage, max_size: int = 1 << 62) -> Iterator[GroupReader]:
+    """Yield readers that begin before the offset `end`, each further than the last, by `max_size` bytes at most."""
+    for size in (*_LOOK_BACK, max_size):
         reader = GroupReader(segment, damage, counts_all=False)
         if size < end - FIRST_GROUP:
             reader.seek(end - size)
@@ -189,8 +189,8 @@ class LogReader:
     def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
         """Read the next messages, about `max_bytes`; none at the end of the log, which may grow.
 
-        Consecutive groups are merged. Numbers may be missing: messages that were never logged, and damaged ones. If
-        the log is read in steps, raises ``BlockingIOError`` after a block without a message that is wanted.
+        Consecutive groups are merged. Numbers of damaged messages and of messages that were never logged are missing.
+        If the log is read in steps, raises ``BlockingIOError`` after a block that has no message from `seq` on.
         """
         tail = self._log.tail
         if tail is not None and tail.count and self.seq >= tail.first_seq:
@@ -239,7 +239,7 @@ def sorted_ids(ids: Iterable[bytes], pause: Callable[[], None]) -> list[bytes]:
     if len(pieces) < 2:
         return pieces[0] if pieces else []
     found: list[bytes] = []
-    unique = map(_FIRST, groupby(heapq.merge(*pieces)))  # compiled, a generator expression is a list
+    unique = map(_FIRST, groupby(heapq.merge(*pieces)))  # mypyc would turn a generator expression into a list
     while piece := list(islice(unique, _SORT_CHUNK)):
         found += piece
         pause()
@@ -249,7 +249,7 @@ def sorted_ids(ids: Iterable[bytes], pause: Callable[[], None]) -> list[bytes]:
 def split_by_segment(
     segments: Sequence[Segment], ids: Sequence[bytes], damage: Damage, chosen: Iterable[Segment] | None = None
 ) -> Iterator[tuple[Segment, Sequence[bytes]]]:
-    """For each segment, or the chosen ones, the part of the ids in its range of ids."""
+    """Yield each segment, or each of the chosen ones, with the ids in its range."""
     firsts = {segment: first_id_of(segment, damage) for segment in segments}
     begins = [first for first in firsts.values() if first is not None]
     for segment in firsts if chosen is None else chosen:
@@ -263,7 +263,7 @@ def split_by_segment(
 
 
 def fetch_at(segment: Segment, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-    """The sound frames at the `wanted` offsets and checksums, which are sorted by offset."""
+    """Yield the frames at the `wanted` offsets that match their checksums. `wanted` is sorted by offset."""
     start, count = 0, len(wanted)
     while start < count:
         first = last = wanted[start][0]
@@ -287,7 +287,7 @@ def fetch_at(segment: Segment, wanted: Sequence[tuple[int, int]]) -> Iterator[by
 def fetch_in_span(segment: Segment, span: tuple[int, int], wanted: set[bytes], damage: Damage) -> dict[bytes, bytes]:
     """The frames of these messages, by id, as far as they can be read in a span that ``group_by_span`` returned.
 
-    What a first search misses is searched for past damage, which is reported.
+    Messages that a first search does not find are searched for past damage, which is reported.
     """
     found = {each: frame for each, (_, frame) in find_in_span(segment, span, wanted).items()}
     if len(found) == len(wanted):
@@ -350,9 +350,9 @@ def find_in_span(segment: Segment, span: tuple[int, int], wanted: set[bytes]) ->
 
 
 class ReadableLog:
-    """A log as it is read. ``TopicLog`` adds writing and deleting. Methods raise ``OSError``.
+    """The reading part of a log; ``TopicLog`` adds writing and deleting. Methods raise ``OSError``.
 
-    `next_seq` is the number of the next message. From `complete_from` up to there the log must have all messages.
+    `next_seq` is the number of the next message. The log must have all messages from `complete_from` up to it.
     """
 
     def __init__(self, folder: str, kept: Retained) -> None:
@@ -378,7 +378,7 @@ class ReadableLog:
         return not self.kept.files and all(one.number == number and not one.released for number, one in following)
 
     def bytes_behind(self, seq: int) -> int:
-        """Approximate bytes behind `seq`, interpolated within its segment."""
+        """Approximate bytes of the messages from `seq` on, interpolated within its segment."""
         total, following = 0, self.next_seq
         for segment in reversed(self.segments):
             if following > max(seq, segment.first_seq):
@@ -390,7 +390,7 @@ class ReadableLog:
         return total + (self.tail.bytes_behind(seq) if self.tail is not None else 0)
 
     def recovered(self) -> Iterator[Group]:
-        """Yield the groups of all kinds behind `start`, in order, with a block in memory at a time."""
+        """Yield the groups of all kinds after `start`, in order, with a block in memory at a time."""
         cursor = LogCursor(self, counts_all=True)
         cursor.seek_to(self.start)
         while groups := cursor.read(BLOCK_SIZE):
@@ -402,19 +402,19 @@ class ReadableLog:
     def latest(self, count: int) -> list[Group]:
         """Return the last groups of messages, also deferred ones, oldest first: `count` messages, or 2 MiB."""
         groups = self.tail.latest(count) if self.tail is not None else []
-        for segment in reversed(self.segments[-_MAX_SEGMENTS_READ:]):
+        for segment in reversed(self.segments[-_MAX_LATEST_SEGMENTS:]):
             missing = count - _messages(groups)
             if missing <= 0:
                 break
             groups = _last_groups(segment, missing, self.damage) + groups
-            if segment.end > _MOST_OF_LATEST:
+            if segment.end > _MAX_LATEST_BYTES:
                 break
         return groups
 
     def fetch(self, ids: Iterable[bytes], locations: Mapping[bytes, bytes] = _NO_LOCATIONS) -> dict[bytes, bytes]:
         """Return the frames of these messages, by id. Those that cannot be found are left out, and counted.
 
-        `locations`, by id, are where some of them are, or were. These need not be searched for.
+        `locations`, by id, are the last known locations of some of them, which are tried before a search.
         """
         found = self._fetch_at(locations) if locations else {}
         wanted = sorted({each for each in ids if each not in found})
@@ -423,7 +423,7 @@ class ReadableLog:
         found |= self.kept.fetch(wanted, self.in_steps)
         if missing := [each for each in wanted if each not in found]:
             parts = [*split_by_segment(self.segments, missing, self.damage)]
-            self._index(segment for segment, some in parts if some)  # first, or each step would read the messages again
+            self._index(segment for segment, some in parts if some)  # first: a step raises, and then all is read again
             for segment, some in parts:
                 for span, wanted_here in group_by_span(segment, some, self.damage) if some else ():
                     found |= fetch_in_span(segment, span, wanted_here, self.damage)
@@ -462,6 +462,6 @@ class ReadableLog:
         return {message: found[message] for message in locations if message in found}
 
     def _index(self, segments: Iterable[Segment]) -> None:
-        """Build missing indexes, or do a step of that (`in_steps`)."""
+        """Build missing indexes. With `in_steps`, do one step, and raise ``BlockingIOError`` if more are needed."""
         for segment in segments:
             index_of(segment, self.damage, self.in_steps)

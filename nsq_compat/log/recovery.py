@@ -3,13 +3,13 @@
 The log after the checkpoint is replayed: messages only move the end of the stream, deferred messages are entered in the
 states that received them, and control records (channels created, deleted, emptied, pauses) are applied again.
 
-Without a checkpoint the whole log is replayed. If old segments were deleted, the log no longer tells which channel
-still needs which message, so every channel gets all of them.
+Without a checkpoint the whole log is replayed. If old segments were deleted, the log no longer shows which messages
+each channel still needs, so every channel gets all of them.
 
-The audit then checks that the log holds every message that the checkpoint promises and that is not finished. It reads
-the sizes and headers of the segments, the last messages of each segment that is still needed, and the ids of retained
-messages. Missing messages are counted, logged, and removed from the channels' states, so that depths are right. Damage
-between sound groups is found, and counted, when it is read.
+The audit then checks that the log has every unfinished message that the checkpoint requires. It reads the sizes and
+headers of the segments, the last messages of each segment that is still needed, and the ids of retained messages.
+Missing messages are counted, logged, and removed from the channels' states, so that depths are right. Damage between
+sound groups is found, and counted, when it is read.
 """
 
 from bisect import bisect_right
@@ -59,7 +59,7 @@ class _Replay:
     def deferred(self, group: Group) -> None:
         topic = self.topic
         if group.due_ns / _NS_PER_SECOND < topic.clock_offset:
-            _count_from_1970(topic)
+            _use_unix_time(topic)
         due = group.due_ns / _NS_PER_SECOND - topic.clock_offset
         receivers = [topic.held] if topic.held is not None else list(topic.channels.values())
         if topic.everything is not None:
@@ -144,7 +144,7 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
     The channel states of `last` are changed, and become those of the result.
     """
     if last is None:
-        topic = _nothing_known(log)
+        topic = _state_without_checkpoint(log)
     else:
         topic = replace(last, channels=dict(last.channels))
         topic.paused = last.paused or (topic.held is not None and bool(topic.channels) and not topic.awaits_channels)
@@ -161,17 +161,17 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
                 kept.pop(each_id, None)
     topic.end = log.end._replace(seq=max(replay.seq, log.end.seq))
     if topic.everything is not None and not log.is_whole:
-        _give_everything_to_all(topic, topic.everything, kept, replay.requeued)
+        _give_all_messages_to_all_channels(topic, topic.everything, kept, replay.requeued)
     if replay.requeued.channels:  # applied last, because the messages may be anywhere in the replayed part of the log
         if replay.requeued.earliest_due() <= topic.clock_offset:
-            _count_from_1970(topic)
+            _use_unix_time(topic)
         replay.requeued.apply(topic.channels, topic.clock_offset, log)
     _audit(log, last, topic)
     topic.is_current = topic.is_current and not log.damage.records  # else every start would report the loss again
     return topic
 
 
-def _nothing_known(log: TopicLog) -> TopicState:
+def _state_without_checkpoint(log: TopicLog) -> TopicState:
     """The state before the replay, if there is no checkpoint."""
     oldest = log.oldest
     return TopicState(
@@ -184,7 +184,7 @@ def _nothing_known(log: TopicLog) -> TopicState:
     )
 
 
-def _give_everything_to_all(
+def _give_all_messages_to_all_channels(
     topic: TopicState, everything: ChannelState, kept: dict[bytes, int], requeued: Requeued
 ) -> None:
     everything.entries += entries_at_once(sorted(kept.items()))
@@ -195,7 +195,7 @@ def _give_everything_to_all(
     topic.paused = topic.awaits_channels = False
 
 
-def _count_from_1970(topic: TopicState) -> None:
+def _use_unix_time(topic: TopicState) -> None:
     """Make due times relative to 1970: the wall clock was set back, so one is before the monotonic clock's zero."""
     for state in topic.backlogs:
         state.entries = [_shifted(key, topic.clock_offset) for key in state.entries]
@@ -229,17 +229,17 @@ def _audit(log: TopicLog, last: TopicState | None, topic: TopicState) -> None:
             for index in range(len(topic.streams)):
                 # A channel's stream ends at the position of the topic's own state, which comes first and may move.
                 _, state, stop = topic.streams[index]
-                begin, behind = max(missing.begin, state.position), min(missing.end, stop)
-                for lost in uncovered(state.gaps, begin, behind):
+                begin, end_of_part = max(missing.begin, state.position), min(missing.end, stop)
+                for lost in uncovered(state.gaps, begin, end_of_part):
                     log.damage.report_range(missing.path, missing.where, *lost)
-                if begin < behind:
-                    state.skip([(begin, behind)])
+                if begin < end_of_part:
+                    state.skip([(begin, end_of_part)])
     if last is not None and not last.incomplete:
         _remove_ids(log, topic.backlogs)
 
 
 def _is_cut(log: TopicLog, end: LogEnd) -> bool:
-    """Report if the last segment that the checkpoint knows is missing, or shorter than it says."""
+    """Report if the last segment in the checkpoint is missing, or shorter than recorded there."""
     path = log.path_of("log", end.segment)
     segment = next((each for each in log.segments if each.number == end.segment), None)
     if not end.offset or (segment is not None and segment.end >= end.offset):
@@ -259,7 +259,7 @@ def _missing_numbers(log: TopicLog, end: LogEnd | None, first: int) -> Iterator[
         yield _Missing(first, oldest, log.folder, "its beginning: a file is missing")
     for segment, following in pairwise(segments):
         is_next = following.number == segment.number + 1
-        # A released segment has no message from `first` on, but what is missing behind it may have had some.
+        # A released segment has no message from `first` on, but missing segments after it may have had some.
         nothing_lost = segment.released and is_next and not following.header_lost
         if following.first_seq > first and not nothing_lost:
             yield from _missing_behind(segment, segment.end, following.first_seq, first, is_next)

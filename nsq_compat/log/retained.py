@@ -89,16 +89,16 @@ class Retained:
         self._last_number = number
 
     def begin_checkpoint(self) -> None:
-        """A checkpoint of this moment names all messages that are needed here; it does not know of later ones."""
+        """Note that a checkpoint is being created, which contains all unfinished messages that were added so far."""
         self._protected.clear()
 
     def protect_active(self) -> None:
-        """The last messages that were added are needed, whatever the checkpoint that is being written says."""
+        """Keep the active file, because the checkpoint that is being written may lack its last messages."""
         if self._active is not None:
             self._protected.add(self._active)
 
     def add(self, frames: Iterable[bytes]) -> None:
-        """Write frames. If it raises, some of them may be found all the same."""
+        """Write frames. If it raises, some of them may have been written."""
         for group in cut_by_size(sorted(frames, key=message_id), _GROUP_SIZE):
             active = self._active
             if active is None or active.abandoned or active.end >= self._segment_size:
@@ -140,7 +140,7 @@ class Retained:
             ranges = file.ranges()
             alive = sum(_count_in(unfinished, group) for group in ranges)
             if file.is_damaged and alive:
-                continue  # what cannot be read cannot be copied, so the file would stay and be copied every time
+                continue  # messages that cannot be read cannot be copied, so each attempt would copy the file again
             if not alive or alive * 2 < sum(group.record_count for group in ranges):
                 dead.append(file)
         if self._active in dead:
@@ -148,7 +148,7 @@ class Retained:
         return dead
 
     def copy(self, file: RetainedFile, unfinished: Sequence[bytes]) -> bool:
-        """Copy a file's unfinished messages to other files. Returns whether all could be read, and the file can go."""
+        """Copy a file's unfinished messages to other files. Returns whether all were read, so it can be deleted."""
         wanted = set(unfinished)
         damage = Damage(quiet=True)
         for group in file.ranges():
@@ -189,12 +189,12 @@ def _read_group(file: RetainedFile, wanted: IdRange, damage: Damage) -> list[byt
 
 
 def _count_in(ids: Sequence[bytes], group: IdRange) -> int:
-    """How many of the sorted ids are in the group's range."""
+    """The number of sorted ids in the group's range."""
     return bisect_right(ids, group.last_id) - bisect_left(ids, group.first_id)
 
 
 def cut_by_size(frames: Iterable[bytes], max_bytes: int) -> Iterator[list[bytes]]:
-    """The frames in batches of at most so many bytes, or of one frame."""
+    """The frames in batches of at most `max_bytes`, or of one larger frame."""
     group: list[bytes] = []
     size = 0
     for frame in frames:

@@ -1,4 +1,4 @@
-"""A segment: one file of a log, and the groups in it. Only the run that created it appends to it; later runs only read.
+"""A segment: one file of a log, and the groups in it. Only the run of nsqd that created it appends to it.
 
 A group has the frames of one publish, all or none of them. One of several frames also contains a checksum of each
 frame, which is used only if the group's own checksum is wrong, and a copy of its header after the frames. So damage to
@@ -6,7 +6,7 @@ a frame or to the header does not affect other frames.
 
 Blocks are reserved ahead of the writes, in growing steps, because a write that has to extend the file costs several
 times as much. Reserved blocks read as zeros. In a large file zeros are also written ahead: most of a write's cost is
-the first touch of each page, and pages that are touched a dozen at a time cost a fifth (docs/decisions/0016).
+the first access to each page, and a dozen pages at once cost a fifth of that per page (docs/decisions/0016).
 """
 
 import logging
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 _crc32c: Final = google_crc32c.value
 _extend: Final = google_crc32c.extend
-_MAGIC: Final = GROUP_MAGIC  # compiled, a name of another module costs a dict lookup
+_MAGIC: Final = GROUP_MAGIC  # compiled code looks up names of other modules in a dict
 _MARK: Final = derive(storage_schema.GROUP_MARK)
 _FIELDS: Final = derive(storage_schema.GROUP_FIELDS)
 _GROUP_HEADER: Final = derive(storage_schema.GROUP_HEADER)
@@ -59,17 +59,17 @@ FIRST_GROUP: Final = _HEADER.size
 _MAGICS: Final = (storage_schema.SEGMENT_MAGIC, storage_schema.RELEASED_MAGIC)
 
 INDEX_STEP: Final = 1 << 16
-"""The least number of bytes between two index entries."""
+"""Minimum distance in bytes between two index entries."""
 _MIN_RESERVE: Final = 1 << 16
 _MAX_RESERVE: Final = 1 << 24
 _ZERO_AHEAD_FROM: Final = 1 << 18
-"""File size from which on zeros are written ahead. Smaller files get none, because ten thousand quiet topics should not
-use memory for them."""
+"""File size from which on zeros are written ahead. In smaller files, those of ten thousand idle topics would take too
+much memory."""
 _ZERO_AHEAD: Final = 1 << 17
 _ZEROS: Final = bytes(_ZERO_AHEAD)
 _NO_OFFSET: Final = 1 << 62  # greater than every offset
 UNKNOWN_SEQ: Final = (1 << 64) - 1
-"""A number that is not known yet: of a segment that was found, or of an index entry after damage."""
+"""Stands for a number that is not known yet: of a file that was just found, or of an index entry after damage."""
 
 
 def place_of(segment: int, offset: int) -> int:
@@ -153,7 +153,7 @@ def encode_group(
         fields = _FIELDS.pack(_crc32c(payload), first_seq, due_ns, len(payload), 1, kind)
         crc: int = _crc32c(fields)
         return _MARK.pack(_MAGIC, crc ^ (offset & LOW_32)) + fields + payload
-    # zip reuses one argument tuple, and starmap passes it on as it is: a seventh less for each checksum than with map.
+    # zip reuses one argument tuple, and starmap passes it on unchanged, which is a seventh faster than map.
     checksums = struct.pack(f">{count}I", *starmap(_crc32c, zip(frames)))  # noqa: RUF058
     joined = joined or b"".join(frames)
     fields = _FIELDS.pack(_extend(_crc32c(checksums), joined), first_seq, due_ns, len(joined), count, kind)
@@ -223,8 +223,8 @@ def _have_one_size(data: bytes, at: int, end: int, size: int, count: int) -> boo
 class Index:
     """A segment's sparse index: about one group of messages in every INDEX_STEP bytes, in order.
 
-    While that of a segment of an earlier run is built, it has the groups before `offset`, and `seq` is the number of
-    the next message, UNKNOWN_SEQ after damage.
+    While the index of an earlier run's segment is being built, it covers the groups before `offset`, and `seq` is the
+    number of the next message, UNKNOWN_SEQ after damage.
     """
 
     def __init__(self, seq: int = 0) -> None:
@@ -258,7 +258,7 @@ class Index:
             at -= 1
 
     def seek(self, seq: int) -> tuple[int, int]:
-        """Where to begin reading to find a message by its number: an offset, and the first number behind it."""
+        """The offset at which to begin reading to find a message by its number, and the first number after it."""
         entry = bisect_right(self._seqs, seq) - 1
         return (self._offsets[entry], self._seqs[entry]) if entry >= 0 else (FIRST_GROUP, 0)
 
@@ -343,7 +343,7 @@ class Segment:
     def prepare(self, max_size: int) -> None:
         """Reserve blocks and write zeros before the next appends have to, if the file is large enough for that."""
         if self.end >= _ZERO_AHEAD_FROM and not self.abandoned and self.end + _ZERO_AHEAD > self._prepared < max_size:
-            with suppress(OSError):  # the next append meets the same error
+            with suppress(OSError):  # the next append will raise the same error
                 self._prepare(self._descriptors.use(self.file), self._prepared + 1, max_size)
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -413,12 +413,12 @@ class Segment:
         if self.end < _ZERO_AHEAD_FROM:
             self._prepared = min(self._reserved, max(stop, _ZERO_AHEAD_FROM))
         elif stop - begin >= _ZERO_AHEAD:
-            self._prepared = stop  # a write of this size gains nothing from zeros
+            self._prepared = stop  # zeros do not speed up a write of this size
         else:
             self._prepared = min((stop // _ZERO_AHEAD + 1) * _ZERO_AHEAD, self._reserved)
             size = self._prepared - begin
             zeros = _ZEROS if size == _ZERO_AHEAD else _ZEROS[:size]  # compiled, every slice is a copy
-            with suppress(OSError):  # the write of the group meets the same error
+            with suppress(OSError):  # the write of the group will raise the same error
                 self._files.pwrite(fd, zeros, begin)
 
     def _reserve(self, fd: int, stop: int, max_size: int) -> None:
@@ -435,7 +435,7 @@ class Segment:
             self._reserved = self._prepared = self.end
             self._step = _MIN_RESERVE
         except OSError as error:
-            log.error("LOG(%s): a failed write cannot be undone, going on in a new file - %s", self.path, error)
+            log.error("LOG(%s): a failed write cannot be undone, continuing in a new file - %s", self.path, error)
             self.abandoned = True
 
 
@@ -459,8 +459,8 @@ class StagedBatch:
     """The messages of one large publish, written step by step to a file that then becomes a segment of the log.
 
     ``TopicLog.attach`` makes it part of the log, by giving it the name of a segment when all groups are written. Until
-    then a crash leaves nothing of the batch, and other producers go on writing to the log. Message numbers are not
-    known before that either: groups are written with numbers counted from 0, and `assign_numbers` replaces them.
+    then, other producers continue to write to the log, and a crash discards the whole batch. The message numbers are
+    not known until then either: groups are written with numbers counted from 0, and `assign_numbers` replaces them.
     """
 
     def __init__(self, descriptors: Descriptors, path: str, max_size: int) -> None:
@@ -499,6 +499,6 @@ class StagedBatch:
         segment.first_seq = log_seq
 
     def discard(self) -> None:
-        """Delete the file. If that fails, it is deleted when the log is opened the next time."""
+        """Delete the file. If that fails, it is deleted when the log is next opened."""
         with suppress(OSError):
             self.segment.remove()

@@ -32,7 +32,7 @@ _RESERVE: Final = "reserve"
 _RESERVE_SIZE: Final = 1 << 20
 """Bytes, enough for the checkpoint of a topic with about 30,000 unfinished messages."""
 _SPILL_AHEAD: Final = 8
-"""At level ``memory``, spilling begins when so many times more messages are to be spilled than deferred ones fit in."""
+"""At level ``memory``, spilling begins when this many times more messages wait than further deferred ones fit in."""
 _PROBE: Final = "probe"
 _PROBE_SIZE: Final = 128 * 1024  # more than a log reserves for its next writes
 
@@ -40,9 +40,9 @@ _PROBE_SIZE: Final = 128 * 1024  # more than a log reserves for its next writes
 class Reserve:
     """Disk space that is reserved so that consumers can empty a full data path.
 
-    Logs can only be deleted after the next checkpoint is written. Without room for that the disk would stay full. So a
-    file of zeros, at `path`, reserves some space, and is emptied when a checkpoint finds no room. While the space is
-    `given_up`, publishes are refused, or they would use it up. The file stays when the process ends.
+    Logs can only be deleted after the next checkpoint is written. Without room for it the disk would stay full. So a
+    file of zeros at `path` reserves some space, and is truncated when there is no room for a checkpoint. While the
+    space is `given_up`, publishes are refused, because they would use it up. The file remains when the process ends.
     """
 
     def __init__(self, files: Files, path: str, size: int = _RESERVE_SIZE) -> None:
@@ -72,7 +72,7 @@ class Reserve:
 
 
 class Durability(Enum):
-    """The kind of end that acknowledged messages survive."""
+    """The kind of failure that acknowledged messages survive."""
 
     MEMORY = "memory"
     """A clean stop. Only messages that memory has no room for are written."""
@@ -164,7 +164,7 @@ class Storage:
         return self._descriptors.read_faults.count
 
     def probe(self) -> None:
-        """Check whether a failed disk works again, since there may be neither producers nor readers any more."""
+        """Check whether a failed disk works again, because there may be no producer or reader that would notice."""
         self._descriptors.read_faults.retry()
         if self.error is not None or not self.reserve.held:
             path = os.path.join(our_folder(self.data_path), _PROBE)
@@ -246,7 +246,7 @@ class TopicStore:
         """
         tail = self.log.tail
         if room >= 0 and tail is not None:
-            if room * _SPILL_AHEAD < tail.count:  # otherwise the first one without room would have to write all of it
+            if room * _SPILL_AHEAD < tail.count:  # otherwise the first one without room would write all of it
                 with suppress(OSError):  # `failed` has noted it
                     self.spill_some()
             return ()
@@ -256,7 +256,7 @@ class TopicStore:
         return locations_of(self.log.last_place, frames)
 
     def locate(self, frames: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Hand over frames that the caller will fetch again; returns the locations that are found easily, by id.
+        """Hand over frames that the caller will fetch again; returns the locations that a short search finds, by id.
 
         Raises ``OSError`` if the caller has to keep them.
         """
@@ -291,13 +291,13 @@ class TopicStore:
         self._write(partial(staged.add, frames))
 
     def attach(self, staged: StagedBatch, first_seq: int) -> None:
-        """Make the batch a part of the log, once nothing is left to spill. Raises ``OSError``, having done nothing."""
+        """Make the batch a part of the log, after all is spilled. Raises ``OSError``, having done nothing."""
         self._write(partial(self.log.attach, staged, first_seq), needs_room=False)
         if self._storage.error is not None:
             self._storage.succeeded()
 
     def _write(self, operation: Callable[[], T], needs_room: bool = True) -> T:
-        """Call `operation`, if it needs room only with the reserve unused, and note a failure. Raises ``OSError``."""
+        """Call `operation`, and note a failure. If it needs room, the reserve must be in place. Raises ``OSError``."""
         try:
             if needs_room:
                 self._keep_reserve()
@@ -311,7 +311,7 @@ class TopicStore:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def commit(self) -> None:
-        """At level ``fsync`` wait until appended groups are synced. Raises ``OSError``: they may be lost."""
+        """At level ``fsync``, wait until appended groups are synced. Raises ``OSError`` if they may be lost."""
         if not self.commits:
             return
         try:
@@ -357,7 +357,7 @@ class TopicStore:
     def adopt_checkpoint(self) -> None:
         """Replace the checkpoint by the one written last; the next ``commit`` makes that durable. Raises ``OSError``.
 
-        Not to be called in a thread: the topic may have been deleted meanwhile, and another of its name created.
+        Must not run in a thread: the topic may have been deleted meanwhile, and another of its name created.
         """
         adopt_temporary(self._storage.files, self._checkpoint_path)
         if self.commits:

@@ -26,7 +26,7 @@ class SyncJob:
         self.folders = folders
         self._files = files
         self.failed: Sequence[Target] = [target for target in targets if target.segment.poisoned]
-        """If ``run`` raises: the targets that never become durable. The system reports an error of a sync only once."""
+        """If ``run`` raises: the targets that never become durable. The system reports a sync error only once."""
 
     def run(self) -> None:
         """Sync. If it raises ``OSError``, nothing that the job covers counts as durable."""
@@ -41,7 +41,7 @@ class SyncJob:
 
 
 class Unsynced:
-    """The unsynced segments and folders of one log. A segment stays until a sync of all of it succeeded or failed."""
+    """The unsynced segments and folders of one log. A segment stays until a sync of all its data succeeds or fails."""
 
     def __init__(self, descriptors: Descriptors) -> None:
         self._descriptors = descriptors
@@ -49,7 +49,7 @@ class Unsynced:
         self._folders: list[File] = []
 
     def add_folder(self, path: str) -> None:
-        # A running job, which pins its folders, may have synced the folder already.
+        # A folder that a running job has pinned is added again, because the job may have synced it already.
         if not any(folder.path == path and not folder.pins for folder in self._folders):
             self._folders.append(File(path, os.O_RDONLY | os.O_DIRECTORY))
 

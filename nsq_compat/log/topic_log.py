@@ -49,7 +49,7 @@ _STAGED: Final = "staged"
 _COPY_AT_ONCE: Final = 1024  # ids
 _FILES_AT_ONCE: Final = 16
 """Files from which messages are copied before the copies are synced."""
-_PATIENCE: Final = 16
+_SKIPPED_CALLS: Final = 16
 _SPILLED_AT_ONCE: Final = 1 << 15
 
 Later = Callable[[Callable[[], None]], object]
@@ -77,7 +77,7 @@ class TopicLog(ReadableLog):
         descriptors = descriptors or Descriptors(files)
         super().__init__(folder, Retained(descriptors, lambda number: self.path_of("kept", number), segment_size))
         self.last_place = 0
-        """The place of the last group that was not of kind MESSAGES (``place_of``)."""
+        """The position of the last group that was not of kind MESSAGES (``place_of``)."""
         self._descriptors = descriptors
         self._files = files
         self._segment_size = segment_size
@@ -86,7 +86,7 @@ class TopicLog(ReadableLog):
         self._last_number = 0
         self._staged_count = 0
         self._unsynced = Unsynced(descriptors)
-        self._patience = 0
+        self._calls_to_skip = 0
         self._considered = 0
         self._closed = False
         self._open(start)
@@ -95,7 +95,7 @@ class TopicLog(ReadableLog):
 
     @property
     def end(self) -> LogEnd:
-        """The place behind the last group. With this `start`, ``recovered`` returns the groups appended from now on."""
+        """The end of the last group. With this `start`, ``recovered`` returns the groups appended from now on."""
         last = self.segments[-1] if self.segments else None
         return LogEnd(last.number, last.end, self.next_seq) if last else LogEnd(self._last_number, 0, self.next_seq)
 
@@ -134,7 +134,7 @@ class TopicLog(ReadableLog):
             index.count += len(frames)
             if offset >= index.next_offset:
                 index.add(first_seq if kind == MESSAGES else self.next_seq, message_id(frames[0]), offset)
-                if len(data) < INDEX_STEP:  # large groups gain little
+                if len(data) < INDEX_STEP:  # it saves little for large groups
                     self._later(self._prepare)
         if kind == MESSAGES:
             self.next_seq = first_seq + len(frames)
@@ -183,7 +183,7 @@ class TopicLog(ReadableLog):
         self._note_kept()
 
     def begin_checkpoint(self) -> LogEnd:
-        """Return the log's end, for a checkpoint of this moment. It will not name messages retained later."""
+        """Return the log's end, for a checkpoint of the current state, without messages that are retained later."""
         self.kept.begin_checkpoint()
         return self.end
 
@@ -212,7 +212,7 @@ class TopicLog(ReadableLog):
         candidates = [
             one for one, after in following if one.number < limit and after.first_seq <= seq and not one.released
         ]
-        if not self._is_worth_it(candidates):
+        if not self._release_is_due(candidates):
             return
         alive = sorted_ids(unfinished(), pause)
         try:
@@ -254,7 +254,7 @@ class TopicLog(ReadableLog):
         try:
             self._descriptors.with_room(lambda: remove_folder(self._files, doomed))
         except OSError as error:
-            log.warning("LOG(%s): not wholly deleted - %s", doomed, error)
+            log.warning("LOG(%s): not deleted completely - %s", doomed, error)
 
     # --- Durability ---------------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class TopicLog(ReadableLog):
         """Note the result of the job, in the thread of the log."""
         self._unsynced.finish_sync(job, error, self._active)
         if error:
-            log.error("LOG(%s): failed to sync, going on in a new file - %s", self.folder, error)
+            log.error("LOG(%s): failed to sync, continuing in a new file - %s", self.folder, error)
 
     def note_new_name(self) -> None:
         """Note that a file was renamed, which the next sync makes durable."""
@@ -314,7 +314,7 @@ class TopicLog(ReadableLog):
                 try:
                     segment.truncate(tail)
                 except OSError as error:
-                    log.warning("LOG(%s): the unfinished tail stays - %s", segment.path, error)
+                    log.warning("LOG(%s): cannot cut off an unfinished write - %s", segment.path, error)
             self._unsynced.segments[segment] = None
 
     # --- Inside -------------------------------------------------------------------------------------------------------
@@ -373,21 +373,21 @@ class TopicLog(ReadableLog):
                 return
             delete()
             pause()  # the system takes some milliseconds to free the pages of a file
-        # The oldest first. Between others they stay, or their messages would seem lost.
+        # The oldest first, because a gap between other files would look like a loss.
         while not self._closed and self.segments and self.segments[0].released:
             self.segments[0].remove()
             self._unsynced.segments.pop(self.segments.pop(0), None)
 
-    def _is_worth_it(self, candidates: Sequence[Segment]) -> bool:
+    def _release_is_due(self, candidates: Sequence[Segment]) -> bool:
         """Whether a release may find something: there is a new file, or some calls have passed."""
         if not candidates and not self.kept.files:
             return False
-        self._patience -= 1
+        self._calls_to_skip -= 1
         newest = candidates[-1].number if candidates else 0
-        if newest <= self._considered and self._patience > 0:
+        if newest <= self._considered and self._calls_to_skip > 0:
             return False
         self._considered = max(newest, self._considered)
-        self._patience = _PATIENCE
+        self._calls_to_skip = _SKIPPED_CALLS
         return True
 
     def _copy(self, segment: Segment, alive: Sequence[bytes], pause: Callable[[], None]) -> bool:
@@ -427,7 +427,7 @@ def _number_segments(segments: Sequence[Segment]) -> None:
 
 def _first_seq_of(segment: Segment, following: int) -> int:
     if segment.end > FIRST_GROUP:
-        log.warning("LOG(%s): its header is damaged", segment.path)
+        log.warning("LOG(%s): the file's header is damaged", segment.path)
     reader = GroupReader(segment, Damage(quiet=True))
     while groups := reader.read():
         for group in groups:

@@ -3,10 +3,10 @@
     server        listening, accepting, the connections of a server and its stop
     connection    one socket and its session
     event_loop    work at the end of an iteration, alarms, the loop's lag, busy polling, long work in steps
-    sockets       addresses to sockets: listening, connecting, resolving names
-    tls           TLS as a codec, NSQ's names for it
-    tls_lenient   TLS that accepts any client certificate, by pyOpenSSL
-    certificates  certificate files to TLS, again on SIGHUP
+    sockets       sockets for addresses: listening, connecting, resolving names
+    tls           TLS as a codec; NSQ's names of versions and suites
+    tls_lenient   TLS that accepts any client certificate, with pyOpenSSL
+    certificates  TLS from certificate files, which SIGHUP reads again
     process       the daemon's own process: signals, descriptors, systemd
 
 May import: ``session`` and below. Sockets are plain non-blocking ones, and waiting uses the event loop's watchers:

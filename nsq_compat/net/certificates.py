@@ -1,4 +1,4 @@
-"""TLS for each connection, from certificate files.
+"""Certificates, and the TLS of each connection that uses them.
 
 The files are read at the start and again at SIGHUP. Open connections keep their certificate. If a file cannot be used,
 the previous certificates stay in force.
@@ -81,7 +81,7 @@ def _read(files: TlsFiles) -> MakeTls:
     context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     ciphers = _CIPHERS + (_OLD_LEVEL if files.min_version in _OLD_VERSIONS else "")
     context.set_ciphers(ciphers)
-    with warnings.catch_warnings():  # about old versions, which were asked for
+    with warnings.catch_warnings():  # old versions cause a warning, but --tls-min-version allows them
         warnings.simplefilter("ignore", DeprecationWarning)
         context.minimum_version = files.min_version
     _load_certificate(context, files)
@@ -92,7 +92,7 @@ def _read(files: TlsFiles) -> MakeTls:
         except ssl.SSLError:
             raise CertificateError("failed to append certificate to pool") from None
     if files.client_policy == REQUIRE:
-        try:  # an extra: only this policy needs it, and it takes some megabytes
+        try:  # pyOpenSSL is an extra, and takes some megabytes of memory
             from nsq_compat.net.tls_lenient import LenientTls, lenient_context
         except ImportError:
             reason = missing_package("pyopenssl", extra="pyopenssl")
@@ -111,7 +111,7 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
         if "-----BEGIN" not in _read_pem(path):
             raise CertificateError(f"tls: failed to find any PEM data in {noun} input")
     try:
-        # If none is given here, OpenSSL asks for a password at the terminal.
+        # Without this argument, OpenSSL asks for the password of an encrypted key at the terminal.
         context.load_cert_chain(files.certificate, files.key, password="")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":

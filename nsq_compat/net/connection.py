@@ -1,29 +1,29 @@
-"""One TCP connection: a socket, the session that speaks for it, and the greenlet that reads.
+"""One TCP connection: a socket, the session that implements its protocol, and the greenlet that reads.
 
 If the session never waits, the callback of the socket's watcher receives, feeds the session and flushes, all inside the
-event loop, which saves two switches. The greenlet then runs only for work that takes time: an upgrade, data that
-inflates, a client that does not take its replies. Otherwise the greenlet does all of it. If the session's commands are
-published together with those of other connections (`awaits_publish`), the replies follow at the end of the event-loop
-iteration.
+event loop, which saves two greenlet switches. The greenlet then runs only for work that takes time: an upgrade, data
+that inflates, a client that does not read its replies. If the session may wait, the greenlet does all of this. If the
+session's commands are published together with those of other connections (`awaits_publish`), the replies are sent at
+the end of the event-loop iteration.
 
-`flush` sends without waiting. `wake` asks for a flush at the end of the iteration, so everything that an iteration
-produces for a client leaves in one system call, and an idle consumer needs no second greenlet. Messages leave before
-the OK of their producer. If the socket does not take everything, a writer greenlet sends the rest.
+`flush` sends without waiting. `wake` schedules a flush for the end of the iteration, so one system call sends all that
+an iteration produces for a client, and an idle consumer needs no second greenlet. Messages are sent before the OK of
+their producer. If the socket does not accept all bytes, a writer greenlet sends the rest.
 
-Between socket and session there may be codecs: TLS next to the socket, a compression above it.
+There may be codecs between socket and session: TLS next to the socket, and a compression above it.
 
 Invariants:
 
 - *One writer at a time.* While the writer greenlet has bytes left, nothing else sends.
-- Only the writer waits for the socket to take bytes, for at most the session's write timeout plus the time that the
+- Only the writer waits for the socket to accept bytes, for at most the session's write timeout plus the time that the
   slowest accepted link needs.
-- Reading continues while messages wait to be sent, because a client may be busy sending FINs and not read until they
-  are out. It pauses at more than `MAX_OWED_REPLIES` bytes of replies: that client does not read.
-- A client can read the last reply. After a fatal error only our side is shut, and received bytes are dropped for a
-  moment. Closing at once would make the kernel reset the connection and lose the error frame.
+- Reading continues while messages wait to be sent, because a client may send all its FINs before it reads again. It
+  pauses when more than `MAX_OWED_REPLIES` bytes of replies wait, because such a client does not read.
+- A client can read the last reply. After a fatal error only our side is shut down, and received bytes are dropped for
+  a moment. Closing at once would make the kernel reset the connection and lose the error frame.
 - Data that inflates is decoded in pieces, and a session with more work than it does at once (`has_unread`) is called
   again, by the greenlet. Each piece is answered before the next, and other connections run in between.
-- At most `event_loop.MAX_ENDINGS` connections end in one iteration, however many clients leave at once.
+- At most `event_loop.MAX_ENDINGS` connections end in one iteration, even if thousands of clients disconnect at once.
 - Nothing that a client sends or omits affects another connection.
 """
 
@@ -49,7 +49,7 @@ Session = TypeVar("Session", bound=Conversation)
 RECEIVE_SIZE: Final = 64 * 1024
 """From 128 KiB on, allocating the buffer for a read costs more than the read (measured: 16.7 us against 2.6 us)."""
 SMALL_READ: Final = 479
-"""Bytes, more than most requests have. Python allocates a buffer of this size without calling malloc."""
+"""Bytes; most requests are smaller. Python allocates a buffer of this size without calling malloc."""
 MAX_OWED_REPLIES: Final = 64 * 1024
 _READ: Final = 1
 _WRITE: Final = 2
@@ -64,9 +64,9 @@ def _encode_with(compression: Codec, tls: Tls | None) -> Callable[[bytes], bytes
 class Connection(Generic[Session]):
     """Owns an accepted or connected socket.
 
-    `run` serves it and returns when the connection is closed. `close` ends it in order, `abort` at once; both may be
-    called at any time. `session_waits` says whether `receive_data` may switch to other greenlets. `actor` names the
-    other side in log lines.
+    `run` serves it and returns when the connection is closed. `close` sends pending replies first, `abort` closes at
+    once; both may be called at any time. `session_waits`: whether `receive_data` may switch to other greenlets. `actor`
+    names the other side in log lines.
     """
 
     actor = "client"
@@ -99,7 +99,7 @@ class Connection(Generic[Session]):
         self._busy_poll = busy_poll
         self._tick = LoopTick(hub.loop) if tick is None else tick
         self._in_loop = not session_waits  # whether the watcher's callback reads, and not the greenlet
-        self._needs_reader = False  # the callback has read, and left work to the greenlet
+        self._needs_reader = False  # the callback has read, and the greenlet must continue
         self._watching = False
         self._flush_is_due = False
         self._writer: gevent.Greenlet[[memoryview], None] | None = None
@@ -111,7 +111,7 @@ class Connection(Generic[Session]):
         self._pieces: Iterator[bytes] | None = None  # of one read, still to be fed to the session
         self._encode: Callable[[bytes], bytes] | None = None
         self._input_ended = False  # EOF or an error was read
-        self._is_shut = False  # our side is; received bytes are dropped
+        self._is_shut = False  # our side is shut down; received bytes are dropped
         self._is_closed = False
         self.session = make_session(self, _monotonic(), _time_ns())
 
@@ -138,7 +138,7 @@ class Connection(Generic[Session]):
                 self._settle()
 
     def _read(self) -> None:
-        """Receive once, feed the session, and send its replies or have them sent behind the messages."""
+        """Receive once, feed the session, and send its replies, or schedule them after the messages."""
         try:
             data = self._receive_available()
         except BlockingIOError:
@@ -167,11 +167,11 @@ class Connection(Generic[Session]):
             busy_poll.served(id(self))
 
     def _end_input(self, act: Callable[[], None]) -> None:
-        """Stop reading and call `act`, at once or later if many other connections have just ended."""
+        """Stop reading and call `act`, in a later iteration if many other connections end in this one."""
         if not self._input_ended:
             self._input_ended = True
             self._stop_watching()
-            if endings().may_go_first():
+            if endings().take_slot():
                 act()
             else:
                 endings().call(act)
@@ -194,7 +194,7 @@ class Connection(Generic[Session]):
         else:
             data = self._recv(SMALL_READ)
             if len(data) == SMALL_READ:
-                with contextlib.suppress(OSError):  # nothing more yet, or an error; the next read tells
+                with contextlib.suppress(OSError):  # nothing more yet, or an error, which the next read reports
                     data += self._recv(self._receive_size - SMALL_READ)
         self._expects_small_read = len(data) < SMALL_READ < self._receive_size
         return data
@@ -223,13 +223,13 @@ class Connection(Generic[Session]):
                 tick.run()
 
     def _settle(self) -> None:
-        """Execute all received commands, apply back-pressure, and make pending upgrades, before reading on."""
+        """Before reading on, execute all received commands, apply back-pressure, and perform pending upgrades."""
         self._execute_unread()
         self._apply_back_pressure()
         if self.session.upgrade is not None:
             self._in_loop = False  # the greenlet reads the handshake
             self._push_codecs()
-            # Few bytes may inflate to many: then greenlets take turns.
+            # Few bytes may inflate to many, so the greenlet decodes them, and others run in between.
             self._in_loop = not self._session_waits and self._compression is None
 
     def _execute_unread(self) -> None:
@@ -250,14 +250,14 @@ class Connection(Generic[Session]):
         return not self._is_closed
 
     def _apply_back_pressure(self) -> None:
-        owed = self.session.owed_replies + (self._tls.owed if self._tls is not None else 0)
+        owed = self.session.owed_replies + (self._tls.pending if self._tls is not None else 0)
         if owed > MAX_OWED_REPLIES:
             self._wait_for_writer()
 
     def _wait_readable(self) -> bool:
         """Wait until there is something to read; return whether the connection is still open."""
-        # Waiting before reading saves the system call that would fail, and keeping the watcher saves two more. It is
-        # level-triggered. If it fires while the greenlet waits for something else, it is stopped.
+        # Waiting before reading saves a system call that would fail, and keeping the watcher started saves two more.
+        # The watcher is level-triggered. If it fires while the greenlet waits for something else, it is stopped.
         if not self._is_closed:
             if not self._watching and not self._input_ended:
                 self._watching = True
@@ -312,7 +312,7 @@ class Connection(Generic[Session]):
             self._stop_decoding(error)
 
     def _decode_tls(self, tls: Tls, data: bytes) -> None:
-        """Feed the session what TLS alone decrypts, which has no more bytes than `data`."""
+        """Decrypt `data`, which has no compression above TLS and therefore does not grow, and feed the session."""
         try:
             pieces = tls.decode(data)
         except TlsError as error:
@@ -326,7 +326,7 @@ class Connection(Generic[Session]):
             self._feed_pieces()
 
     def _feed_pieces(self) -> None:
-        """Feed the session what TLS decrypted of one read, until it has enough for now."""
+        """Feed the session the decrypted pieces of one read, until it leaves commands unread."""
         assert self._pieces is not None, "there are pieces"
         try:
             for piece in self._pieces:
@@ -344,12 +344,12 @@ class Connection(Generic[Session]):
             self.session.end_of_input()
 
     def _stop_decoding(self, error: Exception) -> None:
-        """End the input: behind a broken TLS record or compressed block nothing can be decoded."""
+        """End the input, because nothing after a damaged TLS record or compressed block can be decoded."""
         log.error("client(%s) - failed to read command - %s", self.peer, error)
         self.session.end_of_input()
 
     def _push_codecs(self) -> None:
-        """Make the upgrades that the session asks for, then decode what was already received for the new codecs."""
+        """Perform the upgrades that the session requests, then decode bytes already received for the new codecs."""
         tls_before, received = self._tls, b""
         while (upgrade := self.session.upgrade) is not None and not self._is_closed:
             if self._writer is not None:
@@ -360,7 +360,7 @@ class Connection(Generic[Session]):
                 self._compression = upgrade.codec
                 self._encode = _encode_with(upgrade.codec, self._tls)
                 upgrade.done(None, _monotonic())
-            elif (tls := self._shake_hands(upgrade)) is not None:
+            elif (tls := self._do_handshake(upgrade)) is not None:
                 self._tls, self._encode = tls, tls.encode
                 upgrade.done(tls.facts(), _monotonic())
             else:
@@ -369,12 +369,12 @@ class Connection(Generic[Session]):
         if self._encode is not None:
             self._decode(self._plain(received, self._tls if tls_before is None else None))
 
-    def _shake_hands(self, upgrade: Upgrade) -> Tls | None:
-        """TLS after its handshake, or None if that fails. Replies leave in plain until it is complete (nsqd)."""
+    def _do_handshake(self, upgrade: Upgrade) -> Tls | None:
+        """Return TLS after its handshake, None if that fails. Until then replies are sent unencrypted (nsqd)."""
         assert self._make_tls is not None, "a session offers TLS only if there is a certificate"
         tls, received = self._make_tls(), upgrade.received
         try:
-            while not tls.shake_hands(received):
+            while not tls.do_handshake(received):
                 self._send_after_writer(tls.encode(b""))
                 received = self._receive()
                 if not received:
@@ -388,7 +388,7 @@ class Connection(Generic[Session]):
             self.flush()
             return None
         self._send_after_writer(tls.encode(b""))
-        return None if self.session.closing else tls  # it may have timed out while that was sent
+        return None if self.session.closing else tls  # the session may have timed out during the send
 
     def _receive(self) -> bytes:
         """Wait for bytes; b"" at EOF or once the connection is closed."""
@@ -439,13 +439,13 @@ class Connection(Generic[Session]):
                 self._shut()
             return False
         if session.has_more:
-            self.wake()  # other connections have their turn first
+            self.wake()  # other connections are served first
         if self._alarm_at > session.next_wakeup:
             self._set_alarm()
         return bool(data)
 
     def _is_writing(self) -> bool:
-        # A method: compiled code would take `_writer` for what it was before `_send_now`.
+        # A method, because mypy narrows `_writer` to None in `flush`, and compiled code relies on that.
         return self._writer is not None
 
     def _send_now(self, data: bytes) -> None:
@@ -457,14 +457,14 @@ class Connection(Generic[Session]):
             self._writer = gevent.spawn(self._write_loop, memoryview(data)[sent:])
 
     def _write_loop(self, owed: memoryview) -> None:
-        """The writer: send `owed` whenever the socket takes some of it."""
+        """The writer: send `owed`, as fast as the socket accepts it."""
         self.session.stalled()
         session, began, sent = self.session, _monotonic(), 0
         writable = self._hub.loop.io(self._socket.fileno(), _WRITE)
         try:
             while owed:
                 seconds = session.write_timeout
-                if seconds is not None:  # bytes that the client has taken extend it, at the slowest accepted rate
+                if seconds is not None:  # sent bytes extend it, at the slowest accepted rate
                     seconds = max(0.0, began + seconds + sent / session.slowest_rate - _monotonic())
                 with gevent.Timeout(seconds, TimeoutError("write timeout")):
                     self._hub.wait(writable)
@@ -499,18 +499,18 @@ class Connection(Generic[Session]):
     # --- The end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close in order: read what was received already, then EOF, and send what is owed."""
+        """Close after the received bytes have been read and all replies sent."""
         with contextlib.suppress(OSError):  # the client has closed it already
             self._socket.shutdown(socket.SHUT_RD)
 
     def abort(self) -> None:
-        """Close at once, whatever is owed."""
+        """Close at once, and drop unsent replies."""
         if not self._is_closed:
             self._is_closed = True
             endings().call(self._resume_reader)
 
     def _shut(self) -> None:
-        """Shut our side once everything is sent; drop received bytes until the client closes or its time is over."""
+        """Shut our side down after everything is sent. Drop received bytes until the client closes or time is up."""
         self._is_shut = True
         self.session.closed()
         with contextlib.suppress(OSError):  # the client has closed it already
@@ -528,7 +528,7 @@ class Connection(Generic[Session]):
         self.abort()
 
     def free(self) -> None:
-        """Release the socket after `run` has returned or if it never began. May be called twice."""
+        """Release the socket after `run` has returned, or if it was never called. May be called twice."""
         if self._socket.fileno() < 0:
             return
         self._is_closed = True

@@ -1,5 +1,5 @@
-"""The event loop itself: work at the end of an iteration (`LoopTick`), alarms (`AlarmClock`), how late it all is
-(`LoopLag`), polling instead of sleeping (`BusyPoll`), and long work in steps (`let_others_run`, `endings`).
+"""The event loop itself: work at the end of an iteration (`LoopTick`), alarms (`AlarmClock`), its delay (`LoopLag`),
+polling instead of sleeping (`BusyPoll`), and long work in steps (`let_others_run`, `endings`).
 """
 
 import logging
@@ -20,9 +20,9 @@ from nsq_compat.queue.schedule import Schedule
 log = logging.getLogger(__name__)
 
 MAX_FLUSHES: Final = 64
-"""Connections flushed before the loop looks at its sockets again. At some 10 us each that is within a millisecond."""
+"""Connections flushed before the loop polls its sockets again. At about 10 us each, they take less than 1 ms."""
 _MAX_ALARM_SECONDS: Final = 0.004
-"""Spent on alarms in one iteration; the last one may exceed it, and the rest runs in the next iteration."""
+"""Time for alarms in one iteration. The last one may exceed it; the others run in the next iteration."""
 _LAG_INTERVAL: Final = 0.25
 
 
@@ -30,14 +30,14 @@ class Flushable(Protocol):
     """A connection with something to send."""
 
     def flush_when_due(self) -> None:
-        """Send it. Raises nothing, because other connections follow."""
+        """Send it. Must not raise, because other connections follow."""
 
 
 class LoopTick:
     """The work at the end of an event-loop iteration: first `calls`, then a flush of the connections in `due`.
 
-    A connection that reads from its socket sets `is_reading` meanwhile, and then calls `run` if there is work. When
-    work is added at other times, `schedule` follows.
+    A connection sets `is_reading` while it reads from its socket, and then calls `run` if there is work. Code that adds
+    work at other times calls `schedule`.
     """
 
     def __init__(self, loop: Any) -> None:
@@ -79,7 +79,7 @@ class LoopTick:
                     call()
         finally:
             self.is_reading = False
-            connections, self.due = self.due, []  # a connection that is woken meanwhile has its turn after these
+            connections, self.due = self.due, []  # connections that are woken meanwhile are flushed after these
             if len(connections) > MAX_FLUSHES:
                 connections, self.due = connections[:MAX_FLUSHES], connections[MAX_FLUSHES:]
                 self.schedule()
@@ -116,7 +116,7 @@ class AlarmClock:
         self._wake_at(self._run_due())
 
     def _run_due(self) -> float:
-        # While it runs, `run` may schedule again. That must not set the timer: its result says when to come back.
+        # Entries that the running schedule adds must not set the timer: the result of `run` includes them.
         self._set_to = 0.0
         began = time.monotonic()
         try:
@@ -129,10 +129,10 @@ class AlarmClock:
 
 
 class LoopLag:
-    """Measures a few times a second how late the event loop is.
+    """Measures the delay of the event loop a few times a second.
 
-    `observe` is told how late a timer was, in wall-clock seconds, and `observe_held` how much CPU time this thread used
-    while the timer was overdue. Of a long piece of work only the part after the timer's due time is seen.
+    `observe` receives the delay of a timer in wall-clock seconds, and `observe_held` the CPU time that this thread used
+    while the timer was overdue. Both miss the part of a long piece of work before the timer's due time.
     """
 
     def __init__(
@@ -163,9 +163,9 @@ class LoopLag:
         # A timer that is nearly due fires when a client wakes the loop, before that client is served. So the client
         # does not wait for the observers, which are called later.
         late = max(0.0, time.monotonic() - self._due)
-        self._loop.run_callback(self._tell, late, min(late, time.thread_time() - self._cpu_at_start))
+        self._loop.run_callback(self._report, late, min(late, time.thread_time() - self._cpu_at_start))
 
-    def _tell(self, late: float, held: float) -> None:
+    def _report(self, late: float, held: float) -> None:
         if not self._is_stopped:
             self._observe(late)
             self._observe_held(held)
@@ -175,11 +175,11 @@ class LoopLag:
 # --- Busy polling -----------------------------------------------------------------------------------------------------
 
 MAX_POLL: Final = 100e-6
-"""Seconds until a poll is in vain."""
+"""Seconds after which polling without a request ends."""
 MAX_GAP: Final = 2 * MAX_POLL
-"""Seconds between two requests of a run. While the loop sleeps, they are further apart by the time to wake it."""
+"""Seconds between two requests of a run. They include the time to wake the loop if it sleeps."""
 MIN_RUN: Final = 64
-"""Requests of a run before the loop polls, so that a poll in vain costs less than 2 us for each of them."""
+"""Requests of a run before the loop polls, so that an unsuccessful poll costs less than 2 us for each of them."""
 
 
 class BusyPoll:
@@ -187,11 +187,11 @@ class BusyPoll:
 
     A client that waits for each reply lets the event loop sleep between two requests, and waking a process can take
     longer than serving the request. So after a run of requests from one connection in quick succession the loop polls
-    its sockets after each further request, until it has polled in vain. Other loads do not come sooner for it, and
-    would only pay the CPU (docs/decisions/0025).
+    its sockets after each further request, until `MAX_POLL` passes without one. Polling does not speed up other loads,
+    for which it would only use CPU time (docs/decisions/0025).
 
-    With `fixed_time` it polls for that many seconds after each request (``--busy-poll-time``). `idle` is the loop's
-    watcher for having nothing to do; `now` is monotonic time.
+    With `fixed_time` it polls for that many seconds after each request (``--busy-poll-time``). `idle` is an idle
+    watcher of the loop; `now` is monotonic time.
     """
 
     def __init__(self, fixed_time: float = 0.0, *, idle: Any = None, now: Callable[[], float] = time.monotonic) -> None:
@@ -219,7 +219,7 @@ class BusyPoll:
             self._idle.start(self._poll)  # while this is active the loop does not sleep
 
     def stop(self) -> None:
-        self._min_run = sys.maxsize  # connections that still end may be served
+        self._min_run = sys.maxsize  # connections that are still open may call `served`
         self.is_polling = False
         self._idle.close()
 
@@ -241,34 +241,34 @@ def has_spare_cpu() -> bool:
 _NEXT_ITERATION: Final = 1e-9
 """Seconds of a timer that fires after the sockets were served. Not zero: a thousand callbacks run before that."""
 MAX_ENDINGS: Final = 32
-"""Connections that end in one iteration, at some 0.1 ms each; thousands may end at once."""
+"""Connections that end in one iteration, at about 0.1 ms each; thousands may end at once."""
 
 
-class Turns:
-    """Callbacks of one event loop, of which it runs at most `most` in one iteration, in the order of their requests.
+class CallbackQueue:
+    """Runs callbacks in FIFO order, at most `limit` of them in each iteration of the event loop.
 
     Between two iterations the loop serves its sockets and timers. So a client with a short request waits for one step
     of all long work at most, not for a step of every busy client.
     """
 
-    def __init__(self, hub: Hub, most: int) -> None:
+    def __init__(self, hub: Hub, limit: int) -> None:
         self._hub: Any = hub
-        self._most = most
+        self._limit = limit
         self._waiting: deque[Callable[[], object]] = deque()
         self._timer = self._hub.loop.timer(_NEXT_ITERATION)
         self._is_set = False
         self._count = 0  # in this iteration
 
-    def may_go_first(self) -> bool:
-        """Take a place in this iteration; return whether there was one."""
-        if self._waiting or self._count >= self._most:
+    def take_slot(self) -> bool:
+        """Take one of this iteration's slots, so that the caller may act at once; return whether one was free."""
+        if self._waiting or self._count >= self._limit:
             return False
-        self._take()
+        self._count_one()
         return True
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Call it in the hub soon, but not within this call."""
-        if self.may_go_first():
+        """Call it in the hub, in this iteration or a later one, after this method has returned."""
+        if self.take_slot():
             self._hub.loop.run_callback(callback)
         else:
             self._waiting.append(callback)
@@ -290,11 +290,11 @@ class Turns:
         self._is_set = False
         self._timer.stop()
         self._count = 0
-        while self._waiting and self._count < self._most:
-            self._take()
+        while self._waiting and self._count < self._limit:
+            self._count_one()
             self._waiting.popleft()()
 
-    def _take(self) -> None:
+    def _count_one(self) -> None:
         self._set_timer()
         self._count += 1
 
@@ -304,23 +304,23 @@ class Turns:
             self._timer.start(self._next, update=False)
 
 
-_turns: "WeakKeyDictionary[Hub, tuple[Turns, Turns]]" = WeakKeyDictionary()
+_queues: "WeakKeyDictionary[Hub, tuple[CallbackQueue, CallbackQueue]]" = WeakKeyDictionary()
 
 
-def _turns_of_this_loop() -> tuple[Turns, Turns]:
-    """Those of the steps of long work, and those of endings."""
+def _queues_of_this_loop() -> tuple[CallbackQueue, CallbackQueue]:
+    """The queues of steps of long work, and of connections that end."""
     hub = get_hub()
-    found = _turns.get(hub)
+    found = _queues.get(hub)
     if found is None:
-        found = _turns[hub] = Turns(hub, 1), Turns(hub, MAX_ENDINGS)
+        found = _queues[hub] = CallbackQueue(hub, 1), CallbackQueue(hub, MAX_ENDINGS)
     return found
 
 
 def let_others_run() -> None:
-    """Wait between two steps of long work. Not to be called in the hub, which cannot wait."""
-    _turns_of_this_loop()[0].wait()
+    """Wait between two steps of long work. Must not be called in the hub, which cannot wait."""
+    _queues_of_this_loop()[0].wait()
 
 
-def endings() -> Turns:
-    """The turns of connections that end."""
-    return _turns_of_this_loop()[1]
+def endings() -> CallbackQueue:
+    """The queue of connections that end."""
+    return _queues_of_this_loop()[1]

@@ -24,11 +24,11 @@ _MAX_RESERVE: Final = 4096
 def stop_signal(before: list[Callable[[], None]] | None = None) -> Event:
     """An event that SIGTERM or SIGINT sets; further signals have no effect while the process stops.
 
-    Call it before the process listens. Each function in `before`, which may be filled later, is called by one SIGTERM
-    instead, the last one first.
+    Call it before the process listens. `before` is a stack of functions, to which the caller may add later. While it is
+    not empty, SIGTERM calls the last function and removes it, and does not set the event.
     """
     stop = Event()
-    # Python restores a handler of its own at the very end, and another SIGINT would kill the process then.
+    # At exit Python restores the default handler, with which another SIGINT would kill the process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gevent.signal_handler(signal.SIGTERM, lambda: (before.pop() if before else stop.set)())
     gevent.signal_handler(signal.SIGINT, stop.set)
@@ -55,9 +55,9 @@ def exempt_from_collection() -> None:
 
 
 def shorten_thread_switches() -> None:
-    """Let the event loop interrupt a worker thread that runs Python code after 0.5 ms, not after CPython's 5 ms.
+    """Let the event loop interrupt a worker thread that runs Python code after 0.5 ms, instead of CPython's 5 ms.
 
-    Four threads that read answers of auth servers otherwise delay it by 20 ms.
+    With 5 ms, four threads that read answers of auth servers delay the event loop by 20 ms.
     """
     sys.setswitchinterval(0.0005)
 
@@ -69,10 +69,10 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptors_left_by_clients() -> int:
-    """The number of descriptors that clients may not use: a daemon without any could not write a checkpoint.
+    """The number of descriptors reserved for files, without which a daemon could not write a checkpoint.
 
-    A quarter of the limit, or, where that is more than 512, the larger of 512 and an eighth. Half of them are for logs,
-    which are opened and closed again and again where more topics than that are busy.
+    A quarter of the limit. If that is more than 512, the reserve is an eighth, but at least 512 and at most 4,096. Half
+    of it is for logs. If more topics than that are busy, logs are closed and opened again.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -81,7 +81,7 @@ def descriptors_left_by_clients() -> int:
 
 
 class ClientDescriptors:
-    """Checks before a client is accepted that a descriptor is left for it. `descriptor` is any that stays open."""
+    """Checks before a client is accepted that a descriptor is left for it. `descriptor` must stay open."""
 
     def __init__(self, descriptor: int) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -89,7 +89,7 @@ class ClientDescriptors:
         self._end = float("inf") if soft == resource.RLIM_INFINITY else soft - descriptors_left_by_clients()
 
     def check(self) -> None:
-        """Raises ``OSError`` if the client would get a descriptor that is left to files."""
+        """Raises ``OSError`` if the client would get a descriptor that is reserved for files."""
         lowest = os.dup(self._descriptor)  # all descriptors below it are in use
         os.close(lowest)
         if lowest >= self._end:
@@ -97,10 +97,10 @@ class ClientDescriptors:
 
 
 class Supervisor:
-    """Notifies systemd (`Type=notify`, `WatchdogSec=`), if that started this process. Raises nothing.
+    """Notifies systemd (`Type=notify`, `WatchdogSec=`) if it started this process. Methods do not raise.
 
-    `environment` has the socket (``NOTIFY_SOCKET``) and the watchdog's limit (``WATCHDOG_USEC``). The event loop feeds
-    the watchdog, so systemd restarts a daemon if its loop is stuck.
+    `environment` has the socket (``NOTIFY_SOCKET``) and the watchdog's limit (``WATCHDOG_USEC``). The event loop sends
+    the watchdog's keep-alive messages, so systemd restarts a daemon if its loop is blocked.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -109,19 +109,19 @@ class Supervisor:
         self._address = "\0" + path[1:] if path.startswith("@") else path
         microseconds = environment.get("WATCHDOG_USEC", "")
         self._limit = int(microseconds) / 1e6 if microseconds.isdecimal() else 0.0
-        self._feeding: gevent.Greenlet[[], None] | None = None
+        self._keep_alive: gevent.Greenlet[[], None] | None = None
 
     def ready(self) -> None:
-        """Report that the daemon serves, and begin to feed the watchdog."""
+        """Report that the daemon serves, and start the watchdog's keep-alive messages."""
         self._notify("READY=1")
         if self._address and self._limit:
-            self._feeding = gevent.spawn(self._feed)
+            self._keep_alive = gevent.spawn(self._send_keep_alives)
 
     def stopping(self) -> None:
         """Report that the daemon is stopping, which may take longer than the watchdog's limit."""
         self._notify("STOPPING=1")
 
-    def _feed(self) -> None:
+    def _send_keep_alives(self) -> None:
         while True:
             self._notify("WATCHDOG=1")
             gevent.sleep(self._limit / 2)

@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 _READABLE: Final = 1
 MAX_ACCEPTS: Final = 16
-"""Clients accepted in one event-loop iteration; each takes some 0.2 ms until it is served."""
+"""Clients accepted in one event-loop iteration; each takes about 0.2 ms until it is served."""
 _FIRST_PAUSE: Final = 0.05
 _MAX_PAUSE: Final = 1.0
-# What accept() fails with if a client has already closed its connection.
+# Errors of accept() if a client has already closed its connection.
 _CLIENT_GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EINTR, errno.EPERM})
 
 SessionFactory = Callable[[Connection[Session], str, float, int], Session]
@@ -35,7 +35,7 @@ SessionFactory = Callable[[Connection[Session], str, float, int], Session]
 class Acceptor:
     """Accepts clients from a listening socket (TCP or unix), which it owns.
 
-    `serve` is given each client, prepared (`sockets.prepare_client`), and its socket name. `name` is the protocol in
+    `serve` receives each client, prepared (`sockets.prepare_client`), and its socket name. `name` is the protocol in
     NSQ's log lines, such as ``TCP: listening on 127.0.0.1:4150``.
     """
 
@@ -72,7 +72,7 @@ class Acceptor:
                     self._accept_waiting()
                     pause = _FIRST_PAUSE
                 except OSError as error:
-                    # Out of descriptors or memory: clients wait in the kernel's queue until others have left.
+                    # Out of descriptors or memory: clients wait in the kernel's queue until others have disconnected.
                     log.warning("temporary Accept() failure - %s; retrying in %.2fs", error, pause)
                     gevent.sleep(pause)
                     pause = min(2 * pause, _MAX_PAUSE)
@@ -97,10 +97,10 @@ class Acceptor:
 class TcpServer(Generic[Session]):
     """Serves a protocol, usually one of NSQ's, on a listening socket, which it owns.
 
-    `make_session` is given the connection, the client's host, `now` and `now_ns`. `make_tls` is for sessions that offer
-    TLS. `receive_size` bounds the commands that one client may have executed before others have their turn.
-    `session_waits` says whether a session may switch to other greenlets while it is fed; if not, clients are served
-    faster, and `busy_poll` is told of their requests. Servers may share a `tick`.
+    `make_session` receives the connection, the client's host, `now` and `now_ns`. `make_tls` is for sessions that offer
+    TLS. `receive_size` bounds the number of commands that are executed for one client before others are served.
+    `session_waits`: whether a session may switch to other greenlets while it is fed. If not, clients are served faster,
+    and `busy_poll` is notified of their requests. Servers may share a `tick`.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class TcpServer(Generic[Session]):
 
 
 class HttpServer(TcpServer[HttpSession]):
-    """Serves HTTP, with `tls` HTTPS. `immediate` answers some requests in the event loop, which is cheaper."""
+    """Serves HTTP, or HTTPS with `tls`. `immediate` answers some requests in the event loop, which is cheaper."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Addresses to sockets: listening on ``host:port`` or the path of a unix socket, and connecting to ``host:port``."""
+"""Sockets for addresses: listening on ``host:port`` or the path of a unix socket, and connecting to ``host:port``."""
 
 import contextlib
 import errno
@@ -25,10 +25,10 @@ class ListenError(Exception):
 
 
 def listen(address: str) -> socket.socket:
-    """A non-blocking listening socket. Raises ``ListenError``.
+    """Create a non-blocking listening socket. Raises ``ListenError``.
 
-    nsqd: an IPv4 wildcard (``0.0.0.0:4150``, ``:4150``) also accepts IPv6. Port 0 takes a free one. An address without
-    the form ``host:port`` is the path of a unix socket; a socket file without a listener is replaced.
+    nsqd: an IPv4 wildcard (``0.0.0.0:4150``, ``:4150``) also accepts IPv6. With port 0 the system chooses a free port.
+    An address that is not ``host:port`` is the path of a unix socket; a socket file without a listener is replaced.
     """
     try:
         host_and_port = split_host_port(address)
@@ -100,10 +100,10 @@ def peer_of(name: object) -> tuple[str, str]:
 
 
 def prepare_client(client: socket.socket) -> None:
-    """Make a connected socket non-blocking, without delay, with keep-alive after 15 seconds (nsqd)."""
+    """Make a connected socket non-blocking, with TCP_NODELAY and keep-alive after 15 seconds (nsqd)."""
     client.setblocking(False)
     if client.family != socket.AF_UNIX:
-        with contextlib.suppress(OSError):  # the client may have left already; the next read tells
+        with contextlib.suppress(OSError):  # the client may have disconnected, which the next read reports
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
@@ -123,7 +123,7 @@ def _resolved(host: str, port: str) -> tuple[int, tuple[Any, ...], bool]:
 
 def _check_port(port: str) -> None:
     if port.isdigit() and int(port) > _MAX_PORT:
-        raise OSError("invalid port")  # the system's resolver would take it modulo 65536
+        raise OSError("invalid port")  # the system's resolver would reduce it modulo 65536
 
 
 def _bound(family: int, name: Any, *, dual_stack: bool = False) -> socket.socket:
@@ -164,10 +164,10 @@ Address = tuple[int, tuple[Any, ...]]
 
 
 class Resolver:
-    """Resolves one ``host:port`` for sockets of one kind, again and again, without blocking the event loop.
+    """Resolves one ``host:port`` for sockets of one kind, each time it is asked, without blocking the event loop.
 
-    The system's resolver blocks, so a name is resolved in a thread. Each address has one: an attempt that finds the
-    thread still busy with the previous attempt waits for it within its own timeout.
+    The system's resolver blocks, so a name is resolved in a thread. Each resolver has one thread: an attempt that finds
+    it busy with the previous attempt waits for it, within its own timeout.
     """
 
     def __init__(self, address: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
@@ -192,7 +192,7 @@ class Resolver:
 
 
 def _outcome(host: str, port: str, kind: socket.SocketKind) -> list[Address] | OSError:
-    # An exception is returned, because gevent prints a traceback of one that a thread raises.
+    # Errors are returned, because gevent prints a traceback of an exception that leaves a thread.
     try:
         return _addresses(host, port, kind)
     except (OSError, UnicodeError) as error:
@@ -216,7 +216,7 @@ class Dialer:
         addresses = self._resolver.resolve(timeout)
         failure = OSError("no such host")
         for index, (family, name) in enumerate(addresses):
-            # Each address has its share of the time, so that one that does not answer leaves time for the next.
+            # Each address gets a share of the time, so that an unresponsive one leaves time for the next.
             share = (deadline - time.monotonic()) / (len(addresses) - index)
             try:
                 return _connect(family, name, max(0.0, share))

@@ -31,7 +31,7 @@ _SUITES: Final = {
 }
 
 _NOT_TLS: Final = "first record does not look like a TLS handshake"
-# OpenSSL's name of a failure, and the text of Go's TLS.
+# The texts of Go's TLS by OpenSSL's names of failures.
 _FAILURES: Final = {
     "HTTP_REQUEST": _NOT_TLS,
     "WRONG_VERSION_NUMBER": _NOT_TLS,
@@ -42,7 +42,7 @@ _FAILURES: Final = {
 
 
 class TlsError(Exception):
-    """The peer's TLS is invalid or not acceptable, so the connection is unusable. The text is Go's, if it has one."""
+    """The peer's TLS is invalid or refused, so the connection is unusable. The text is Go's, where Go has one."""
 
 
 _ALL_SUITES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -56,13 +56,13 @@ def version_name(version: str | None) -> str:
 
 
 def suite_name(openssl_name: str) -> str:
-    """NSQ's name of a cipher suite, for OpenSSL's; such as ``Unknown 4865`` if NSQ has none."""
+    """NSQ's name of a cipher suite for OpenSSL's name, or such as ``Unknown 4865`` if NSQ has none."""
     number = _NUMBERS.get(openssl_name, 0)
     return _SUITES.get(number, f"Unknown {number}")
 
 
 def failure(reason: str, detail: str = "") -> str:
-    """The text of a failure. `reason` is OpenSSL's name, `detail` what is wrong with a certificate."""
+    """The text of a failure. `reason` is OpenSSL's name, `detail` describes an invalid certificate."""
     if reason == "CERTIFICATE_VERIFY_FAILED":
         return f"tls: failed to verify certificate: x509: {detail}"
     _, alert, name = reason.partition("_ALERT_")
@@ -76,17 +76,17 @@ _RECORD_SIZE: Final = 1 << 14  # plain bytes
 class Tls(Codec):
     """The server's side of one connection's TLS. All methods raise ``TlsError``.
 
-    `encode` also returns TLS's own bytes, handshake and alerts: call it after feeding received bytes, if need be with
-    b"". After a refusal it returns only those.
+    `encode` also returns TLS's own bytes, for the handshake and alerts: call it after feeding received bytes, with b""
+    if there is nothing to send. After an error it returns only those.
     """
 
-    def shake_hands(self, data: bytes) -> bool:
+    def do_handshake(self, data: bytes) -> bool:
         """Feed received bytes; return whether the handshake is complete."""
         raise NotImplementedError
 
     @property
-    def owed(self) -> int:
-        """The number of TLS's own bytes that wait to be sent."""
+    def pending(self) -> int:
+        """The number of TLS's own bytes that are not sent yet."""
         raise NotImplementedError
 
     def facts(self) -> TlsFacts:
@@ -98,7 +98,7 @@ MakeTls = Callable[[], Tls]
 
 
 class StandardTls(Tls):
-    """TLS by the standard library."""
+    """TLS with the standard library."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._incoming = ssl.MemoryBIO()
@@ -110,7 +110,7 @@ class StandardTls(Tls):
         self._write_plain: Callable[[bytes], int] = inner.write
         self._refused = False
 
-    def shake_hands(self, data: bytes) -> bool:
+    def do_handshake(self, data: bytes) -> bool:
         self._incoming.write(data)
         try:
             self._tls.do_handshake()
@@ -123,7 +123,7 @@ class StandardTls(Tls):
     def encode(self, data: bytes) -> bytes:
         if data and not self._refused:
             try:
-                self._write_plain(data)  # to memory, which takes all of it
+                self._write_plain(data)  # all of it, because the BIO is in memory
             except ssl.SSLError as error:
                 raise self._refusal(error) from None
         return self._outgoing.read()
@@ -171,7 +171,7 @@ class StandardTls(Tls):
             raise refusal
 
     @property
-    def owed(self) -> int:
+    def pending(self) -> int:
         return self._outgoing.pending
 
     def facts(self) -> TlsFacts:

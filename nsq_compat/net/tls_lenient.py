@@ -1,7 +1,7 @@
 """TLS that requires a client certificate and accepts any (``--tls-client-auth-policy=require``).
 
-The standard library requires a certificate only together with the authorities that must have signed it, so this policy
-needs pyOpenSSL. A read and a write take a few microseconds more with it.
+The standard library cannot require a certificate without verifying it, so this policy needs pyOpenSSL. Each read and
+write takes a few microseconds longer than with the standard library.
 """
 
 import ssl
@@ -20,7 +20,7 @@ _OUTGOING_SIZE: Final = 1 << 16
 
 
 class LenientTls(Tls):
-    """TLS by pyOpenSSL."""
+    """TLS with pyOpenSSL."""
 
     def __init__(self, context: SSL.Context) -> None:
         self._tls = SSL.Connection(context, None)
@@ -28,8 +28,8 @@ class LenientTls(Tls):
         self._outgoing = bytearray()
         self._refused = False
 
-    def shake_hands(self, data: bytes) -> bool:
-        self._take(data)
+    def do_handshake(self, data: bytes) -> bool:
+        self._write_incoming(data)
         try:
             self._tls.do_handshake()
         except SSL.WantReadError:
@@ -37,7 +37,7 @@ class LenientTls(Tls):
         except SSL.Error as error:
             raise self._refusal(error) from None
         finally:
-            self._collect()
+            self._read_outgoing()
         return True
 
     def encode(self, data: bytes) -> bytes:
@@ -45,7 +45,7 @@ class LenientTls(Tls):
         try:
             while rest:
                 rest = rest[self._tls.send(rest) :]
-                self._collect()
+                self._read_outgoing()
         except SSL.Error as error:
             raise self._refusal(error) from None
         wire = bytes(self._outgoing)
@@ -53,7 +53,7 @@ class LenientTls(Tls):
         return wire
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        self._take(data)
+        self._write_incoming(data)
         while True:
             try:
                 piece = self._tls.recv(MAX_PIECE)
@@ -64,13 +64,13 @@ class LenientTls(Tls):
             except SSL.Error as error:
                 raise self._refusal(error) from None
             finally:
-                self._collect()
+                self._read_outgoing()
             yield piece
             if not piece:
                 return
 
     @property
-    def owed(self) -> int:
+    def pending(self) -> int:
         return len(self._outgoing)
 
     def facts(self) -> TlsFacts:
@@ -83,11 +83,11 @@ class LenientTls(Tls):
         suite, name = suite_name(tls.get_cipher_name() or ""), str(names[-1].value) if names else ""
         return TlsFacts(version_name(tls.get_protocol_version_name()), suite, name)
 
-    def _take(self, data: bytes) -> None:
+    def _write_incoming(self, data: bytes) -> None:
         while data:
             data = data[self._tls.bio_write(data) :]
 
-    def _collect(self) -> None:
+    def _read_outgoing(self) -> None:
         while True:
             try:
                 self._outgoing += self._tls.bio_read(_OUTGOING_SIZE)
@@ -102,7 +102,7 @@ class LenientTls(Tls):
 
 
 def lenient_context(certificate: str, key: str, min_version: ssl.TLSVersion, ciphers: str) -> SSL.Context:
-    """Raises ``SSL.Error``."""
+    """The context of all connections. Raises ``SSL.Error``."""
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
     context.set_min_proto_version(min_version)
     context.set_cipher_list(ciphers.encode("ascii"))

@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 STOP_TIMEOUT: Final = 5.0
 MAX_NOTIFICATIONS: Final = 1000
-"""Waiting to be sent."""
+"""Notifications that wait to be sent; others are dropped."""
 _CLIENTS_INTERVAL: Final = 6
-"""One in so many samples includes clients, the largest part of nsqd's stats, and the ages of messages."""
+"""Every sixth sample includes clients, the largest part of nsqd's stats, and the ages of messages."""
 _NOTIFICATION_HEADERS: Final = {"Content-Type": "application/json", "User-Agent": "Go-http-client/1.1"}
 
 

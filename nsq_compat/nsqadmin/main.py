@@ -1,4 +1,4 @@
-"""``nsqadmin``: command line in, exit code out."""
+"""The program ``nsqadmin``: reads the command line, runs the daemon, and exits."""
 
 # ruff: noqa: E402
 # First, before other modules import names that this replaces. requests and threads then use greenlets.

@@ -1,11 +1,11 @@
 """The program ``nsqd``: options, wiring, and the order in which it starts and stops.
 
-    main            command line in, exit code out
+    main            reads the command line, runs the daemon, and exits
     options         the table of its options
-    startup         makes parts from the options; policies in the config file; --check-config; restores the data path
+    startup         creates parts from options; policies in the config file; --check-config; restores the data path
     daemon          queue, listeners, start and stop; drains; the daemon as its HTTP API sees it
-    durability      what is written in the background: group commit, checkpoints, nsqd.dat, dead letters
-    lookup_peers    registration at every nsqlookupd; channels of a new topic, from them
+    durability      background writes: group commit, checkpoints, nsqd.dat, dead letters
+    lookup_peers    registers with every nsqlookupd, and asks them for the channels of a new topic
     http_calls      HTTP requests to other servers, in threads; auth servers
     statsd          statistics pushed to statsd
 

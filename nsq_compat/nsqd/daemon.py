@@ -133,7 +133,7 @@ class Daemon:
         # Sessions wait only for auth servers, and for the disk where it is synced before OK.
         waits = self._limits.auth_required or syncs_first
         self._publish_batch = None if waits else PublishBatch(tick.call)
-        # Where sessions wait for others anyway, polling gains nothing.
+        # Polling gains nothing if sessions wait for the disk or for auth servers.
         polls = options.busy_poll_time > 0 or (not waits and has_spare_cpu())
         self._busy_poll = BusyPoll(options.busy_poll_time / SECOND) if polls else None
         self._tcp = TcpServer(
@@ -168,7 +168,7 @@ class Daemon:
         )
 
     def start(self) -> None:
-        """Restore the data path, then serve; clients that connected meanwhile have waited in the kernel."""
+        """Restore the data path, then serve. Clients that connect meanwhile wait in the kernel's queue."""
         startup.restore(self.broker, self._storage)
         self._enforcer.apply(self._policies)
         self._dead_letters.start()
@@ -211,7 +211,7 @@ class Daemon:
         log.info("NSQ: bye")
 
     def reload(self) -> None:
-        """Read the certificates and policies again; those that cannot be used change nothing."""
+        """Read the certificates and policies again. If they are invalid, the present ones stay in force."""
         if self._certificates is None:
             log.info("TLS: no certificate to reload")
         else:
@@ -220,7 +220,7 @@ class Daemon:
             try:
                 self._apply(startup.load_policies(self.options.config))
             except OptionError as error:
-                log.error("policies stay as they are - %s", error)
+                log.error("keeping the policies in force - %s", error)
 
     def _apply(self, policies: Policies) -> None:
         self._enforcer.apply(policies)
@@ -231,9 +231,9 @@ class Daemon:
     def drain(self) -> None:
         """Refuse new messages, deliver those that are left, and then set `drained`. Returns at once; cannot be undone.
 
-        nsqlookupd forgets this node. Consumers go on, and others may still connect. The drain is done when every
-        channel is empty, with no message in flight or deferred, or after `--drain-timeout`. Remaining messages stay in
-        the data path, as after any stop.
+        The node unregisters from nsqlookupd. Consumers are served, and others may still connect. The drain is done when
+        every channel is empty, with no message in flight or deferred, or after `--drain-timeout`. Remaining messages
+        stay in the data path, as after any stop.
         """
         if not self.draining:
             self.draining = True
@@ -248,7 +248,7 @@ class Daemon:
             self._lookup_peers.stop()
             while any(self._undelivered()):  # the first topic with messages ends the search
                 if timeout and time.monotonic() >= deadline:
-                    log.warning("NSQ: drained not quite in time, %d messages stay", sum(self._undelivered()))
+                    log.warning("NSQ: drain timed out, %d messages are left", sum(self._undelivered()))
                     return
                 gevent.sleep(_DRAIN_POLL_SECONDS)
             log.info("NSQ: drained")
@@ -304,8 +304,8 @@ class Daemon:
 class CollectionExemption:
     """Exempts topics from garbage collection as their number grows: collecting 20,000 of them takes 0.4 s.
 
-    An observer of the broker. Only a new maximum of the number of topics counts. So where topics come and go, the
-    exempted objects stay bounded, and deleted topics are collected.
+    An observer of the broker. Only a new maximum of the number of topics has an effect. So if topics are created and
+    deleted repeatedly, the exempted objects stay bounded, and deleted topics are collected.
     """
 
     def __init__(self, broker: Broker) -> None:

@@ -1,7 +1,7 @@
-"""What is written in the background: group commit, checkpoints of the channels' positions, nsqd.dat, dead letters.
+"""Background writes: group commit, checkpoints of the channels' positions, nsqd.dat, dead letters.
 
-nsqd.dat is for Go's nsqd, for tools, and for what the logs do not contain: which channels are paused. That a topic or
-channel exists is in the topic's own log before a client is told so.
+nsqd.dat is for Go's nsqd and for tools, and records which channels are paused, which is not in the logs. The creation
+of a topic or channel is in the topic's own log before the client receives the reply.
 """
 
 import logging
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 SYNC_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _MIN_INTERVAL_PER_ROUND: Final = 20
-"""The interval between checkpoints is at least so many times what the last round took, and so for nsqd.dat."""
+"""Minimum interval between rounds of checkpoints, and between saves of nsqd.dat, in durations of the last one."""
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LAST_THREADS: Final = 8
 _LAST_BATCH_TOPICS: Final = 32
@@ -47,10 +47,10 @@ _PAUSE_SECONDS: Final = 0.001
 
 
 def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `work`, which waits for the disk or takes long, in a thread while the event loop goes on. Raises its errors.
+    """Run `work`, which waits for the disk or takes long, in a thread, so that the event loop runs. Raises its errors.
 
-    If the calling greenlet is killed meanwhile, it ends when the work is done, so that another writer of the same file
-    can follow.
+    If the calling greenlet is killed meanwhile, it ends after the work has ended, so that another writer of the same
+    file can follow.
     """
 
     def outcome() -> T | Exception:
@@ -77,8 +77,9 @@ def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 class Committer:
     """Group commit: publishers wait together for one sync of their topic's log, which runs in a thread.
 
-    While a sync runs, new publishers gather for the next one, which begins as soon as the last one returned. There is
-    no timer: waiting for more publishers only makes it slower (measured). `observe` is given the seconds of each sync.
+    While a sync runs, new publishers gather for the next one, which begins as soon as the last one has returned. There
+    is no timer, because waiting for more publishers lowers the rate (measured). `observe` receives the seconds of each
+    sync.
     """
 
     def __init__(self, observe: Callable[[float], None]) -> None:
@@ -87,17 +88,17 @@ class Committer:
         self._syncing: set[TopicLog] = set()
 
     def commit(self, log: TopicLog) -> None:
-        """Return when everything appended so far is on the disk. Raises ``OSError`` when it may not be."""
-        turn = self._gathering.setdefault(log, AsyncResult())
+        """Return when everything appended so far is on the disk. Raises ``OSError`` if it may not be."""
+        synced = self._gathering.setdefault(log, AsyncResult())
         if log not in self._syncing:
             self._syncing.add(log)
             gevent.spawn(self._sync_while_wanted, log)
-        turn.get()
+        synced.get()
 
     def _sync_while_wanted(self, log: TopicLog) -> None:
         try:
             while log in self._gathering:
-                turn = self._gathering.pop(log)
+                synced = self._gathering.pop(log)
                 try:
                     job = log.begin_sync()
                     began = time.monotonic()
@@ -109,33 +110,33 @@ class Committer:
                     log.finish_sync(job, None)
                     self._observe(time.monotonic() - began)
                 except OSError as error:
-                    turn.set_exception(error)
+                    synced.set_exception(error)
                 else:
-                    turn.set(None)
+                    synced.set(None)
         finally:
             self._syncing.discard(log)
 
 
 class Checkpoints:
-    """Writes the checkpoints of changed topics in intervals; then parts of their logs that are not needed can go.
+    """Writes the checkpoints of changed topics periodically, and then releases unneeded parts of their logs.
 
-    The interval bounds how many messages are delivered again after a crash. It is the greater of `interval` seconds and
-    twenty times what the last round took, so that a million deferred messages do not keep the daemon busy with
-    checkpoints. The first pauses are shorter, because a process may live for less than an interval: 0.1 s after the
-    first change, then twice as long each time.
+    The interval bounds the number of messages that are delivered again after a crash. It is the greater of `interval`
+    seconds and twenty times the duration of the last round, so that a million deferred messages do not keep the daemon
+    busy with checkpoints. The first intervals are shorter, because a process may end sooner: 0.1 s after the first
+    change, then twice as long each time.
     """
 
     def __init__(self, broker: Broker, storage: Storage, interval: float) -> None:
         self._broker = broker
         self._storage = storage
         self._interval = interval
-        self._writing = gevent.Greenlet(self._write_for_ever)
+        self._writing = gevent.Greenlet(self._write_periodically)
 
     def start(self) -> None:
         self._writing.start()
 
     def stop(self) -> None:
-        """Stop writing. Returns when a checkpoint that a thread is writing is written; it may not be put in place."""
+        """Stop. If a thread is writing a checkpoint, wait for it; it then possibly does not replace the last one."""
         self._writing.kill()
 
     def write_all(self) -> None:
@@ -151,10 +152,10 @@ class Checkpoints:
             let_others_run()
 
     def write_last(self) -> None:
-        """Write the final checkpoints and close the logs, as durably as the level says, when nothing changes any more.
+        """Write the final checkpoints and close the logs, when nothing changes any more.
 
-        There may be tens of thousands of topics: threads write the checkpoints of some while the logs of others are
-        closed.
+        There may be tens of thousands of topics, so threads write the checkpoints of some while the logs of others are
+        closed. The durability level decides whether they are synced.
         """
         outdated: list[tuple[Topic, TopicStore]] = []
         writers = Pool(_LAST_THREADS)
@@ -173,7 +174,7 @@ class Checkpoints:
         writers.spawn(_write_last, outdated)
         writers.join()
 
-    def _write_for_ever(self) -> None:
+    def _write_periodically(self) -> None:
         pause = min(_FIRST_PAUSE_SECONDS, self._interval)
         while True:
             began = time.monotonic()
@@ -203,7 +204,7 @@ class Checkpoints:
             if not topic.exiting:
                 store.adopt_checkpoint()
                 topic.checkpoint_saved(checkpoint)
-                store.commit()  # before data goes that only the previous checkpoint needed
+                store.commit()  # before the deletion of data that only the previous checkpoint needed
                 topic.release(checkpoint, let_others_run)
         finally:
             if replaced is not None:
@@ -269,7 +270,7 @@ class MetadataFile:
         self._data_path = data_path
         self._broker = broker
         self._wanted = Event()
-        self._turn = Semaphore()
+        self._lock = Semaphore()
         self._saving = gevent.Greenlet(self._save_when_wanted)
 
     def start(self) -> None:
@@ -277,13 +278,13 @@ class MetadataFile:
         self._saving.start()
 
     def stop(self) -> None:
-        """Save the final state, after a save under way."""
+        """Save the final state, after a running save has ended."""
         self._saving.kill()
         self.save()
 
     def save(self) -> bool:
         """Save the current state; returns whether it succeeded. A failure is logged."""
-        with self._turn:  # one after the other, because they write the same file
+        with self._lock:  # because saves write the same file
             log.info("NSQ: persisting topic/channel metadata to %s", self._data_path)
             try:
                 in_thread(save_metadata, self._files, self._data_path, self._topics())
@@ -293,9 +294,9 @@ class MetadataFile:
             return True
 
     def _topics(self) -> list[TopicMetadata]:
-        """Each topic as it is when it is read, with others running in between; deleted ones are left out.
+        """The current topics, read in steps, between which other greenlets run.
 
-        A change meanwhile causes another save.
+        If they change meanwhile, another save follows.
         """
         taken = []
         for number, (name, topic) in enumerate(list(self._broker.topics.items()), 1):
@@ -339,7 +340,7 @@ class DeadLetterSender:
         self._sending.start()
 
     def stop(self) -> None:
-        """Send what can be sent; the rest returns to its channel at the next start."""
+        """Send the dead letters that can be sent. The others return to their channels at the next start."""
         self._stop.set()
         self._wanted.set()
         self._sending.join()
@@ -351,7 +352,7 @@ class DeadLetterSender:
             self._wanted.wait()
             self._wanted.clear()
             while self._dead_letters.is_waiting and not self._stop.is_set():
-                self._stop.wait(0.0 if self._send() else _RETRY_SECONDS)  # other greenlets run, even if this is 0
+                self._stop.wait(0.0 if self._send() else _RETRY_SECONDS)  # 0 still lets other greenlets run
 
     def _send(self) -> bool:
         try:

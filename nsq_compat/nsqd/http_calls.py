@@ -1,9 +1,9 @@
-"""HTTP calls to other servers (auth servers, nsqlookupds) from a daemon that must not wait for any of them.
+"""HTTP calls to other servers (auth servers, nsqlookupds), which must not block the daemon.
 
-`requests` blocks, so a call runs in a thread and only the greenlet that made it waits. Three rules keep a failing
-server from harming others:
+`requests` blocks, so a call runs in a thread and only the greenlet that made it waits. Three rules limit the effect of
+a failing server:
 
-- *Threads of its own.* Each server has a pool of threads; one that hangs uses up only the threads meant for it.
+- *Separate threads.* Each server has a pool of threads; one that hangs uses up only its own threads.
 - *An end to every call.* At its deadline the caller gets ``CallFailed``, and the connection is shut down under the
   thread, which therefore ends too (`bounded_http`).
 - *A bound for every answer*, in bytes as received: nothing is decompressed.
@@ -59,13 +59,13 @@ logging.getLogger("urllib3").setLevel(logging.CRITICAL)
 
 
 class CallFailed(Exception):
-    """No usable answer; the text says why and shows nothing of the URL."""
+    """There is no usable answer. The text has the reason, and no part of the URL."""
 
 
 def client_tls(root_ca_file: str, min_version: int) -> ssl.SSLContext:
-    """How servers' certificates are judged: by the authorities in a PEM file, or without one by the system's.
+    """The verification of servers' certificates, with the authorities in a PEM file, by default with the system's.
 
-    `min_version` is TLS's number on the wire; the least is 1.2. Raises ``OSError``.
+    `min_version` is TLS's number on the wire, at least that of 1.2. Raises ``OSError``.
     """
     context = ssl.create_default_context(cafile=root_ca_file or None)
     if min_version > context.minimum_version:
@@ -90,7 +90,7 @@ class HttpCalls:
     def call(self, url: str, body: bytes | None = None, *, max_answer: int = MAX_ANSWER_BYTES) -> bytes:
         """The body of the answer to a GET, or to a POST of a `body` of JSON; at most `max_answer` bytes.
 
-        Raises ``CallFailed``, also for a status but 200.
+        Raises ``CallFailed``, also for every status except 200.
         """
         deadline = Deadline(self._request_timeout)
         late = CallFailed(self._too_late)
@@ -173,7 +173,7 @@ def _over_tls(url: str, refusal: bytes) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause that has words of its own: those of the libraries show the URL."""
+    """The innermost cause with a text from the system, because the libraries' texts contain the URL."""
     if isinstance(error, InvalidURL | InvalidSchema | MissingSchema):
         return "not a URL of HTTP"
     if isinstance(error, TooManyRedirects):

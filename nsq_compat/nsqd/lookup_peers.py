@@ -1,9 +1,9 @@
-"""nsqlookupds: registration at each of them, and asking them for the channels of a new topic.
+"""Registers this nsqd with every nsqlookupd, and asks them for the channels of a new topic.
 
-A peer connects and has its conversation (`session.lookup_peer`), in a greenlet of its own, so that none waits for
-another. When that ends for any reason it connects again, at first soon and then every few seconds. Registrations are
-read from the broker when they are sent, so nothing accumulates while an nsqlookupd is unreachable, and one that returns
-is told everything.
+Each peer connects and runs its session (`session.lookup_peer`) in a greenlet of its own, so that it does not delay
+others. After a connection ends, it connects again, at first soon and then every few seconds. Registrations are read
+from the broker when they are sent, so nothing accumulates while an nsqlookupd is unreachable, and all topics are
+registered when it returns.
 """
 
 import logging
@@ -39,20 +39,20 @@ FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0
 MAX_TOPICS_AT_ONCE: Final = 32
-"""Bounds the threads that ten thousand new topics cause."""
+"""Bounds the number of threads when ten thousand topics are created at once."""
 SLOW_SECONDS: Final = 1.0
-"""An nsqlookupd whose failure took so long is skipped for a while, because it would delay each new topic."""
+"""An nsqlookupd that took this long to fail is skipped for a while, because it would delay each new topic."""
 SKIP_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 1.0
-"""Between attempts to create channels that the disk did not take."""
+"""Between attempts to create channels while writing to the disk fails."""
 _ANSWER: Final[Fields] = {"channels": list_of(STRING)}
 
 
 class Peer:
     """One nsqlookupd, from `start` to `stop`.
 
-    `lookupd` is its description of itself while it is connected. `was_tried` is set when that has been received for the
-    first time, or the first attempt has failed.
+    `lookupd` is its description of itself while it is connected. `was_tried` is set when this has been received for the
+    first time, or the first attempt to connect has failed.
     """
 
     def __init__(self, address: str, broker: Broker, new_session: "partial[LookupPeer]") -> None:
@@ -75,7 +75,7 @@ class Peer:
         self._running.kill(timeout=_CLOSE_SECONDS)
 
     def ping_now(self) -> None:
-        """For an nsqlookupd whose HTTP does not answer, to learn soon whether it is alive."""
+        """Ping an nsqlookupd that does not answer HTTP requests, to detect soon whether it is alive."""
         if self._connection is not None:
             self._connection.session.ping_now(time.monotonic())
 
@@ -93,7 +93,7 @@ class Peer:
 
     def _converse(self) -> None:
         """Connect, and return when the conversation has ended. Raises ``OSError`` if it cannot connect."""
-        # An nsqlookupd that is down for a day must not cause a line every few seconds.
+        # An nsqlookupd that is down for a day must not cause a log line every few seconds.
         log.log(logging.DEBUG if self._last_failure else logging.INFO, "LOOKUP connecting to %s", self.address)
         client = self._dialer.connect(CONNECT_SECONDS)
         connection = self._connection = Connection(client, self.address, self._make_session)
@@ -106,16 +106,16 @@ class Peer:
         finally:
             self._broker.observers.remove(connection.session)
             self.lookupd = self._connection = None
-        # An nsqlookupd that accepts everything and then closes, repeatedly, is not asked ten times a second.
+        # Otherwise the pause keeps growing, also for an nsqlookupd that accepts all registrations and then disconnects.
         if connection.session.all_registered and time.monotonic() - began > MAX_PAUSE_SECONDS:
             self._pause = FIRST_PAUSE_SECONDS
             self._last_failure = ""
         self._note_failure(connection.session.failure)
 
     def _make_session(self, connection: Connection[LookupPeer], now: float, now_ns: int) -> LookupPeer:
-        return self._new_session(address=self.address, wake=connection.wake, on_identified=self._greeted, now=now)
+        return self._new_session(address=self.address, wake=connection.wake, on_identified=self._identified, now=now)
 
-    def _greeted(self, lookupd: LookupdInfo) -> None:
+    def _identified(self, lookupd: LookupdInfo) -> None:
         self.lookupd = lookupd
         self.was_tried.set()
 
@@ -140,7 +140,7 @@ class LookupPeers:
         return list(self._peers.values())
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
-        """Register at these and no others, also topics that exist already; connections that stay are not affected."""
+        """Register all topics with these nsqlookupds and no others. Connections to those that remain are kept."""
         wanted = dict.fromkeys(addresses)
         before, self._peers = self._peers, {}
         for address in wanted:
@@ -152,10 +152,10 @@ class LookupPeers:
             self._peers[address] = peer
         for address, peer in before.items():
             log.info("LOOKUP(%s): removing peer", address)
-            peer.stop()  # others run meanwhile
+            peer.stop()  # waits, while other greenlets run
 
     def stop(self) -> None:
-        """Close all registrations."""
+        """Close all connections, which ends the registrations."""
         before, self._peers = self._peers, {}
         if before:
             log.info("LOOKUP: closing")
@@ -167,8 +167,7 @@ class TopicChannels:
     """Asks every nsqlookupd for a new topic's channels on other nodes, so that its first messages reach them.
 
     The command that creates the topic does not wait: the topic keeps its messages (`queue.topic.Topic.await_channels`)
-    until the answers have arrived or their time is over (docs/decisions/0005). An observer of the broker. `timeout` is
-    the time in seconds for the answers about one topic.
+    until the answers have arrived, or for `timeout` seconds (docs/decisions/0005). An observer of the broker.
     """
 
     def __init__(self, broker: Broker, peers: LookupPeers, calls: HttpCalls, timeout: float) -> None:
@@ -176,7 +175,7 @@ class TopicChannels:
         self._peers = peers
         self._calls = calls
         self._timeout = timeout
-        self._turn = BoundedSemaphore(MAX_TOPICS_AT_ONCE)
+        self._slots = BoundedSemaphore(MAX_TOPICS_AT_ONCE)
         self._learning = Group()
         self._asking = Group()
         self._skipped_until: WeakKeyDictionary[Peer, float] = WeakKeyDictionary()
@@ -204,10 +203,10 @@ class TopicChannels:
 
     def _learn(self, topic: Topic) -> None:
         names: list[str] = []
-        with self._turn:
+        with self._slots:
             try:
                 names = self._ask(topic.name)
-            except Exception:  # the topic must not wait for ever
+            except Exception:  # the topic must not wait forever
                 log.exception("TOPIC(%s): internal error", topic.name)
         while True:
             try:
@@ -221,7 +220,7 @@ class TopicChannels:
             gevent.sleep(RETRY_SECONDS)
 
     def _ask(self, topic: str) -> list[str]:
-        """The channels that any nsqlookupd has for the topic."""
+        """The channels of the topic that at least one nsqlookupd knows."""
         asking = [self._asking.spawn(self._outcome, peer, topic) for peer in self._peers.peers]
         outcomes = [each.get() for each in asking]
         failures = [outcome for outcome in outcomes if isinstance(outcome, CallFailed)]

@@ -1,4 +1,4 @@
-"""``nsqd``: command line in, exit code out."""
+"""The program ``nsqd``: reads the command line, runs the daemon, and exits."""
 
 import signal
 import sys

@@ -230,9 +230,9 @@ def validate(options: NsqdOptions) -> None:
         if not 0 < percentile <= 1:  # also refuses nan
             raise OptionError(f"invalid E2E processing latency percentile: {str(percentile).removesuffix('.0')}")
     if options.e2e_processing_latency_percentiles and options.e2e_processing_latency_window_time <= 0:
-        raise OptionError("--e2e-processing-latency-window-time must be positive")  # NSQ's first FIN would never end
+        raise OptionError("--e2e-processing-latency-window-time must be positive")  # NSQ hangs at its first FIN
     not_negative = ("mem_queue_size", "output_buffer_timeout", "busy_poll_time", "drain_timeout", "metrics_max_names")
-    for complaint, is_wrong in (
+    for refusal, is_wrong in (
         # NSQ starts with these and fails later, at its first topic, client or push.
         *((f"--{key.replace('_', '-')} must not be negative", getattr(options, key) < 0) for key in not_negative),
         ("--statsd-interval must be positive", options.statsd_address and options.statsd_interval <= 0),
@@ -243,11 +243,11 @@ def validate(options: NsqdOptions) -> None:
         ("--http-client-request-timeout must be positive", options.http_client_request_timeout <= 0),
     ):
         if is_wrong:
-            raise OptionError(complaint)
+            raise OptionError(refusal)
 
 
 def settle(options: NsqdOptions, tcp_port: int, http_port: int) -> None:
-    """Complete the options that depend on the bound ports; 0 where there is none (unix socket, no listener)."""
+    """Complete the options that depend on the bound ports. A port is 0 for a unix socket or without a listener."""
     options.broadcast_tcp_port = options.broadcast_tcp_port or tcp_port
     options.broadcast_http_port = options.broadcast_http_port or http_port
     options.statsd_prefix = expand_statsd_prefix(
@@ -256,7 +256,7 @@ def settle(options: NsqdOptions, tcp_port: int, http_port: int) -> None:
 
 
 def expand_statsd_prefix(prefix: str, broadcast_address: str, broadcast_http_port: int) -> str:
-    """`nsq.%s` to `nsq.10_0_0_1_4151.`: host and port filled in, a dot at the end. Empty stays empty."""
+    """Insert host and port, and append a dot: `nsq.%s` becomes `nsq.10_0_0_1_4151.`. Empty remains empty."""
     if not prefix:
         return ""
     host = f"[{broadcast_address}]" if ":" in broadcast_address or "%" in broadcast_address else broadcast_address

@@ -1,4 +1,4 @@
-"""Parts made of options, policies in the config file, --check-config, and the restoring of a data path.
+"""Creates the daemon's parts from options, reads policies, checks a configuration, and restores a data path.
 
 `daemon` uses it before it serves. Policies are the tables `[[policies]]`, which Go's nsqd ignores.
 """
@@ -53,7 +53,7 @@ def queue_limits(options: NsqdOptions) -> QueueLimits:
 
 
 def session_limits(options: NsqdOptions) -> NsqdLimits:
-    """The limits of what clients may ask for."""
+    """The limits of the settings that clients may request."""
     milliseconds = (
         *("msg_timeout", "max_msg_timeout", "max_req_timeout", "max_defer_timeout", "client_timeout"),
         *("max_heartbeat_interval", "min_output_buffer_timeout", "max_output_buffer_timeout", "output_buffer_timeout"),
@@ -147,7 +147,7 @@ def _line_of(path: str, error: PolicyError) -> int:
 def check(options: NsqdOptions) -> None:
     """--check-config: find what a start would refuse. Raises ``OptionError``, ``DataPathError``, ``ListenError``.
 
-    Takes no lock and no port, so it may run beside a daemon whose next configuration it checks.
+    Takes no lock and no port, so it can check the next configuration of a running daemon.
     """
     check_folder(resolved(options.data_path))
     load_policies(options.config)

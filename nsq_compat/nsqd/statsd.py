@@ -2,8 +2,8 @@
 
 A gauge is a value as it is, a counter the difference to the previous push; the first counts from the daemon's start.
 
-A push never waits: names are resolved in a thread, and a packet that does not leave at once is lost. An address that
-cannot be resolved is tried again at the next interval, whose counters then cover both.
+A push never waits: names are resolved in a thread, and a packet that cannot be sent at once is lost. An address that
+cannot be resolved is tried again after the next interval; the counters then cover both intervals.
 """
 
 import logging
@@ -36,7 +36,7 @@ _PAUSE_SECONDS = 0.001
 _COUNTER: Final = "c"
 _GAUGE: Final = "g"
 
-# statsd's names, which are those of the statistics but for the clients.
+# statsd's names are those of /stats, except for the number of clients.
 _TOPIC_METRICS: Final = ("message_count", "message_bytes", "depth", "backend_depth")
 _CHANNEL_METRICS: Final = (
     *("message_count", "depth", "backend_depth", "in_flight_count", "deferred_count"),

@@ -1,4 +1,4 @@
-"""``nsqlookupd``: options, database and listeners, the order of start and stop; command line in, exit code out.
+"""The program ``nsqlookupd``: options, database and listeners, and the order in which they start and stop.
 
 Names, types and defaults of the options are NSQ's, so that command lines and config files keep working. Their dataclass
 is a table (see `nsq_compat.cli.options`): attributes have the names of config keys, durations are in integer
@@ -93,7 +93,7 @@ class Daemon:
         self._http.start()
 
     def stop(self) -> None:
-        """Stop the HTTP API before producers leave, so that no consumer is told that a topic has no producers."""
+        """Stop the HTTP API before producers are removed, so that no lookup returns a topic without producers."""
         self._http.stop(STOP_SECONDS)
         self._tcp.stop(STOP_SECONDS)
         self._loop_lag.stop()

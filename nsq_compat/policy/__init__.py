@@ -1,4 +1,4 @@
-"""Policies: what an operator may want from a topic or channel besides NSQ's behaviour. All are off by default.
+"""Policies: optional behaviour of topics and channels that NSQ does not have. There are none by default.
 
     policies      the tables of the config file, and which of them applies to a channel
     enforcer      applies them to existing topics and channels, and to new ones; enforces max_depth, max_bytes, max_age

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 REDRIVE_CHANNEL: Final = "redrive"
 LOG_SECONDS: Final = 10.0
-"""The least time between two log lines about the same event."""
+"""Minimum time between two log lines about the same event."""
 _BATCH_SIZE: Final = 256
 _UNLIMITED: Final = 1 << 16  # attempts has 16 bits
 
@@ -69,7 +69,7 @@ class DeadLetterQueue:
         if is_valid_name(target):
             self.target, self._max_attempts = target, policy.max_attempts
         else:
-            log.error("CHANNEL(%s:%s): no dead-letter topic, %s is no valid name", topic, channel, target)
+            log.error("CHANNEL(%s:%s): no dead-letter topic, %s is not a valid name", topic, channel, target)
 
     def enqueue_exhausted(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """Enqueue the messages that have no attempts left; returns the others. Dead-letter topics have no limit."""
@@ -124,6 +124,7 @@ class DeadLetterQueues:
 
     def _send(self, queue: DeadLetterQueue, now: float, now_ns: int) -> bool:
         channel, in_flight = queue.channel, queue.in_flight
+        name = f"{channel.topic_name}:{channel.name}"
         dead = dict(islice(in_flight.frames.items(), _BATCH_SIZE))
         ids = list(dead)
         try:
@@ -138,14 +139,13 @@ class DeadLetterQueues:
             channel.put_back(next_attempts(frames))
         except (Refused, OSError) as error:
             if queue.log_throttle.add(len(ids), now):
-                name = f"{channel.topic_name}:{channel.name}"
-                log.error("CHANNEL(%s): %s takes no dead letters - %s", name, queue.target, error)
+                log.error("CHANNEL(%s): cannot move dead letters to %s - %s", name, queue.target, error)
             return False
         else:
             channel.dead_letter_count += len(ids) - len(in_flight.finish(ids))
             channel.on_change()
             if count := queue.log_throttle.add(len(ids), now):
-                log.warning("CHANNEL(%s:%s): %d more to %s", channel.topic_name, channel.name, count, queue.target)
+                log.warning("CHANNEL(%s): dead letters moved to %s: %d", name, queue.target, count)
         if not in_flight:
             self._scheduled.pop(queue, None)
         return True

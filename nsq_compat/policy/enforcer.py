@@ -5,9 +5,9 @@ channels without policies have none of these. Policies can be changed at any tim
 already wait.
 
 A ``LimitEnforcer`` is the admission check of a topic with limits on its backlog or those of its channels: max_depth,
-max_bytes, max_age. Beyond, publishes are refused or the oldest messages dropped. It checks the number of messages at
-each publish. It checks their bytes and age when its alarm fires: soon after a publish, and every second while messages
-wait. Then it also drops the excess, in parts.
+max_bytes, max_age. If a limit is exceeded, publishes are refused or the oldest messages dropped. It checks the number
+of messages at each publish. It checks their bytes and age when its alarm fires: soon after a publish, and every second
+while messages wait. Then it also drops the excess, in parts.
 
 Invariants: a publish is refused as a whole, before any of it is stored; messages that are dropped or refused are
 counted, and logged from time to time.
@@ -36,7 +36,7 @@ CHECK_DELAY_SECONDS: Final = 0.1
 CHECK_INTERVAL_SECONDS: Final = 1.0
 """Between two checks while messages wait."""
 _MAX_DROPPED: Final = 1024
-"""Messages that are dropped before other work gets a turn."""
+"""Messages that are dropped before other work is done."""
 _DROP_PAUSE_SECONDS: Final = 0.001
 """Between two such drops."""
 _NS_PER_SECOND: Final = 1_000_000_000
@@ -151,7 +151,7 @@ class Limited:
         limit, max_bytes = self._excess(now_ns)
         count = self.target.drop_oldest(limit, max_bytes) if limit else 0
         if count and (to_log := self._dropped.add(count, now)):
-            log.warning("%s holds too much: %d oldest messages dropped", self.target.full_name, to_log)
+            log.warning("%s exceeds its limits: %d oldest messages dropped", self.target.full_name, to_log)
         return count > 0
 
     def _exceeded(self, now_ns: int) -> str:
@@ -174,7 +174,7 @@ class Limited:
         return 0, 0
 
     def _too_old(self, now_ns: int, frames: Sequence[bytes]) -> int:
-        """How many of these frames, from the first on, are older than max_age."""
+        """The number of frames, from the first on, that are older than max_age."""
         assert self.bounds.max_age is not None, "asked only then"
         oldest = now_ns - int(self.bounds.max_age * _NS_PER_SECOND)
         return next((number for number, frame in enumerate(frames) if timestamp_ns(frame) >= oldest), len(frames))
@@ -210,11 +210,11 @@ class LimitEnforcer:
             try:
                 more |= limited.enforce(now, now_ns)
                 limited.is_unreadable = False
-            except BlockingIOError:  # a long read, which goes on with the next check
+            except BlockingIOError:  # a long read, which the next check continues
                 more = True
             except OSError as error:
                 if not limited.is_unreadable:
-                    log.warning("%s cannot be looked at, trying again - %s", limited.target.full_name, error)
+                    log.warning("%s: cannot check its limits, trying again - %s", limited.target.full_name, error)
                 limited.is_unreadable = True
         if more:
             return now + _DROP_PAUSE_SECONDS

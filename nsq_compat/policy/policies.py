@@ -85,7 +85,7 @@ class Applied:
 
 
 class Policy:
-    """One policy. `written` are its settings as they were given. Raises ``PolicyError``."""
+    """One policy. `written` has its settings in their original form. Raises ``PolicyError``."""
 
     def __init__(self, number: int, written: Mapping[str, Any]) -> None:
         values: dict[str, Any] = {}
@@ -122,7 +122,7 @@ class Policy:
 
 
 class Policies:
-    """All policies, in order; `written` as they were given. Raises ``PolicyError``."""
+    """All policies, in order; `written` has their original form. Raises ``PolicyError``."""
 
     def __init__(self, written: object = ()) -> None:
         if not isinstance(written, list | tuple) or not all(isinstance(each, Mapping) for each in written):

@@ -5,10 +5,10 @@ Bytes that cannot be used yet are kept as the chunks in which they arrived, unti
 
 Invariants:
 
-- However the input is split, the commands and errors are the same. Only runs of FINs and PUBs may be split differently.
+- The commands and errors do not depend on how the input is split. Only runs of FINs and PUBs may be split differently.
 - A complete line is checked (`admit`) before its body is awaited, and a size before memory is allocated for it.
-- The reader is lazy: it has not looked at the bytes after a command when it yields the command. If the command fails,
-  or changes the meaning of the following bytes, `hand_back` returns them.
+- The reader is lazy: it yields a command before it examines the bytes after it. If the command fails, or changes the
+  meaning of the following bytes, `hand_back` returns them.
 """
 
 import re
@@ -189,7 +189,7 @@ class BatchBody(SizedBody):
         return Publish(self._spec, self._tokens, self._bodies), position
 
     def _read_messages(self, buffer: bytes, position: int, end: int, count: int) -> int:
-        # Hot: runs for every MPUB that did not arrive alone, or whose messages differ in size.
+        # Hot: runs for every MPUB that did not arrive alone, or has messages of different sizes.
         begin, max_msg_size = position, self._max_msg_size
         last_allowed = begin + self._limit - self._consumed
         while uniform := self._next_uniform(buffer, position, min(end, last_allowed), count - len(self._bodies)):
@@ -264,7 +264,7 @@ class CommandReader:
 
     `admit` is called with the tokens of a complete line, which it may change. It returns the command's spec or raises
     the error to answer with. It is not called for well-formed FINs, and not always for a PUB or MPUB line that it has
-    admitted before, so it must not change its mind about these. Sizes are in bytes.
+    admitted before, so it must always admit such a line again. Sizes are in bytes.
     """
 
     def __init__(self, admit: Callable[[list[bytes]], CommandSpec], *, max_msg_size: int, max_body_size: int) -> None:

@@ -32,7 +32,7 @@ CLOSING: Final = 4
 class BodySpec:
     """The sized body that follows a line.
 
-    `code`, `noun` and `whole` word its errors. `is_message` selects the limit: `max_msg_size` or `max_body_size`.
+    `code`, `noun` and `whole` form its error texts. `is_message` selects the limit: `max_msg_size` or `max_body_size`.
     """
 
     code: str

@@ -155,7 +155,7 @@ class Snappy(Codec):
                 yield chunk, _plain_size(kind, chunk)
 
     def _size_of(self, data: bytes, position: int) -> int:
-        """The size of a chunk, whose header is checked before the rest of it is awaited."""
+        """The size of a chunk. Its header is checked before the rest of it is awaited."""
         kind, length = chunk_header(data, position)
         if not self._identified and kind != _IDENTIFIER:
             raise CompressionError("the snappy stream has no identifier")

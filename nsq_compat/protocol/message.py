@@ -224,11 +224,11 @@ class MessageIds:
         return b"%016x" % (self._id(self._next - 1) if self._next else 0)
 
     def start_after(self, last: bytes) -> None:
-        """Take only greater ids than this one, whatever the clock says."""
+        """Take only greater ids than this one, even if the clock is behind it."""
         number = int(last, 16)
         tick, sequence = number >> (NODE_ID_BITS + SEQUENCE_BITS), number & (_SEQUENCE_SIZE - 1)
         following = (tick << SEQUENCE_BITS | sequence) + 1
-        if self._id(following) <= number:  # of a higher node id, which this daemon may have had before
+        if self._id(following) <= number:  # an id with a higher node id, which this daemon may have had before
             following = (tick + 1) << SEQUENCE_BITS
         self._next = max(self._next, following)
 

@@ -50,7 +50,7 @@ def is_port(number: object) -> bool:
 
 
 def address_error(host: object, **ports: object) -> str:
-    """Why an announced address is invalid, in a few printable characters; empty if it is valid."""
+    """The reason why an announced address is invalid, in a few printable characters; empty if it is valid."""
     if not is_host(host):
         return f"invalid broadcast address {printable(host)}"
     return next((f"invalid {name} port {printable(port)}" for name, port in ports.items() if not is_port(port)), "")

@@ -13,12 +13,12 @@ from nsq_compat.protocol.schema import MESSAGE_HEADER
 # --- Log --------------------------------------------------------------------------------------------------------------
 #
 # A segment is a file: a segment header, then one group after the other. Zeros where a group should begin mean that the
-# rest was reserved and never written. ``log.group_reader`` describes how damage is told from the end.
+# rest was reserved and never written. ``log.group_reader`` describes how damage is distinguished from the end.
 
 SEGMENT_MAGIC: Final = b"nsqlog\x00\x01"
 """The last byte is the version of the log's layouts."""
 RELEASED_MAGIC: Final = b"nsqgone\x01"
-"""Replaces SEGMENT_MAGIC in a file of which nothing is needed any more."""
+"""Replaces SEGMENT_MAGIC in a file that has no message that is still needed."""
 
 GROUP_MAGIC: Final = b"\xabNg\xd5"
 TRAILER_MAGIC: Final = b"\xabNt\xd5"

@@ -5,8 +5,8 @@ A ``Backlog`` consists of four parts, and a message is in exactly one of them. I
 - The *stream* of the topic, from the channel's position on (``Cursor``). The next messages are in memory as far as they
   fit. The rest is read from the log, a block at a time, when those in memory are used up.
 - *Returned* messages were taken from the stream and came back: requeued, timed out, or deferred and due now. They go to
-  the end of the queue as it stands then, but never behind more than `memory` messages, so that a long backlog in the
-  log does not delay them for hours.
+  the current end of the queue, but never after more than `memory` messages, so that a long backlog in the log does not
+  delay them for hours.
 - *Restored* messages were returned or in flight when nsqd stopped. They come before all others. Until then only their
   ids are in memory.
 - *Deferred* messages are in ``Deferred``.
@@ -33,8 +33,8 @@ from nsq_compat.queue.in_flight import InFlight
 
 MAX_IN_MEMORY: Final = 50_000
 MAX_BYTES_IN_MEMORY: Final = 1 << 24
-"""Frames of a cursor with a log. Reading back costs less than memory for more: that has to be allocated by the system,
-and is out of every cache when the messages are delivered (docs/decisions/0015)."""
+"""Frames of a cursor with a log. Reading others back costs less than keeping them, because the system has to allocate
+more memory, which is in no CPU cache any more when they are delivered (docs/decisions/0015)."""
 ANY_SIZE: Final = 1 << 62
 """As a number of bytes: no limit."""
 _RESTORED_BATCH: Final = 256
@@ -164,7 +164,7 @@ class Cursor:
 
     def extend(self, frames: Sequence[bytes]) -> int:
         """Add published frames, which are in the log if there is one. Returns how many were dropped."""
-        # Hot: once per channel for every publish. `behind` is written out, because calls are what this costs.
+        # Hot: once per channel for every publish. `behind` is written out, because the cost is mainly that of calls.
         window, count = self.window, len(frames)
         if not count:
             return 0
@@ -204,9 +204,9 @@ class Cursor:
         return frames
 
     def follow(self, other: "Cursor") -> int:
-        """Go on with the messages of a cursor that begins where this one ends; returns how many were dropped.
+        """Append the messages of a cursor that begins where this one ends; returns how many were dropped.
 
-        Memory may exceed its bound by the other's messages; it does not grow from there.
+        The other's frames may exceed the bound of memory. Until they are taken, no further ones are added.
         """
         batches = other.window.batches()
         if self._log is None:
@@ -220,9 +220,9 @@ class Cursor:
         return 0
 
     def pass_over(self, position: int) -> None:
-        """Skip the part of the stream between its end and `position`, where it goes on."""
+        """Skip the numbers from the end of the stream up to `position`, at which the stream continues."""
         if self._log is None or position <= self.end:
-            return  # without a log numbers mean nothing
+            return  # without a log the numbers are not used
         if self.position == self.end:
             self.position = position
         else:
@@ -239,7 +239,7 @@ class Cursor:
         self.position = self.end
 
     def move(self, position: int, end: int, gaps: Iterable[tuple[int, int]] = ()) -> None:
-        """Go to another place in the stream, all of which is in the log, except for the gaps."""
+        """Move to another position in the stream. All its messages except for the gaps must be in the log."""
         self.skip_to_end()
         self.position, self.end = min(position, end), end
         self.gaps.extend(gaps)
@@ -268,7 +268,7 @@ class Cursor:
         assert self._log is not None, "messages that are not in memory are in the log"
         if self._reader is None:
             self._reader = self._log.reader(self.position)
-        # The log may go on behind `end`, with messages that a paused topic holds.
+        # The log may have messages after `end`, which a paused topic holds.
         stop = self.gaps[0][0] if self.gaps else self.end
         groups = self._unused or deque(self._reader.read())
         expected = self.position
@@ -278,7 +278,7 @@ class Cursor:
             frames = group.frames[: stop - group.first_seq]
             self.window.extend(frames)
             expected = group.first_seq + len(frames)
-        self._unused = groups  # behind a gap, which `position` may pass only when it gets there
+        self._unused = groups  # after a gap, which `position` passes only when it reaches it
         if not self.window.length:
             self._advance(stop - self.position)
         if expected >= stop or not self.window.length:
@@ -310,7 +310,7 @@ class Backlog:
         self._memory = memory
         self._fetch = fetch
         self.returned = FrameQueue()
-        self._turns: deque[tuple[int, int]] = deque()  # of returned frames: behind which message, how many
+        self._return_points: deque[tuple[int, int]] = deque()  # (n, count): `count` frames follow the n-th message
         self._passed = 0  # number of messages taken from the stream
         self._restored: deque[tuple[bytes, int]] = deque()  # id, attempts at the next delivery
         self._read: list[bytes] = []  # frames of the first restored messages, which are not delivered yet
@@ -322,7 +322,7 @@ class Backlog:
         # Hot: runs twice for every delivery, with `Cursor.__len__` written out. Usually nothing was returned.
         cursor = self.cursor
         ahead = cursor.end - cursor.position - cursor.gaps_size
-        if not self._turns and not self._restored:
+        if not self._return_points and not self._restored:
             return ahead
         return ahead + self.returned.length + len(self._restored)
 
@@ -336,7 +336,7 @@ class Backlog:
         """Return frames that were delivered or deferred. They carry the attempts of their next delivery."""
         if frames:
             self.returned.extend(frames)
-            self._turns.append((self._passed + min(len(self.cursor), self._memory), len(frames)))
+            self._return_points.append((self._passed + min(len(self.cursor), self._memory), len(frames)))
 
     def follow(self, held: "Backlog") -> int:
         """Add a copy of the messages that a topic held; returns how many were dropped, as ``Deferred.add_new`` does."""
@@ -349,17 +349,17 @@ class Backlog:
     def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
         """Take at most `limit` frames and about `max_bytes` bytes. Raises ``OSError``, having taken nothing.
 
-        ``BlockingIOError`` says that nothing is wrong, but more has to be read than should be at once: call it again
-        in a later iteration of the event loop.
+        ``BlockingIOError`` is not a failure: more has to be read than one call should read. Call it again in a later
+        iteration of the event loop.
         """
-        if not self._turns and not self._restored:  # Hot: usually nothing was returned
+        if not self._return_points and not self._restored:  # Hot: usually nothing was returned
             frames = self.cursor.take(limit, max_bytes)
             self._passed += len(frames)
             return frames
         if self._restored and self._before_next_restored <= 0:
             self._read_restored()
         frames = self._take_run(limit, max_bytes)
-        while self._turns and len(frames) < limit and (size := sum(map(len, frames))) < max_bytes:
+        while self._return_points and len(frames) < limit and (size := sum(map(len, frames))) < max_bytes:
             try:
                 more = self._take_run(limit - len(frames), max_bytes - size)
             except OSError:
@@ -373,7 +373,7 @@ class Backlog:
         self.cursor.skip_to_end()
         self.deferred.empty()
         self.returned.empty()
-        self._turns.clear()
+        self._return_points.clear()
         self._restored.clear()
         self._read, self._searched = [], 0
         self._before_next_restored = 0
@@ -388,12 +388,12 @@ class Backlog:
             *self._fetch_restored(list(islice(self._restored, count))),
         ]
         passed = self._passed
-        for turn, size in self._turns:
+        for point, size in self._return_points:
             if len(frames) >= count:
                 break
-            frames += islice(stream, max(0, turn - passed))
+            frames += islice(stream, max(0, point - passed))
             frames += islice(returned, size)
-            passed = max(passed, turn)
+            passed = max(passed, point)
         return [*frames, *stream][:count]
 
     def peek(self, count: int, flights: Iterable[InFlight]) -> Peek:
@@ -431,19 +431,19 @@ class Backlog:
 
     def _take_run(self, limit: int, max_bytes: int) -> Sequence[bytes]:
         """Take frames from the stream up to the next returned ones, or take those."""
-        if self._turns:
-            turn, count = self._turns[0]
-            if turn <= self._passed or not len(self.cursor):
+        if self._return_points:
+            point, count = self._return_points[0]
+            if point <= self._passed or not len(self.cursor):
                 frames = self.returned.take(min(limit, count), max_bytes)
                 self._before_next_restored -= len(frames)
-                self._turns.popleft()
+                self._return_points.popleft()
                 if len(frames) < count:
-                    self._turns.appendleft((turn, count - len(frames)))
+                    self._return_points.appendleft((point, count - len(frames)))
                 if self.on_room is not None and self.returned.length <= self._memory // 2:
                     on_room, self.on_room = self.on_room, None
                     on_room()
                 return frames
-            limit = min(limit, turn - self._passed)
+            limit = min(limit, point - self._passed)
         frames = self.cursor.take(limit, max_bytes)
         self._passed += len(frames)
         return frames
@@ -461,7 +461,7 @@ class Backlog:
             self._restored.popleft()
         self._read, self._searched = [], 0
         self.returned.extend(frames)
-        self._turns.append((0, len(frames)))
+        self._return_points.append((0, len(frames)))
         self._before_next_restored = self.returned.length
 
     def _fetch_restored(self, batch: Sequence[tuple[bytes, int]]) -> list[bytes]:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class BrokerObserver(ChannelObserver, Protocol):
-    """Is also notified after a topic was added or removed."""
+    """An observer that is also notified after a topic was added or removed."""
 
     def topic_created(self, topic: Topic) -> None: ...
 
@@ -86,7 +86,7 @@ class Broker:
         insort(self.sorted_names, topic.name)  # sorting 20,000 names takes milliseconds
 
     def refuse_publishing(self) -> None:
-        """Refuse publishes and new topics from now on. Consumers go on."""
+        """Refuse publishes and new topics from now on. Consumers are still served."""
         self._refuses_publishing = True
         for topic in self.topics.values():
             topic.admission = refuse_all
@@ -123,7 +123,7 @@ class Broker:
 
 
 def _log_missing_checkpoint(topic: str, log_is_whole: bool) -> None:
-    """A topic with channels gets its first checkpoint a moment after its first channel."""
+    """Log that a topic with channels has no checkpoint. The first one is written soon after its first channel."""
     if log_is_whole:
         log.warning(
             "TOPIC(%s): there is no checkpoint, all messages in the log are delivered again, finished or not (expected "

@@ -38,7 +38,7 @@ LONGEST_RETRY_SECONDS: Final = 3.2
 _EXPIRED_AT_ONCE: Final = 1024
 """Timeouts handled by one alarm, about 2 ms of work; other clients are served before the next."""
 _RELEASE_SECONDS: Final = 0.002
-"""Between two releases of deferred messages, so that messages with close due times are released together."""
+"""Pause between two releases of deferred messages, so that messages with close due times are released together."""
 
 NOT_IN_FLIGHT: Final = "ID not in flight"
 NOT_OWNER: Final = "client does not own message"
@@ -80,7 +80,7 @@ class _Retry:
         self.is_waiting = False
         """Whether reads are suspended until the next attempt."""
         self.until = NEVER
-        """When the next attempt is due, or the alarm at which a long read goes on; ``NEVER`` if it is not waiting."""
+        """When the next attempt, or the next step of a long read, is due; ``NEVER`` if it is not waiting."""
         self._delay = 0.0
         self._failed_at = -NEVER
 
@@ -218,8 +218,8 @@ class Channel:
         """Deliver a batch of at most `room` frames to a consumer; they are in flight until `now + timeout`.
 
         A consumer that gets nothing, or empties the backlog and has room left, is woken when there are messages for it.
-        One that gets some, has room left and does not empty the backlog has to call again by itself. A log that cannot
-        be read is tried again later, and a long read goes on at the next alarm.
+        A consumer that gets some, has room left and does not empty the backlog must call again. A log that cannot be
+        read is tried again later, and a long read continues at the next alarm.
         """
         share = self._wait_queue.share(consumer, len(self.backlog))
         if self.paused or not share or self._log_retry.is_waiting:
@@ -231,7 +231,7 @@ class Channel:
         try:
             frames = self.backlog.take(wanted, MAX_BATCH_BYTES)
         except BlockingIOError:
-            # Suspended, or each of a hundred waiting consumers would do a step now.
+            # Suspend reads, because otherwise each of a hundred waiting consumers would now do a step.
             self._log_retry.wait_until(AT_ONCE)
             self._schedule.at(AT_ONCE, self)
             self._wait_queue.wait(consumer)
@@ -249,7 +249,7 @@ class Channel:
         if is_empty:
             if len(frames) < room:
                 self._wait_queue.wait(consumer)
-        elif not frames:  # they were damaged, and there is more behind them
+        elif not frames:  # the messages were damaged, and others follow
             self._wait_queue.wait(consumer)
             self._wake()
         self._delivered_count += len(frames)
@@ -349,7 +349,7 @@ class Channel:
         elif rate is not None:
             if not isinstance(queue, Throttle):
                 queue = self._wait_queue = self._notified = Throttle(queue, self._schedule, self._wake)
-            queue.follow(rate, now)
+            queue.set_rate(rate, now)
 
     def empty(self) -> None:
         """Drop all messages, also those deferred and in flight."""
@@ -372,7 +372,7 @@ class Channel:
         self._forget_all()
 
     def on_alarm(self, now: float) -> float:
-        """Requeue some of the messages that timed out, and some that are due; returns when to go on."""
+        """Requeue some of the messages that timed out, and release some that are due; returns when to continue."""
         left = _EXPIRED_AT_ONCE
         for consumer in list(self.consumers):
             if expired := self._expire(consumer.in_flight, now, left):
@@ -424,7 +424,7 @@ class Channel:
         return len(expired)
 
     def _release_deferred(self, now: float) -> float:
-        """Release some of the due messages, as far as there is room in memory; returns when to go on."""
+        """Release some of the due messages, as far as there is room in memory; returns when to continue."""
         due = self.backlog.deferred.next_due()
         if due > now:
             return due

@@ -24,7 +24,7 @@ from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.schedule import AT_ONCE, Schedule
 
 _MAX_SEARCHED = 50_000
-"""Keys that `latest` looks through; more would hold the event loop for too long."""
+"""Keys that `latest` examines; more would block the event loop for too long."""
 _LOCATED_AT_ONCE: Final = 256
 _SEARCHED_AT_ONCE: Final = 16
 """Messages without a location that are released at once; others are served before the next."""
@@ -44,7 +44,7 @@ Fetch = Callable[[Sequence[bytes], Mapping[bytes, bytes]], Mapping[bytes, bytes]
 """Read frames by id from the log, with the locations that are known. Those that cannot be read are left out. Raises
 ``OSError``."""
 Locate = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
-"""Hand frames over to the log: their locations by id, as far as they are found easily. Raises ``OSError``."""
+"""Hand frames over to the log; returns the locations that a short search finds, by id. Raises ``OSError``."""
 
 
 class Deferred:
@@ -68,7 +68,7 @@ class Deferred:
 
     @property
     def room(self) -> int:
-        """The number of further messages whose frames stay in memory."""
+        """The number of further frames that stay in memory."""
         return 1 << 62 if self._fetch is None else self._memory - len(self._frames)
 
     def add_new(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> int:
@@ -99,7 +99,7 @@ class Deferred:
     def release(self, now: float, limit: int) -> list[bytes]:
         """Take at most `limit` due messages, the earliest first. Raises ``OSError``, having taken nothing.
 
-        It returns fewer if they have to be searched for. ``next_due`` tells whether there are more.
+        It returns fewer if they have to be searched for. ``next_due`` shows whether more are due.
         """
         keys = self._take_keys(now, limit)
         try:
@@ -118,7 +118,7 @@ class Deferred:
 
     def peek(self, count: int) -> list[tuple[float, bytes]]:
         """Return the messages that are due first, with due times. Raises ``OSError``."""
-        self._settle()
+        self._locate_gathered()
         entries, frames = self._read(_first(self._keys, count))
         return [
             (due, with_attempts(frames[message_id], attempt))
@@ -144,8 +144,8 @@ class Deferred:
         heapq.heapify(self._keys)
 
     def share_with(self, other: "Deferred") -> int:
-        """Add all messages to another channel's; returns how many do not fit there."""
-        self._settle()
+        """Add a copy of all messages to another channel's; returns how many do not fit there."""
+        self._locate_gathered()
         if other._fetch is None:  # it has room for some of the frames in memory
             here = sorted(key for key in self._keys if entry_id(key) in self._frames)
             shared = here[: max(0, other._memory - len(other))]
@@ -178,7 +178,7 @@ class Deferred:
         self._unlocated.clear()
 
     def next_due(self) -> float:
-        """Return when `release` has something to do."""
+        """Return the time at which `release` next has something to do."""
         keys = [*self._keys[:1], *self._unlocated]
         due: float = ENTRY.unpack_from(min(keys))[0] if keys else NEVER
         return due
@@ -227,13 +227,13 @@ class Deferred:
     def _add_unlocated(self, key: bytes, frame: bytes) -> None:
         self._unlocated[key] = frame
         if len(self._unlocated) >= _LOCATED_AT_ONCE:
-            self._settle()
+            self._locate_gathered()
 
-    def _settle(self) -> None:
+    def _locate_gathered(self) -> None:
         """Hand the gathered frames over to the log. They stay in memory if it fails."""
         if not self._unlocated:
             return
-        assert self._locate is not None, "else nothing gathers"
+        assert self._locate is not None, "otherwise no frame is gathered"
         found: Mapping[bytes, bytes] = {}
         try:
             found = self._locate([*self._unlocated.values()])
@@ -259,7 +259,7 @@ def _first(heap: Sequence[bytes], count: int) -> list[bytes]:
 
 
 class SharedReads:
-    """Log reads for the deferred messages of one topic, remembered for a moment.
+    """Log reads for the deferred messages of one topic, cached for about a second.
 
     All channels of a topic need the same messages at about the same time. What is remembered is bounded, and is
     dropped a second after the last read. `channels` are those of the topic.

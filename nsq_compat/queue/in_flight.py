@@ -34,7 +34,7 @@ class InFlight:
         self._batches: deque[tuple[float, float, list[bytes]]] = deque()  # deadline, delivered, ids
         self._places = 0
         self._own_deadlines: dict[bytes, _OwnDeadline] = {}
-        self._void_places: set[bytes] = set()  # ids whose place no longer counts: requeued or touched
+        self._void_places: set[bytes] = set()  # ids with a place that no longer counts: requeued or touched
 
     def __len__(self) -> int:
         return len(self.frames)

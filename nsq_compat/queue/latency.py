@@ -37,7 +37,7 @@ class Latency:
         # Hot: runs for every FIN. Messages published together have one timestamp, which is added once for all.
         if not frames:
             return
-        self._move_on(now)
+        self._rotate(now)
         if self._current is None:
             self._current = Sketch(_RELATIVE_ACCURACY, _MAX_BINS)
         timestamps = raw_timestamps(frames)
@@ -51,14 +51,14 @@ class Latency:
         """Return the values of the window, merged with those of others. nsqd: without values every percentile is 0."""
         merged = Sketch(_RELATIVE_ACCURACY, _MAX_BINS)
         for each in (self, *others):
-            each._move_on(now)
+            each._rotate(now)
             for sketch in (each._previous, each._current):
                 if sketch is not None:
                     merged.merge(sketch)
         percentiles = tuple((quantile, _value(merged, quantile)) for quantile in self._quantiles)
         return LatencyStats(count=int(merged.count), percentiles=percentiles)
 
-    def _move_on(self, now: float) -> None:
+    def _rotate(self, now: float) -> None:
         number = now // self._half
         if number > self._number:  # a snapshot of many channels may use a time that has passed
             self._previous = self._current if number == self._number + 1 else None
@@ -67,7 +67,7 @@ class Latency:
 
 
 def _value(sketch: Sketch, quantile: float) -> float:
-    """Return the smallest value that this part of all values does not exceed, in whole nanoseconds."""
+    """Return the smallest value that at least this fraction of all values does not exceed, in whole nanoseconds."""
     if not sketch.count:
         return 0.0
     # The sketch places a quantile between two values and returns the smaller one: of two values, even for 0.99. Its

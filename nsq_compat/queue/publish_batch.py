@@ -4,16 +4,16 @@
 system call, and a pass through topic and channels. Producers that do so at the same time share one. Invariants:
 
 - *An OK means published*: a producer is notified only when its topic has the message.
-- *No producer suffers for another*: what cannot be published together is published one by one, each with its own
+- *A failure affects one producer only*: publishes that cannot be made together are made one by one, each with its own
   answer.
-- *Order*: a producer that goes on within the iteration calls `settle` first.
+- *Order*: a producer that executes another command in the same iteration calls `settle` first.
 
-``LargeBatch``: so many messages that creating and writing them at once would hold up the event loop. Other greenlets
-run between two steps, and may publish to the same topic. Their messages are before or behind the batch, never inside
-it. The last step publishes all messages of the batch; before it none is published.
+``LargeBatch``: so many messages that creating and writing them at once would block the event loop. Other greenlets run
+between two steps, and may publish to the same topic. Their messages come before or after the batch, never inside it.
+The last step publishes all messages of the batch; before it none is published.
 
-Ids grow in the order of publishing. So a large batch takes ids ahead of those that other publishes get meanwhile. If
-these reach them all the same, the frames are created again, with ids further ahead.
+Ids grow in the order of publishing. So a large batch reserves ids that are ahead of those of other publishes. If other
+publishes reach these ids before the last step, the frames are created again, with ids further ahead.
 """
 
 import logging
@@ -29,7 +29,7 @@ from nsq_compat.queue.values import Refused
 log = logging.getLogger(__name__)
 
 MAX_POSTED: Final = 64
-"""Messages. More are not gathered: little is saved by it, and CPU caches are small."""
+"""Messages. Gathering more saves little, and would exceed CPU caches."""
 MAX_AT_ONCE: Final = 16384
 """Messages published without steps, at about 0.3 us each."""
 _MAX_BYTES_AT_ONCE: Final = 1 << 20
@@ -54,11 +54,11 @@ class Producer(Protocol):
 class PublishBatch:
     """All posted publishes of a daemon; only for topics with a `publish` that does not block.
 
-    `at_end_of_turn` registers a callback for the end of the event-loop iteration.
+    `at_end_of_iteration` registers a callback for the end of the event-loop iteration.
     """
 
-    def __init__(self, at_end_of_turn: Callable[[Callable[[], None]], object]) -> None:
-        self._at_end_of_turn = at_end_of_turn
+    def __init__(self, at_end_of_iteration: Callable[[Callable[[], None]], object]) -> None:
+        self._at_end_of_iteration = at_end_of_iteration
         self._posts: dict[Topic, list[tuple[Sequence[bytes], Producer]]] = {}
         self._count = 0
         self._last: Producer | None = None
@@ -68,7 +68,7 @@ class PublishBatch:
     def post(self, topic: Topic, bodies: Sequence[bytes], producer: Producer, now: float, now_ns: int) -> bool:
         """Publish at the end of the iteration, and notify the producer; False if it should publish by itself.
 
-        That is cheaper for a producer that is alone, or has many messages.
+        Publishing by itself is cheaper for a producer that is alone, or has many messages.
         """
         # Hot: runs for every synchronous PUB.
         count = len(bodies)
@@ -77,7 +77,7 @@ class PublishBatch:
         if not self._count:
             if producer is self._last:
                 return False
-            self._at_end_of_turn(self.settle)
+            self._at_end_of_iteration(self.settle)
         elif self._count >= MAX_POSTED:
             self.settle()
         self._last = producer
@@ -108,7 +108,7 @@ class PublishBatch:
             try:
                 topic.publish(together, self._now, self._now_ns)
             except Exception as error:  # it may concern one of them only
-                log.info("TOPIC(%s): trying %d publishers one by one - %s", topic.name, len(posts), error)
+                log.info("TOPIC(%s): repeating %d publishes one by one - %s", topic.name, len(posts), error)
             else:
                 # Answers that are sent close together reach a client in one read.
                 for _, producer in posts:
@@ -127,7 +127,7 @@ class PublishBatch:
 
 
 def is_large(bodies: Sequence[bytes]) -> bool:
-    """Whether publishing these at once would hold the event loop for too long."""
+    """Whether publishing these at once would block the event loop for too long."""
     count = len(bodies)
     return count > _MIN_MESSAGES and (count > MAX_AT_ONCE or sum(map(len, bodies)) > _MAX_BYTES_AT_ONCE)
 
@@ -200,7 +200,7 @@ class LargeBatch:
         return len(self._bodies) > 0
 
     def cancel(self) -> None:
-        """Give up, unless the batch is published already. May be called twice."""
+        """Abandon the batch, unless it is published already. May be called twice."""
         if self in self._topic.large_batches:
             self._topic.large_batches.remove(self)
         self._discard()

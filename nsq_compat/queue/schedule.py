@@ -3,7 +3,7 @@
 nsqd checks random channels ten times a second. Here each channel sets an alarm for its next deadline.
 
 An alarm that is set earlier or cancelled leaves its old entry in the heap, which is skipped when it comes up.
-Invariant: such entries are never many more than half of the heap, however late they are.
+Invariant: such entries are never many more than half of the heap, even if their times are far in the future.
 """
 
 import heapq

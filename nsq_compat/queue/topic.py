@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 MAX_RECENT: Final = 100
 MAX_RECENT_BYTES: Final = 4 << 20
 WATCHED_SECONDS: Final = 60.0
-"""Recent messages are kept for so long after the last request for them."""
+"""Time for which recent messages are kept after the last request for them."""
 _NS_PER_SECOND: Final = 1_000_000_000
 
 
@@ -75,7 +75,7 @@ class Topic:
         self.awaits_channels = False
         self.exiting = False
         self.admission: Callable[[int, float], None] | None = None
-        """Called before each publish with the number of messages and `now`, to raise ``Refused``. NSQ has none."""
+        """Called before each publish with the number of messages and `now`; may raise ``Refused``. NSQ has none."""
         self.channels: dict[str, Channel] = {}
         self.message_count = 0
         self.message_bytes = 0
@@ -257,7 +257,7 @@ class Topic:
     # --- Control ------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Hold published messages. The channels go on with those they have."""
+        """Hold published messages. The channels still deliver those they have."""
         if not self.paused:
             if not self.is_holding:
                 self.backlog = self._new_backlog(self.seq)
@@ -282,7 +282,7 @@ class Topic:
     def learn_channels(self, names: Iterable[str]) -> None:
         """Create these channels, and give the held messages to all channels.
 
-        nsqd: without the ephemeral ones, which have no consumer here. Raises ``Exiting``, and ``OSError``: try again.
+        nsqd: not the ephemeral ones, which have no consumer here. Raises ``Exiting``; call again after ``OSError``.
         """
         if self.exiting:
             raise Exiting
@@ -360,7 +360,7 @@ class Topic:
 
     @property
     def is_checkpoint_current(self) -> bool:
-        """Whether a new checkpoint would say the same as that on the disk, and no message is in memory only."""
+        """Whether a new checkpoint would be equal to that on the disk, and no message is in memory only."""
         return (
             not self._changed
             and self.store is not None

@@ -25,7 +25,7 @@ from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.schedule import Schedule
 
 TICK_SECONDS: Final = 0.005
-"""The least time between two alarms; at a high rate messages are delivered in small batches."""
+"""Minimum time between two alarms, so that at a high rate messages are delivered in small batches."""
 _ROUNDING: Final = 1e-9
 
 
@@ -43,7 +43,7 @@ class Waiting(Protocol):
     locality: Locality
 
     def wake(self) -> None:
-        """Note that there may be frames to take, later: it is called from within `put`."""
+        """Note that there may be frames. Must not take them yet, because it is called from within `put`."""
 
 
 class WaitQueue:
@@ -141,7 +141,7 @@ class ZoneWaitQueue(WaitQueue):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Messages per second; `burst` is how many may be delivered at once after a pause."""
+    """Messages per second; `burst` is the number that may be delivered at once after a pause."""
 
     per_second: float
     burst: int
@@ -165,7 +165,7 @@ class Throttle(WaitQueue):
         self._tokens = 0.0
         self._filled = 0.0  # when `_tokens` was computed
 
-    def follow(self, rate: Rate, now: float) -> None:
+    def set_rate(self, rate: Rate, now: float) -> None:
         """Change the rate. The bucket begins full."""
         if rate != self._rate:
             self._rate, self._tokens, self._filled = rate, float(rate.burst), now

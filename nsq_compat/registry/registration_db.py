@@ -1,8 +1,8 @@
 """The registration database: which nsqd has which topics and channels.
 
 A producer that has been silent for a while is inactive: lookups omit it until it sends a command again. A tombstone
-keeps consumers from one topic of a producer. Topics and channels outlive their last producer. They end when they are
-deleted or, if they are ephemeral, unregistered (nsqlookupd).
+hides one topic of a producer from consumers. Topics and channels remain without producers. They are removed when they
+are deleted or, if they are ephemeral, unregistered (nsqlookupd).
 
 Invariants:
 
@@ -29,7 +29,7 @@ _FOREVER = float("inf")
 
 
 class Tombstone(NamedTuple):
-    """Keeps consumers from a topic's producer for a while, from `at` on; `at_ns` is for display."""
+    """Hides a topic's producer from consumers for a while, from `at` on; `at_ns` is for display."""
 
     at: float
     at_ns: int
@@ -37,7 +37,7 @@ class Tombstone(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Producer:
-    """One nsqd, which is a connection that has sent IDENTIFY. Two connections of one nsqd are two (nsqlookupd).
+    """One nsqd: a connection that has sent IDENTIFY. Two connections of one nsqd are two producers (nsqlookupd).
 
     `last_update` is the time of the last command; `last_update_ns` is for display.
     """
@@ -76,7 +76,7 @@ class Producer:
 
 @dataclass(eq=False, slots=True)
 class Registration:
-    """A topic or channel. It outlives its last producer, until it is deleted (nsqlookupd)."""
+    """A topic or channel. It remains after its last producer is gone, until it is deleted (nsqlookupd)."""
 
     topic: str
     channel: str = ""
@@ -116,7 +116,7 @@ class RegistrationDb:
         return producer
 
     def heard_of(self, producer: Producer, now: float, now_ns: int) -> None:
-        """Record a sign of life of a producer."""
+        """Record that a command of a producer has arrived."""
         was_inactive = self._is_inactive(producer, now)
         producer.last_update, producer.last_update_ns = now, now_ns
         if was_inactive:
@@ -182,7 +182,7 @@ class RegistrationDb:
         self._drop(registration)
 
     def tombstone(self, topic: str, node: str, now: float, now_ns: int) -> None:
-        """Keep consumers from the producers of a topic that match `node`: ``<broadcast address>:<HTTP port>``.
+        """Hide the producers of a topic that match `node`, ``<broadcast address>:<HTTP port>``, from consumers.
 
         An IPv6 address may have brackets (docs/differences.md: tombstone-ipv6). Does nothing if no producer matches.
         """

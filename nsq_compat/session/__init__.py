@@ -6,13 +6,13 @@
     authorization   permissions from auth servers
     client_roles    the client as a producer, and as a consumer of a channel
     lookupd_session an nsqd, as a client of nsqlookupd (V1)
-    lookup_peer     nsqlookupd, as nsqd talks to it
+    lookup_peer     nsqd, as a client of nsqlookupd (V1)
     http_session    an HTTP client: requests from bytes, responses to bytes, the conversation with a daemon or a tool
     http_message    HTTP requests, responses and limits as values
-    client_session  the other side: a client talking to nsqd
+    client_session  the client's side of a connection to nsqd
 
 May import: ``queue``, ``registry`` and below, and nothing that does I/O; import-linter checks that. A session is tested
-by feeding it bytes and moving a number called `now`.
+by feeding it bytes and passing times as `now`.
 
 Read ``nsqd_session`` first.
 """

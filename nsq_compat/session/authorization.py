@@ -1,4 +1,4 @@
-"""Permissions of a client where auth servers decide them: their answers, how long those hold, and NSQ's errors.
+"""Permissions of a client that auth servers grant: their answers, how long these are valid, and NSQ's errors.
 
 The request to an auth server is passed in (`Authorize`) and may wait. Patterns are Go's regular expressions, which RE2
 reads too and matches in linear time.
@@ -19,7 +19,7 @@ from nsq_compat.protocol.go_json import INT64, STRING, JsonError, dumps, list_of
 MAX_ANSWER_BYTES: Final = 256 * 1024
 """Bytes of JSON. While it is parsed no other thread runs."""
 MAX_PATTERNS: Final = 2000
-"""Topics and channels of one answer. A decision may match all of them, at some 1.2 us each."""
+"""Topics and channels of one answer. A decision may match all of them, at about 1.2 us each."""
 MAX_PATTERN_BYTES: Final = 1024
 MAX_PROGRAM_SIZE: Final = 100_000
 """Instructions of all compiled patterns of an answer, which bounds the time of a match."""
@@ -43,7 +43,7 @@ class AuthFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A client as an auth server is told of it.
+    """The description of a client in a request to an auth server.
 
     `remote_ip` is "" on a unix socket, `common_name` that of a client certificate, "" without one.
     """

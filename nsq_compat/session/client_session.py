@@ -2,7 +2,7 @@
 
 The caller connects, sends the bytes that `data_to_send` returns, and passes received bytes to `receive_data`. The
 session negotiates, answers heartbeats, compresses and decompresses. Commands given before `Opened` are sent after it.
-The caller makes TLS: when `tls_wanted` is set, it makes the handshake and calls `tls_established`. A session is not
+TLS is left to the caller: when `tls_wanted` is set, it does the handshake and calls `tls_established`. A session is not
 thread-safe.
 
 Invariants:
@@ -139,7 +139,7 @@ class ClientSession:
         self.send(command)
 
     def data_to_send(self) -> bytes:
-        """The bytes to send; empty while TLS is being made."""
+        """The bytes to send; empty during the TLS handshake."""
         if self.tls_wanted or not self._out:
             return b""
         data = b"".join(self._out)

@@ -1,4 +1,4 @@
-"""The interface between a connection and its session, whatever protocol that speaks."""
+"""The interface between a connection and its session, which implements a protocol."""
 
 import logging
 from collections.abc import Callable
@@ -21,10 +21,10 @@ class TlsFacts:
 
 @dataclass(slots=True)
 class Upgrade:
-    """The next codec between socket and session, which the connection pushes once everything so far is sent.
+    """The next codec between socket and session, which the connection adds after it has sent all earlier replies.
 
-    `codec` is None for TLS, which the connection makes. `received` are bytes for the new codec. When it is in place the
-    connection calls `done` with the facts about TLS and with `now`; if that fails, `failed` with the reason.
+    `codec` is None for TLS, which the connection creates. `received` are bytes for the new codec. When the codec is in
+    place, the connection calls `done` with the facts about TLS and with `now`; on failure, `failed` with the reason.
     """
 
     codec: Codec | None
@@ -39,8 +39,8 @@ class Conversation:
     The connection sends what `data_to_send` returns, calls it again at `next_wakeup` at the latest, closes the socket
     when `closing` is set and everything is sent, and then calls `closed`.
 
-    One call of `receive_data` does a bounded amount of work, however many bytes it is given. While `has_unread` is set
-    the connection calls `read_on` instead of feeding more, and other connections run before each call.
+    One call of `receive_data` does a bounded amount of work for any number of bytes. While `has_unread` is set, the
+    connection calls `read_on` instead of feeding more, and other connections run before each call.
 
     A class and not a ``Protocol``: compiled code then finds its attributes faster, a dozen for every command.
     """
@@ -78,7 +78,7 @@ class Conversation:
         raise NotImplementedError
 
     def stalled(self) -> None:
-        """Note that the socket takes no more for now."""
+        """Note that the socket accepts no more bytes for now."""
 
     def closed(self) -> None:
         """Note that the connection is closed. May be called twice."""
@@ -88,7 +88,7 @@ class Conversation:
 
     @property
     def write_timeout(self) -> float | None:
-        """Seconds the client may take none of the sent bytes; None without a limit."""
+        """Seconds that a write may wait for the client to receive bytes; None without a limit."""
         return None
 
     @property

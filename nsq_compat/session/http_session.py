@@ -64,13 +64,13 @@ class ImmediateHandler(Protocol):
     def paths(self) -> Container[str]: ...
 
     def begin(self, request: Request, producer: Producer | None, now: float, now_ns: int) -> Response | None:
-        """The response, or None if `producer` is told the outcome at the end of this event-loop iteration."""
+        """The response, or None if `producer` is notified at the end of this event-loop iteration."""
 
     def outcome(self, error: Exception | None) -> Response:
         """The response to a request for which `begin` returned None."""
 
     def settle(self) -> None:
-        """Tell all waiting producers their outcomes now."""
+        """Notify all waiting producers now."""
 
 
 # --- Responses --------------------------------------------------------------------------------------------------------
@@ -138,8 +138,8 @@ _has_bad_escape: Final = re.compile(r"%(?![0-9A-Fa-f]{2})").search
 _find_lengths: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n", re.IGNORECASE).finditer
 _LONGEST_KNOWN_HEAD: Final = 4096
 _MOST_DIGITS: Final = 9
-_PATIENCE: Final = 8
-"""Heads remembered without use before the reader stops remembering them."""
+_MAX_UNUSED_HEADS: Final = 8
+"""The reader stops remembering heads after this many were not used."""
 
 
 class Phase(Enum):
@@ -154,11 +154,11 @@ class _Refused(Exception):
     """Leaves the parser's callbacks, with the refusal as its argument."""
 
 
-class _Known(NamedTuple):
-    """A remembered head: the bytes before and after the digits of its Content-Length, and the request it means."""
+class _RememberedHead(NamedTuple):
+    """A remembered head: the bytes before and after the digits of its Content-Length, and its request."""
 
     before: bytes
-    behind: bytes
+    after: bytes
     request: Request
     body_limit: int
 
@@ -166,20 +166,20 @@ class _Known(NamedTuple):
 class RequestReader:
     """The input of one connection. The public ``on_...`` methods are the parser's callbacks."""
 
-    __deletable__: Final = ("_parser",)  # compiled classes must say so
+    __deletable__: Final = ("_parser",)  # mypyc requires this for an attribute that is deleted
 
     def __init__(self, admit: Callable[[str, str], Admission], limits: HttpLimits, remote_address: str) -> None:
         self.phase = Phase.IDLE
         self.finished = False
-        """No further request follows, whatever is fed."""
+        """No further request follows; later input is ignored."""
         self.body_size = 0
         self._admit = admit
         self._limits = limits
         self._remote_address = remote_address
         self._parser = HttpRequestParser(self)
         self._known_host = b""
-        self._known: _Known | None = None
-        self._patience = _PATIENCE
+        self._known: _RememberedHead | None = None
+        self._unused_heads_left = _MAX_UNUSED_HEADS
         self._ready: list[Request | Response] = []
         # Bytes fed since the parser last reported a whole head or a piece of a body; it buffers at most these.
         self._unseen = 0
@@ -223,7 +223,7 @@ class RequestReader:
         self._unseen = 0 if self._advanced else self._unseen + len(data)
         if self._unseen > self._limits.max_head_bytes and not self.finished:
             self._refuse(HEAD_TOO_LARGE)
-        if begins_here and self._patience and len(ready) == 1 and isinstance(ready[0], Request):
+        if begins_here and self._unused_heads_left and len(ready) == 1 and isinstance(ready[0], Request):
             self._remember(data, ready[0])
         return ready
 
@@ -242,20 +242,20 @@ class RequestReader:
         # Hot: runs for every message published over HTTP, and saves the parser with its ten calls.
         if self._known is None or self.phase is not Phase.IDLE or self._unseen or self.finished:
             return None
-        before, behind, like, body_limit = self._known
+        before, after, like, body_limit = self._known
         at = len(before)
         end = data.find(b"\r", at, at + _MOST_DIGITS + 1) if data.startswith(before) else -1
-        if end < 0 or not data.startswith(behind, end):
+        if end < 0 or not data.startswith(after, end):
             return None
         digits = data[at:end]
         if not digits.isdigit():
             return None
-        begin = end + len(behind)
+        begin = end + len(after)
         size = int(digits)
         if size != len(data) - begin or size > body_limit:
             return None
         self.body_size = size
-        self._patience = _PATIENCE
+        self._unused_heads_left = _MAX_UNUSED_HEADS
         headers = like.headers
         if headers[b"content-length"] != digits:
             headers = {**headers, b"content-length": digits}
@@ -270,13 +270,13 @@ class RequestReader:
         """Remember the head of `request`, which is all of `data`, if it has a Content-Length."""
         if b"content-length" not in request.headers or not request.keep_alive:
             return
-        self._patience -= 1
+        self._unused_heads_left -= 1
         head = data[: len(data) - len(request.body)]
         lengths = list(_find_lengths(head))
         # The first empty line must end the head: then `data` has nothing else, such as a line break after the body.
         if len(lengths) == 1 and len(head) <= _LONGEST_KNOWN_HEAD and head.find(b"\r\n\r\n") == len(head) - 4:
             begin, end = lengths[0].span(1)
-            self._known = _Known(head[:begin], head[end:], request._replace(body=b""), self._body_limit)
+            self._known = _RememberedHead(head[:begin], head[end:], request._replace(body=b""), self._body_limit)
 
     def _feed(self, data: bytes) -> None:
         while True:
@@ -449,7 +449,7 @@ class HttpConversation(Conversation):
 
     @property
     def lost_level(self) -> int:
-        return logging.DEBUG  # HTTP clients often leave
+        return logging.DEBUG  # HTTP clients often disconnect
 
     def closed(self) -> None:
         super().closed()
@@ -493,7 +493,7 @@ class HttpSession(HttpConversation):
         self._input_ended = False
         self._idle_seconds = limits.idle_seconds
         self._deadline = self.next_wakeup = now + limits.head_seconds
-        self._deadline_is_due = False  # to be set when the replies leave
+        self._deadline_is_due = False  # to be set when the replies are sent
         self._phase = Phase.IDLE
         if tls:
             self.upgrade = Upgrade(None, b"", self._upgraded, self._upgrade_failed)

@@ -1,8 +1,8 @@
 """nsqd's side of a connection to nsqlookupd: identifies this nsqd, registers its topics and channels, sends pings.
 
 The session keeps a state in sync, not a queue of commands. First it registers all topics and channels. Then it collects
-the names of those that are created or deleted, and sends what is true of a name when its turn comes. So a slow
-nsqlookupd causes no backlog but a set of names. When the connection ends, nothing is kept: the next one begins with all
+the names of those that are created or deleted, and sends the current state of each name. So the backlog of a slow
+nsqlookupd is never more than a set of names. When the connection ends, nothing is kept: the next one begins with all
 topics and channels again.
 
 Invariants:
@@ -31,7 +31,7 @@ PING_SECONDS = 15.0
 REPLY_TIMEOUT = 5.0
 """How long nsqlookupd may be silent while replies are outstanding."""
 GRACE_SECONDS = 1.0
-"""Additional time to read a reply that arrived while this process was held up."""
+"""Additional time to read a reply that arrived while this process was blocked."""
 MAX_UNANSWERED = 100
 
 _Name = tuple[str, str]
@@ -41,7 +41,7 @@ _Name = tuple[str, str]
 class LookupPeer(Conversation):
     """The session of one connection to one nsqlookupd.
 
-    `address` names it in log lines. `wake` must make the shell call `data_to_send` soon, but not call it itself.
+    `address` names it in log lines. `wake` must make the connection call `data_to_send` soon, but not call it itself.
     `on_identified` is called with nsqlookupd's reply to IDENTIFY.
     """
 

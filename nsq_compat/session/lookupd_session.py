@@ -147,7 +147,7 @@ class LookupdSession(Conversation):
 
     def _register(self, command: SimpleCommand) -> bytes:
         """REGISTER and UNREGISTER."""
-        assert self._producer is not None, "admitted only behind IDENTIFY"
+        assert self._producer is not None, "admitted only after IDENTIFY"
         change = self._db.register if command.spec.name == "REGISTER" else self._db.unregister
         change(self._producer, *table.registration(command.tokens))
         return table.OK

@@ -2,9 +2,9 @@
 
 The settings of a connection have the form of an ``IdentifyRequest``, with granted values in place of requested ones.
 
-The steps of an upgrade (nsqd): the response to IDENTIFY as before, the TLS handshake, OK through TLS, OK through the
-compression. Each takes effect where the one before ends, so bytes that a client sent ahead belong to the codec they
-were meant for (docs/differences.md: pipelined-upgrade).
+The steps of an upgrade (nsqd): the response to IDENTIFY without the new codecs, the TLS handshake, OK through TLS, OK
+through the compression. Each begins exactly where the one before ends, so bytes that a client sends ahead are decoded
+by the right codec (docs/differences.md: pipelined-upgrade).
 """
 
 from dataclasses import dataclass, replace
@@ -63,7 +63,7 @@ def settings_before_identify(host: str, limits: NsqdLimits) -> IdentifyRequest:
     )
 
 
-def patience(settings: IdentifyRequest) -> float:
+def command_timeout(settings: IdentifyRequest) -> float:
     """The seconds within which a client must complete a command; without heartbeats it has any time.
 
     nsqd: two heartbeat intervals; parts of a command do not count.
@@ -129,7 +129,7 @@ def grant(settings: IdentifyRequest, limits: NsqdLimits) -> IdentifyResponse:
 
 
 def locality(settings: IdentifyRequest, limits: NsqdLimits) -> Locality:
-    """The client's locality. nsqd: its zone may be ours although its region is not.
+    """The client's locality. nsqd: the zones are compared even if the regions differ.
 
     Without a configured zone and region all clients are global (docs/differences.md: topology).
     """
@@ -141,17 +141,17 @@ def locality(settings: IdentifyRequest, limits: NsqdLimits) -> Locality:
 
 
 class Layers:
-    """The codecs of one connection, those in place and those to come (`wanted`)."""
+    """The codecs of one connection: those in use, and those that follow (`wanted`)."""
 
     def __init__(self) -> None:
         self.tls: TlsFacts | None = None
         self.compression: Codec | None = None
         self.wanted: tuple[Codec | None, ...] = ()
-        """Those to come, in order; None for TLS, which the connection makes."""
+        """Those that follow, in order; None for TLS, which the connection creates."""
 
     def want(self, features: IdentifyResponse) -> None:
         """Plan the codecs of these features. Raises ``FatalClientError`` if they cannot follow those in place."""
-        # nsqd applies them to the bare socket, and the two sides no longer understand each other.
+        # nsqd applies them to the bare socket, after which neither side can decode the other's bytes.
         if features.tls_v1 and (self.tls is not None or self.compression is not None):
             raise FatalClientError(
                 E_IDENTIFY_FAILED, "IDENTIFY failed TLS cannot begin inside a TLS or compressed stream"

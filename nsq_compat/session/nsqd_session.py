@@ -37,7 +37,7 @@ from nsq_compat.session import negotiation
 from nsq_compat.session.authorization import NO_GRANTS, Access, AuthFailed, Authorize, Credentials, Grants, not_asked
 from nsq_compat.session.client_roles import DONE, IN_STEPS, Publisher, Subscription, failed
 from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, TlsFacts, Upgrade
-from nsq_compat.session.negotiation import Layers, NsqdLimits, patience
+from nsq_compat.session.negotiation import Layers, NsqdLimits, command_timeout
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class NsqdSession(Conversation):
         self._commands: Iterator[Command] = iter(())
         self._effort = 0  # of the commands executed in this call
         self._settings = negotiation.settings_before_identify(host, limits)
-        self._patience = patience(self._settings)
+        self._command_timeout = command_timeout(self._settings)
         # nsqd: the first IDENTIFY fixes the settings of deliveries; another one changes the rest.
         self._delivery = self._settings
         self._is_identified = False
@@ -130,7 +130,7 @@ class NsqdSession(Conversation):
                     self.awaits_publish = publisher.state != DONE
                 else:
                     self._finish(alone)
-                self._deadline = now + self._patience
+                self._deadline = now + self._command_timeout
             else:
                 self._receive(data)
         except (FatalClientError, SilentClose) as error:
@@ -278,7 +278,7 @@ class NsqdSession(Conversation):
         self._publisher.cancel()
 
     def _renew_deadline(self) -> None:
-        self._deadline = self._now + (HANDSHAKE_SECONDS if self.upgrade is not None else self._patience)
+        self._deadline = self._now + (HANDSHAKE_SECONDS if self.upgrade is not None else self._command_timeout)
 
     def _restart_heartbeat(self) -> None:
         interval = self._delivery.heartbeat_interval / 1000
@@ -380,7 +380,7 @@ class NsqdSession(Conversation):
         request = decode_identify(command.body)
         log.info("[%s] IDENTIFY: %s", self.peer, request)
         self._settings = negotiation.negotiate(request, self._settings, self._limits)
-        self._patience = patience(self._settings)
+        self._command_timeout = command_timeout(self._settings)
         if not self._is_identified:
             self._is_identified = True
             self._delivery = self._settings
@@ -430,7 +430,7 @@ class NsqdSession(Conversation):
     def _ask(self, authorize: Authorize, host: str, secret: bytes) -> Grants:
         # The client's deadline is suspended: this time is ours.
         deadline, self._deadline = self._deadline, NEVER
-        self.wake()  # earlier replies and heartbeats leave meanwhile
+        self.wake()  # earlier replies and heartbeats are sent meanwhile
         try:
             tls = self._layers.tls
             name = tls.common_name if tls is not None else ""

@@ -15,6 +15,6 @@
     profiling        /debug
     admin/           nsqadmin's pages and API
 
-May import ``session``, ``policy``, ``queue``, ``registry`` and ``protocol``; `admin` also ``cluster``. Never gevent:
-of ``net`` only `let_others_run`, between two steps of long work, and `Process`, whose greenlets /debug shows.
+May import ``session``, ``policy``, ``queue``, ``registry`` and ``protocol``; `admin` also ``cluster``. Must not import
+gevent: from ``net`` only `let_others_run`, between two steps of long work, and `process`, for the stacks in /debug.
 """

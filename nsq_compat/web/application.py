@@ -1,4 +1,4 @@
-"""What all HTTP APIs have in common: query strings, responses, routes, redirects and the access log.
+"""Common parts of all HTTP APIs: query strings, responses, routes, redirects and the access log.
 
 Query strings are parsed as Go's url.ParseQuery parses them: which queries are malformed is part of the API.
 

@@ -1,7 +1,7 @@
 """/metrics, /livez and /readyz of every daemon.
 
 Collectors read values that the daemon keeps anyway. The histograms (event-loop lag, disk syncs) record events that are
-rarer than messages. prometheus_client is an extra: without it, /metrics is a 501 that says how to install it.
+rarer than messages. prometheus_client is an extra: without it, /metrics answers 501 and names the extra.
 """
 
 from collections.abc import Callable, Iterable, Sequence

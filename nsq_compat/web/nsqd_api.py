@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class NsqdApi(Application):
-    """The handler behind nsqd's HTTP and HTTPS ports. If TLS is required, the plain port has `TlsRequired` instead.
+    """The handler of nsqd's HTTP and HTTPS ports. If TLS is required, the plain port has `TlsRequired` instead.
 
     `publishing` answers without waiting, unless the disk is synced before the response.
     """

@@ -1,8 +1,8 @@
 """nsqd's metrics for Prometheus: those of /stats for each topic and channel, and those of the daemon.
 
-Invariant: at most `metrics_max_names` topics and channels have series of their own. Ephemeral ones never have, because
-their names come and go. All others are added up under `OTHERS`, which is no valid name, but only their gauges: a sum of
-counters would decrease when a topic or channel is deleted.
+Invariant: at most `metrics_max_names` topics and channels have series of their own. Ephemeral ones have none, because
+their names come and go. The gauges of all others are added up under `OTHERS`, which is not a valid name. Their counters
+are not, because the sum would decrease when a topic or channel is deleted.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -92,7 +92,7 @@ class Table(Generic[S]):
             self._others[index] += column.value(stats)
 
     def families(self) -> Iterable[Metric]:
-        """To be called once, after everything was added."""
+        """Call it once, after everything was added."""
         for column, family, value in zip(self._columns, self._families, self._others, strict=True):
             if self.other_count and not column.is_counter:
                 family.add_metric(self._other_labels, value)

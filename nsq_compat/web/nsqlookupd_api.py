@@ -35,7 +35,7 @@ GO_ZERO_TIME_NS: Final = -6795364578871345152
 
 
 class NsqlookupdApi(Application):
-    """The handler behind nsqlookupd's HTTP port. `now` is monotonic seconds, `now_ns` the wall clock."""
+    """The handler of nsqlookupd's HTTP port. `now` is monotonic seconds, `now_ns` the wall clock."""
 
     def __init__(
         self,

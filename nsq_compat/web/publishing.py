@@ -30,7 +30,7 @@ from nsq_compat.web.nsqd_service import NsqdService
 log = logging.getLogger(__name__)
 
 _MIN_PART_BYTES: Final = 32 * 1024
-"""A part of a text body ends with the first line break after so many bytes."""
+"""A part of a text body ends with the first line break after this many bytes."""
 _MAX_PART_MESSAGES: Final = 16384
 """Messages in a part of a binary body."""
 # Bounded, because int() takes quadratic time.
@@ -99,7 +99,7 @@ class Publishing:
     def begin(self, request: Request, producer: Producer | None, now: float, now_ns: int) -> Response | None:
         """Publish now and return the response, or post the messages for the end of the iteration and return None.
 
-        In the latter case `producer` is told the outcome.
+        In the latter case `producer` is notified.
         """
         # Hot: runs for every message published over HTTP.
         try:

@@ -82,7 +82,7 @@ class TlsClient:
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
         self.is_complete = False
 
-    def shakes_hands(self, received: bytes = b"") -> bytes:
+    def do_handshake(self, received: bytes = b"") -> bytes:
         """Take what came; what to say to it. Raises ssl.SSLError."""
         self.incoming.write(received)
         with suppress(ssl.SSLWantReadError):
@@ -158,7 +158,7 @@ class Client(v2_client.Client):
         """IDENTIFY and all that follows from it: TLS if there is some, a compression if it is among the wishes."""
         self.asks_for(tls_v1=tls is not None, **wishes)
         if tls is not None:
-            self.shakes_hands(tls)
+            self.do_handshake(tls)
             self.hears(b"OK")
         for name, make in (("deflate", lambda: Deflate(6)), ("snappy", Snappy)):
             if wishes.get(name):
@@ -166,10 +166,10 @@ class Client(v2_client.Client):
                 self.hears(b"OK")
         return self
 
-    def shakes_hands(self, tls: TlsClient) -> None:
-        self.socket.sendall(tls.shakes_hands(self._hands_back()))
+    def do_handshake(self, tls: TlsClient) -> None:
+        self.socket.sendall(tls.do_handshake(self._hands_back()))
         while not tls.is_complete:
-            self.socket.sendall(tls.shakes_hands(self.socket.recv(65536)))
+            self.socket.sendall(tls.do_handshake(self.socket.recv(65536)))
         self.puts_on(tls)
 
     def puts_on(self, codec: Codec | TlsClient) -> None:

@@ -20,13 +20,13 @@ VERSIONS = {
 }
 
 
-def shake_hands(certificates, client):
+def do_handshake(certificates, client):
     """The server's side, complete."""
     server = certificates.make_tls()
-    said = client.shakes_hands()
-    while not server.shake_hands(said):
-        said = client.shakes_hands(server.encode(b""))
-    client.shakes_hands(server.encode(b""))
+    said = client.do_handshake()
+    while not server.do_handshake(said):
+        said = client.do_handshake(server.encode(b""))
+    client.do_handshake(server.encode(b""))
     return server
 
 
@@ -82,15 +82,15 @@ def test_tls_versions_from_the_configured_minimum_are_accepted(authority, oldest
         context.minimum_version = context.maximum_version = VERSIONS[offered]
     client = type(authority.client_tls())(context)
     if offered >= oldest:
-        assert shake_hands(certificates, client).facts().version == offered
+        assert do_handshake(certificates, client).facts().version == offered
     else:
         with pytest.raises(TlsError, match="client offered only unsupported versions"):
-            shake_hands(certificates, client)
+            do_handshake(certificates, client)
 
 
 def test_an_unknown_policy_requires_no_certificate(authority):
     client = authority.client_tls(authority.client, authority.client_key)
-    assert shake_hands(Certificates(authority.files(client_policy="verify")), client).facts().common_name == ""
+    assert do_handshake(Certificates(authority.files(client_policy="verify")), client).facts().common_name == ""
 
 
 @pytest.mark.parametrize("policy", ["", "require", "require-verify"])
@@ -103,7 +103,7 @@ def test_a_reload_applies_to_new_connections(authority, tmp_path, policy):
 
     def connects():
         client = authority.client_tls(authority.client, authority.client_key)
-        return client, shake_hands(certificates, client)
+        return client, do_handshake(certificates, client)
 
     before, server = connects()
     authority.issue(tmp_path / "in-use", common_name="renewed")
@@ -131,7 +131,7 @@ def test_a_failed_reload_is_logged_and_changes_nothing(authority, tmp_path, capl
     certificates.reload()
     assert "TLS: keeping the certificates in use - tls: private key does not match public key" in caplog.text
     client = authority.client_tls()
-    shake_hands(certificates, client)
+    do_handshake(certificates, client)
     assert subject(client) == "nsqd"
 
 

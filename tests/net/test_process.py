@@ -149,8 +149,8 @@ def test_the_watchdog_is_fed_again_and_again(systemd):
     supervisor = Supervisor({"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "20000"})
     supervisor.ready()
     assert [systemd.recv(100) for _ in range(4)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1", b"WATCHDOG=1"]
-    assert supervisor._feeding is not None
-    supervisor._feeding.kill()
+    assert supervisor._keep_alive is not None
+    supervisor._keep_alive.kill()
 
 
 def test_a_socket_in_the_abstract_namespace_is_notified():

@@ -34,11 +34,11 @@ class Pair:
         self.server = certificates.make_tls()
         self.client = client
 
-    def shake_hands(self):
-        said = self.client.shakes_hands()
-        while not self.server.shake_hands(said):
-            said = self.client.shakes_hands(self.server.encode(b""))
-        self.client.shakes_hands(self.server.encode(b""))
+    def do_handshake(self):
+        said = self.client.do_handshake()
+        while not self.server.do_handshake(said):
+            said = self.client.do_handshake(self.server.encode(b""))
+        self.client.do_handshake(self.server.encode(b""))
         return self
 
     def server_hears(self, wire):
@@ -50,7 +50,7 @@ class Pair:
 
 @pytest.fixture
 def pair(authority, certificates):
-    return Pair(certificates, authority.client_tls(authority.client, authority.client_key)).shake_hands()
+    return Pair(certificates, authority.client_tls(authority.client, authority.client_key)).do_handshake()
 
 
 def test_bytes_of_one_side_reach_the_other(pair):
@@ -72,7 +72,7 @@ def test_decoded_pieces_have_a_bounded_size(pair):
 @settings(max_examples=20)
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=5), st.lists(st.integers(0, 400), max_size=6))
 def test_any_cut_of_the_stream_gives_the_same_bytes(authority, bodies, cuts):
-    pair = Pair(Certificates(authority.files()), authority.client_tls()).shake_hands()
+    pair = Pair(Certificates(authority.files()), authority.client_tls()).do_handshake()
     wire = b"".join([pair.client.encode(body) for body in bodies])
     edges = [0, *sorted(min(cut, len(wire)) for cut in cuts), len(wire)]
     heard = [pair.server_hears(wire[begin:end]) for begin, end in pairwise(edges)]
@@ -81,19 +81,19 @@ def test_any_cut_of_the_stream_gives_the_same_bytes(authority, bodies, cuts):
 
 def test_a_handshake_may_come_byte_by_byte(authority, certificates):
     pair = Pair(certificates, authority.client_tls(authority.client, authority.client_key))
-    said, done = pair.client.shakes_hands(), False
+    said, done = pair.client.do_handshake(), False
     while not done:
         for byte in said:
-            done = pair.server.shake_hands(bytes([byte]))
-        said = pair.client.shakes_hands(pair.server.encode(b""))
+            done = pair.server.do_handshake(bytes([byte]))
+        said = pair.client.do_handshake(pair.server.encode(b""))
     assert pair.server_hears(pair.client.encode(b"NOP\n")) == [b"NOP\n"]
 
 
 def test_bytes_received_with_the_end_of_the_handshake_are_not_lost(authority, certificates):
     pair = Pair(certificates, authority.client_tls(authority.client, authority.client_key))
-    pair.server.shake_hands(pair.client.shakes_hands())
-    last_of_the_handshake = pair.client.shakes_hands(pair.server.encode(b""))
-    assert pair.server.shake_hands(last_of_the_handshake + pair.client.encode(b"NOP\n"))
+    pair.server.do_handshake(pair.client.do_handshake())
+    last_of_the_handshake = pair.client.do_handshake(pair.server.encode(b""))
+    assert pair.server.do_handshake(last_of_the_handshake + pair.client.encode(b"NOP\n"))
     assert pair.server_hears(b"") == [b"NOP\n"]
 
 
@@ -107,10 +107,10 @@ def test_the_facts_are_those_of_the_connection(pair, policy):
 def test_the_first_cipher_suite_of_the_client_is_chosen(authority, certificates):
     context = authority.trusting(authority.client, authority.client_key, version=V2)
     context.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384")
-    facts = Pair(certificates, type(authority.client_tls())(context)).shake_hands().server.facts()
+    facts = Pair(certificates, type(authority.client_tls())(context)).do_handshake().server.facts()
     assert (facts.version, facts.cipher_suite) == ("TLS1.2", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
     context.set_ciphers("ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-ECDSA-AES128-GCM-SHA256")
-    facts = Pair(certificates, type(authority.client_tls())(context)).shake_hands().server.facts()
+    facts = Pair(certificates, type(authority.client_tls())(context)).do_handshake().server.facts()
     assert facts.cipher_suite == "Unknown 49196"
 
 
@@ -121,7 +121,7 @@ def test_the_first_cipher_suite_of_the_client_is_chosen(authority, certificates)
 def test_bytes_that_are_no_handshake_are_refused_with_an_alert(certificates, noise):
     server = certificates.make_tls()
     with pytest.raises(TlsError, match="^tls: "):
-        server.shake_hands(noise)
+        server.do_handshake(noise)
     assert server.encode(b"lost")[:1] in (b"", b"\x15")
 
 
@@ -129,7 +129,7 @@ def test_bytes_that_are_no_handshake_are_refused_with_an_alert(certificates, noi
 def test_any_bytes_are_a_handshake_or_none(authority, noise):
     server = Certificates(authority.files()).make_tls()
     with suppress(TlsError):
-        assert not server.shake_hands(noise)
+        assert not server.do_handshake(noise)
 
 
 def test_garbage_in_the_stream_is_refused_and_the_bytes_before_it_are_decoded(pair):
@@ -137,7 +137,7 @@ def test_garbage_in_the_stream_is_refused_and_the_bytes_before_it_are_decoded(pa
     assert next(pieces) == b"NOP\n"
     with pytest.raises(TlsError):
         next(pieces)
-    assert pair.server.owed
+    assert pair.server.pending
     alert = pair.server.encode(b"not received")
     assert len(alert) < 60
     assert pair.server.encode(b"nor this") == b""
@@ -166,11 +166,11 @@ def test_a_policy_accepts_the_clients_it_names(authority, policy, certificates, 
     ):
         pair = Pair(certificates, authority.client_tls(*shown, version=version))
         if taken:
-            assert pair.shake_hands().server_hears(pair.client.encode(b"NOP\n")) == [b"NOP\n"]
+            assert pair.do_handshake().server_hears(pair.client.encode(b"NOP\n")) == [b"NOP\n"]
             continue
         words = "tls: failed to verify certificate: x509: " if shown else "tls: client didn't provide a certificate"
         with pytest.raises(TlsError, match=words):
-            pair.shake_hands()
+            pair.do_handshake()
         with pytest.raises(ssl.SSLError, match="ALERT"):
             pair.client_hears(pair.server.encode(b""))
 
@@ -187,7 +187,7 @@ def test_renegotiation_is_refused(authority, certificates):
     while not done:
         with suppress(SSL.WantReadError):
             client.do_handshake()
-        done = server.shake_hands(client.bio_read(1 << 16))
+        done = server.do_handshake(client.bio_read(1 << 16))
         client.bio_write(server.encode(b""))
     client.do_handshake()
     client.renegotiate()

@@ -129,9 +129,9 @@ def test_a_compressed_command_may_come_with_identify(connect, feature, codec):
 def test_a_handshake_may_come_with_identify(connect, authority):
     tls = authority.client_tls()
     client = connect()
-    client.socket.sendall(identify(feature_negotiation=True, tls_v1=True) + tls.shakes_hands())
+    client.socket.sendall(identify(feature_negotiation=True, tls_v1=True) + tls.do_handshake())
     assert client.frame().data.startswith(b"{")
-    client.shakes_hands(tls)
+    client.do_handshake(tls)
     assert client.frame().data == b"OK"
     client.publishes(b"x")
 
@@ -140,8 +140,8 @@ def test_commands_may_come_with_the_end_of_the_handshake(connect, authority):
     tls = authority.client_tls()
     client = connect()
     client.asks_for(tls_v1=True, snappy=True)
-    client.socket.sendall(tls.shakes_hands())
-    said = tls.shakes_hands(client.socket.recv(65536))
+    client.socket.sendall(tls.do_handshake())
+    said = tls.do_handshake(client.socket.recv(65536))
     assert tls.is_complete, "TLS 1.3 takes one round trip"
     snappy = Snappy()
     client.socket.sendall(said + tls.encode(snappy.encode(pub(b"x"))))
@@ -276,14 +276,14 @@ def test_a_stalled_handshake_ends_at_its_deadline(server, connect, authority, mo
     monkeypatch.setattr("nsq_compat.session.nsqd_session.HANDSHAKE_SECONDS", 0.2)
     client = connect()
     client.asks_for(tls_v1=True)
-    client.says(authority.client_tls().shakes_hands()[:50])
+    client.says(authority.client_tls().do_handshake()[:50])
     others_are_served()
     assert client.frame().data == b"E_IDENTIFY_FAILED IDENTIFY failed i/o timeout"
     assert client.rest() == b""
 
 
 def test_a_client_that_leaves_in_the_handshake_is_forgotten(server, connect, authority, eventually):
-    for said in (b"", authority.client_tls().shakes_hands()):
+    for said in (b"", authority.client_tls().do_handshake()):
         client = connect()
         client.asks_for(tls_v1=True)
         client.says(said)
@@ -299,7 +299,7 @@ def test_a_client_without_the_right_certificate_costs_only_its_own_connection(
     certificate = (authority.stranger,) if shown == "a stranger" else ()
     client = connect()
     client.asks_for(tls_v1=True)
-    client.shakes_hands(authority.client_tls(*certificate))
+    client.do_handshake(authority.client_tls(*certificate))
     # In TLS 1.3 the client believes it is through; the alert, and then nsqd's words, come with its first read.
     rest = client.rest()
     assert b"E_IDENTIFY_FAILED IDENTIFY failed tls: " in rest

@@ -93,7 +93,7 @@ def test_messages_left_at_the_timeout_stay_in_the_data_path(tmp_path):
         filled(nsqd, b"1", b"2")
         put_drain(nsqd)
         assert nsqd._process.wait(PATIENCE) == 0
-        assert nsqd.logs("WARNING: NSQ: drained not quite in time, 2 messages stay")
+        assert nsqd.logs("WARNING: NSQ: drain timed out, 2 messages are left")
     with start(tmp_path) as nsqd:
         assert nsqd.channel_stats("orders", "archive")["depth"] == 2
 

@@ -74,7 +74,7 @@ def test_a_message_that_fails_often_enough_goes_to_the_dead_letter_topic(nsqd, c
     reader = connect()
     reader.subscribes(b"orders.archive.dead", b"redrive", ready=1)
     assert [message.body for message in reader.takes(1)] == [b"bad"]
-    assert nsqd.logs("CHANNEL(orders:archive): 1 more to orders.archive.dead")
+    assert nsqd.logs("CHANNEL(orders:archive): dead letters moved to orders.archive.dead: 1")
 
 
 def test_without_policies_stats_do_not_change(nsqd):
@@ -91,7 +91,7 @@ def test_sighup_reads_policies_again_and_a_bad_file_changes_nothing(nsqd, config
     config.write_text("[[policies]]\nmax_attempts = 3\nmax_dept = 1\n")
     nsqd.send_signal(signal.SIGHUP)
     reason = f"failed to load config file {config} - line 3: policy 1: max_dept: unknown setting"
-    assert nsqd.logs(f"ERROR: policies stay as they are - {reason}")
+    assert nsqd.logs(f"ERROR: keeping the policies in force - {reason}")
     assert in_force(nsqd) == [{"max_attempts": 3}]
     connect().publishes(b"bad", topic=b"orders")
     fail_until_gone(consumer, b"bad", 3)

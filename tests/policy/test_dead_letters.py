@@ -100,7 +100,7 @@ def test_when_a_policy_ends_queued_dead_letters_are_sent_and_no_more_are_queued(
 def test_a_name_that_is_too_long_is_logged_and_messages_are_delivered_again(daemon, caplog):
     daemon.follows({"max_attempts": 1})
     consumer = daemon.consumer("c" * 64)
-    assert f"no dead-letter topic, orders.{'c' * 64}.dead is no valid name" in caplog.text
+    assert f"no dead-letter topic, orders.{'c' * 64}.dead is not a valid name" in caplog.text
     daemon.publishes(b"a")
     fails(consumer, b"a", 3)
 
@@ -158,7 +158,7 @@ def test_a_full_disk_keeps_dead_letters_queued(data_path, disk, caplog):
     disk.full = True
     assert not daemon.sends_dead_letters()
     disk.full = False
-    assert "takes no dead letters - " in caplog.text
+    assert "cannot move dead letters to " in caplog.text
     assert daemon.channel().in_flight_count == 1
     assert daemon.sends_dead_letters()
     assert daemon.channel().in_flight_count == 0
