@@ -101,7 +101,7 @@ OPTIONS: Final = (
         "min_partitions",
         option_parsers.integer(0, 4096),
         "0",
-        "least number of tasks, if there are enough messages",
+        "minimum number of tasks, if there are enough messages",
     ),
     Option(
         "maxInFlight",
@@ -131,7 +131,7 @@ OPTIONS: Final = (
         "poll_interval",
         option_parsers.milliseconds(0),
         "200",
-        "least time between two queries of the backlog",
+        "minimum time between two queries of the backlog",
         (STREAM,),
     ),
     Option(
@@ -139,7 +139,7 @@ OPTIONS: Final = (
         "lookup_interval",
         option_parsers.milliseconds(0),
         "15000",
-        "least time between two queries of nsqlookupd",
+        "minimum time between two queries of nsqlookupd",
     ),
     Option(
         "connectTimeoutMs",
@@ -179,7 +179,7 @@ OPTIONS: Final = (
         "spool_retain",
         option_parsers.milliseconds(0),
         "10000",
-        "least time that they stay; they tell which messages a killed nsqd delivers again",
+        "minimum time that they stay; their ids show which messages a killed nsqd delivers again",
         (STREAM,),
     ),
     Option(
