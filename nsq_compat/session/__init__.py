@@ -7,8 +7,9 @@
     client_roles    the client as a producer, and as a consumer of a channel
     lookupd_session an nsqd, as a client of nsqlookupd (V1)
     lookup_peer     nsqd, as a client of nsqlookupd (V1)
-    http_session    an HTTP client: requests from bytes, responses to bytes, the conversation with a daemon or a tool
-    http_message    HTTP requests, responses and limits as values
+    http_session    an HTTP client of a daemon: requests from bytes, and the conversation
+    ack_session     an HTTP client of a tool, which learns how much of an answer has arrived
+    http_message    HTTP requests, responses and limits as values; responses as bytes
     client_session  the client's side of a connection to nsqd
 
 May import: ``queue``, ``registry`` and below, and nothing that does I/O; import-linter checks that. A session is tested

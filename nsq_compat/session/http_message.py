@@ -1,7 +1,10 @@
-"""HTTP/1.1 messages as values: the interface of sessions with the applications of ``web``."""
+"""HTTP/1.1 messages as values, and responses as bytes: the interface of sessions with the applications of ``web``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
 from typing import Final, NamedTuple, Protocol
 
 TEXT: Final = ("Content-Type", "text/plain; charset=utf-8")
@@ -77,3 +80,60 @@ class HttpLimits:
     """Between two requests on one connection."""
     linger_seconds: float = 1.0
     """How long a refused client's input is read and dropped, so that it can read the refusal."""
+
+
+# --- Responses as bytes -----------------------------------------------------------------------------------------------
+
+_REASONS: Final = {status.value: status.phrase for status in HTTPStatus} | {413: "Request Entity Too Large"}
+"""NSQ's words, which Python changed in 3.13."""
+
+
+def encode_response(
+    response: Response, date: bytes, *, version: str, keep_alive: bool, bodiless: bool = False
+) -> bytes:
+    """The bytes of a response to a request of this `version`, without `response.rest`.
+
+    `bodiless` is for HEAD: the response has the length of the body but no body.
+    """
+    length = len(response.body) + sum(map(len, response.rest))
+    head = _encode_head(response.status, response.reason, response.headers, length, version, keep_alive)
+    return b"%b%b\r\n\r\n%b" % (head, date, b"" if bodiless else response.body)
+
+
+@lru_cache(maxsize=512)
+def _encode_head(
+    status: int, reason: str, headers: tuple[tuple[str, str], ...], length: int, version: str, keep_alive: bool
+) -> bytes:
+    """The head up to the date's value. Cached, because almost all responses have one of a few heads."""
+    lines = [f"HTTP/{version} {status} {reason or _REASONS.get(status, '')}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    lines.append(f"Content-Length: {length}")
+    if keep_alive == (version == "1.0"):  # not what this version does by itself
+        lines.append("Connection: keep-alive" if keep_alive else "Connection: close")
+    lines.append("Date: ")
+    if any("\n" in line or "\r" in line for line in lines):
+        raise ValueError("a header must not contain a line break")
+    return "\r\n".join(lines).encode("latin-1")
+
+
+@lru_cache(maxsize=4)
+def http_date(unix_seconds: int) -> bytes:
+    """The value of the Date header."""
+    return formatdate(unix_seconds, usegmt=True).encode("ascii")
+
+
+def transport_error(status: int, detail: str = "") -> Response:
+    """The response to malformed input: plain text, then the connection closes.
+
+    nsqd: the text repeats the status line with the detail.
+    """
+    reason = f"{_REASONS[status]}: {detail}" if detail else ""
+    text = f"{status} {reason or _REASONS[status]}"
+    return Response(status, text.encode("ascii"), (TEXT,), close=True, reason=reason)
+
+
+INTERNAL_ERROR: Final = Response(
+    500,
+    b'{"message":"INTERNAL_ERROR"}',
+    (("Content-Type", "application/json; charset=utf-8"), ("X-Nsq-Content-Type", "nsq; version=1.0")),
+)

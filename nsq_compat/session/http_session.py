@@ -23,10 +23,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Container
-from email.utils import formatdate
 from enum import Enum, auto
-from functools import lru_cache
-from http import HTTPStatus
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
@@ -35,20 +32,24 @@ from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrad
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.publish_batch import Producer
 from nsq_compat.session.conversation import Conversation, TlsFacts, Upgrade
-from nsq_compat.session.http_message import TEXT, Admission, HttpHandler, HttpLimits, Request, Response
+from nsq_compat.session.http_message import (
+    INTERNAL_ERROR,
+    TEXT,
+    Admission,
+    HttpHandler,
+    HttpLimits,
+    Request,
+    Response,
+    encode_response,
+    http_date,
+    transport_error,
+)
 
 log = logging.getLogger(__name__)
 
-INTERNAL_ERROR: Final = Response(
-    500,
-    b'{"message":"INTERNAL_ERROR"}',
-    (("Content-Type", "application/json; charset=utf-8"), ("X-Nsq-Content-Type", "nsq; version=1.0")),
-)
 _NS_PER_SECOND: Final = 1_000_000_000
 MAX_IMMEDIATE_BODY: Final = 8 * 1024
 """Bytes. Publishing larger bodies may take long, which only `read_on` may."""
-MAX_REQUESTS_AHEAD: Final = 8
-"""Requests that the client of an `AckSession` may send ahead of their answers."""
 MAX_REQUESTS: Final = 128
 """Immediate requests answered in one call of `receive_data` or `read_on`."""
 
@@ -71,56 +72,6 @@ class ImmediateHandler(Protocol):
 
     def settle(self) -> None:
         """Notify all waiting producers now."""
-
-
-# --- Responses --------------------------------------------------------------------------------------------------------
-
-_REASONS: Final = {status.value: status.phrase for status in HTTPStatus} | {413: "Request Entity Too Large"}
-"""NSQ's words, which Python changed in 3.13."""
-
-
-def encode_response(
-    response: Response, date: bytes, *, version: str, keep_alive: bool, bodiless: bool = False
-) -> bytes:
-    """The bytes of a response to a request of this `version`, without `response.rest`.
-
-    `bodiless` is for HEAD: the response has the length of the body but no body.
-    """
-    length = len(response.body) + sum(map(len, response.rest))
-    head = _encode_head(response.status, response.reason, response.headers, length, version, keep_alive)
-    return b"%b%b\r\n\r\n%b" % (head, date, b"" if bodiless else response.body)
-
-
-@lru_cache(maxsize=512)
-def _encode_head(
-    status: int, reason: str, headers: tuple[tuple[str, str], ...], length: int, version: str, keep_alive: bool
-) -> bytes:
-    """The head up to the date's value. Cached, because almost all responses have one of a few heads."""
-    lines = [f"HTTP/{version} {status} {reason or _REASONS.get(status, '')}"]
-    lines += [f"{name}: {value}" for name, value in headers]
-    lines.append(f"Content-Length: {length}")
-    if keep_alive == (version == "1.0"):  # not what this version does by itself
-        lines.append("Connection: keep-alive" if keep_alive else "Connection: close")
-    lines.append("Date: ")
-    if any("\n" in line or "\r" in line for line in lines):
-        raise ValueError("a header must not contain a line break")
-    return "\r\n".join(lines).encode("latin-1")
-
-
-@lru_cache(maxsize=4)
-def http_date(unix_seconds: int) -> bytes:
-    """The value of the Date header."""
-    return formatdate(unix_seconds, usegmt=True).encode("ascii")
-
-
-def transport_error(status: int, detail: str = "") -> Response:
-    """The response to malformed input: plain text, then the connection closes.
-
-    nsqd: the text repeats the status line with the detail.
-    """
-    reason = f"{_REASONS[status]}: {detail}" if detail else ""
-    text = f"{status} {reason or _REASONS[status]}"
-    return Response(status, text.encode("ascii"), (TEXT,), close=True, reason=reason)
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------
@@ -713,85 +664,3 @@ class HttpSession(HttpConversation):
 def _failed(request: Request, failure: Exception) -> Response:
     log.error("panic in HTTP handler - %s %r", request.method, request.target, exc_info=failure)
     return INTERNAL_ERROR._replace(close=True)
-
-
-# --- Acknowledged answers ---------------------------------------------------------------------------------------------
-
-
-class AckSession(HttpConversation):
-    """One client, from accept to close.
-
-    For programs that must know what of an answer has arrived (`tools.http_consumers.ack_http`). Requests are queued,
-    also while one is answered, so that the handler learns at once that its client has left or sent something else.
-    `notify` is called whenever one of the attributes has changed.
-    """
-
-    def __init__(
-        self,
-        admit: Callable[[str, str], Admission],
-        limits: HttpLimits,
-        remote_address: str,
-        notify: Callable[[], object],
-        now: float,
-    ) -> None:
-        super().__init__(admit, limits, remote_address, now)
-        self.requests: deque[Request | Response] = deque()
-        """To be answered, in order; a response is a refusal, and the last item."""
-        self.read_count = 0
-        self.sent = 0
-        """Bytes, counted by the handler as well."""
-        self.is_gone = False
-        """The client sends no more, or the connection broke."""
-        self.is_broken = False
-        """The connection broke: bytes that the client had not acknowledged by then are lost."""
-        self.is_answering = False
-        self._notify = notify
-        self.next_wakeup = self._deadline()
-
-    @property
-    def expects_requests(self) -> bool:
-        return not (self.is_gone or self._reader.finished)
-
-    def answered(self, now: float) -> None:
-        """The handler has answered a request."""
-        self.is_answering = False
-        self._phase_began = now
-        self.next_wakeup = self._deadline()
-
-    def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
-        if self.closing:
-            return
-        reader = self._reader
-        phase = reader.phase
-        self.read_count += 1
-        self.requests.extend(reader.receive_data(data))
-        if len(self.requests) > MAX_REQUESTS_AHEAD:
-            raise ConnectionError("too many requests ahead of their answers")
-        if reader.phase is not phase:
-            self._phase_began = now
-        self.next_wakeup = self._deadline()
-        self._notify()
-
-    def end_of_input(self) -> None:
-        self.is_gone = True
-        self._notify()
-
-    def data_to_send(self, now: float) -> bytes:
-        """Only ``100 Continue``, when the handler does not write."""
-        self.next_wakeup = self._deadline()
-        if now >= self.next_wakeup:
-            self.closing = True
-        if self.is_answering or self.requests or not self._reader.owes_continue:
-            return b""
-        self._reader.expects_continue = False
-        self.sent += len(CONTINUE)
-        return CONTINUE
-
-    def _deadline(self) -> float:
-        return NEVER if self.is_answering or self.requests else self._phase_deadline()
-
-    def closed(self) -> None:
-        self.is_gone = True
-        self.is_broken = self.is_broken or not self.closing
-        super().closed()
-        self._notify()

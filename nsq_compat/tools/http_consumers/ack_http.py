@@ -26,8 +26,8 @@ from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import LoopTick
 from nsq_compat.net.server import Acceptor
 from nsq_compat.net.sockets import address_of, peer_of
-from nsq_compat.session.http_message import TEXT, Admission, HttpLimits, Request, Response
-from nsq_compat.session.http_session import AckSession, encode_response, http_date
+from nsq_compat.session.ack_session import AckSession
+from nsq_compat.session.http_message import TEXT, Admission, HttpLimits, Request, Response, encode_response, http_date
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from typing import Final, NamedTuple
 from nsq_compat.client import Consumer, Message
 from nsq_compat.client.message import Handler
 from nsq_compat.protocol.durations import SECOND, format_duration
-from nsq_compat.session.http_message import TEXT, Request, Response
-from nsq_compat.session.http_session import http_date
+from nsq_compat.session.http_message import TEXT, Request, Response, http_date
 from nsq_compat.tools.http_consumers.ack_http import (
     MAX_IGNORED_BODY,
     MAX_POLL_SECONDS,
