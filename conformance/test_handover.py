@@ -194,18 +194,19 @@ BOTH = ("nsqd", "other-nsqd")
 
 
 @pytest.mark.parametrize(
-    "pause",
+    "sync",
     [
-        pytest.param(0.0, id="at once", marks=pytest.mark.difference("go-positions", of=BOTH)),
-        pytest.param(2.5, id="after a sync"),
+        pytest.param((), id="at once", marks=pytest.mark.difference("go-positions", of=BOTH)),
+        pytest.param(("--sync-timeout=50ms",), id="after a sync"),
     ],
 )
 def test_the_other_nsqd_delivers_messages_of_a_killed_nsqd_on_disk_once(
-    data_path: DataPath, nsqd_command: str, other_nsqd_command: str, pause: float
+    data_path: DataPath, nsqd_command: str, other_nsqd_command: str, sync: tuple[str, ...]
 ) -> None:
-    nsqd = data_path.start(other_nsqd_command, ALL_ON_DISK)
+    nsqd = data_path.start(other_nsqd_command, (*ALL_ON_DISK, *sync))
     finished = fill(nsqd)
-    time.sleep(pause)  # positions on disk are as old as the last sync, which happens every two seconds
+    if sync:
+        time.sleep(2.5)  # positions on disk are as old as the last sync, and there are fifty of them meanwhile
     data_path.leave(nsqd, other_nsqd_command, signal.SIGKILL)
     found = drain(data_path.start(nsqd_command))
     published = left_after({channel: [] for channel in CHANNELS})
