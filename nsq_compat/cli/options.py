@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
-from nsq_compat.cli.kinds import BOOLEAN, LOG_LEVEL, STRING, Kind, choice
+from nsq_compat.cli.kinds import BOOLEAN, LOG_LEVEL, STRING, STRINGS, Kind, choice
 from nsq_compat.cli.logs import FORMATS, INFO, TEXT
 from nsq_compat.protocol.errors import without_secrets
 
@@ -49,6 +49,11 @@ def option(kind: Kind[T], default: T | Callable[[], T], help: str, *, flag: str 
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def repeated(help: str, *, flag: str = "") -> tuple[str, ...]:
+    """The field of a flag that may be given several times, with one value each time."""
+    return option(STRINGS, (), f"{help} (repeat for several)", flag=flag)
 
 
 def table_of(options_type: type[Any]) -> Table:

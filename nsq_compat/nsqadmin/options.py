@@ -11,8 +11,8 @@ import ssl
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat.cli.kinds import BOOLEAN, DURATION, STRING, STRINGS, OptionError
-from nsq_compat.cli.options import DaemonOptions, option
+from nsq_compat.cli.kinds import BOOLEAN, DURATION, STRING, OptionError
+from nsq_compat.cli.options import DaemonOptions, option, repeated
 from nsq_compat.net.sockets import split_host_port
 from nsq_compat.protocol.durations import MINUTE, SECOND
 
@@ -32,17 +32,11 @@ class NsqadminOptions(DaemonOptions):
     dev_static_dir: str = option(STRING, "", "folder to serve /static from, for development")
 
     # The cluster.
-    nsqlookupd_http_addresses: tuple[str, ...] = option(
-        STRINGS,
-        (),
-        "host:port of an nsqlookupd that knows the cluster (repeat for several)",
-        flag="lookupd-http-address",
+    nsqlookupd_http_addresses: tuple[str, ...] = repeated(
+        "host:port of an nsqlookupd that knows the cluster", flag="lookupd-http-address"
     )
-    nsqd_http_addresses: tuple[str, ...] = option(
-        STRINGS,
-        (),
-        "host:port of an nsqd, in a cluster without nsqlookupd (repeat for several)",
-        flag="nsqd-http-address",
+    nsqd_http_addresses: tuple[str, ...] = repeated(
+        "host:port of an nsqd, in a cluster without nsqlookupd", flag="nsqd-http-address"
     )
     http_client_connect_timeout: int = option(DURATION, 2 * SECOND, "time for connecting to nsqlookupd and nsqd")
     http_client_request_timeout: int = option(DURATION, 5 * SECOND, "time for a whole request to nsqlookupd and nsqd")
@@ -66,11 +60,8 @@ class NsqadminOptions(DaemonOptions):
     acl_http_header: str = option(
         STRING, "X-Forwarded-User", "header in which a proxy in front of nsqadmin names the user"
     )
-    admin_users: tuple[str, ...] = option(
-        STRINGS,
-        (),
-        "user with permission for changes; by default all users have it (repeat for several)",
-        flag="admin-user",
+    admin_users: tuple[str, ...] = repeated(
+        "user with permission for changes; by default all users have it", flag="admin-user"
     )
     notification_http_endpoint: str = option(STRING, "", "URL that receives a POST for each action")
     user_file: str = option(STRING, "", "file of users, roles and passwords; with it, users must log in")

@@ -18,7 +18,6 @@ from nsq_compat.cli.kinds import (
     FLOATS,
     INTEGER,
     STRING,
-    STRINGS,
     TLS_MIN_VERSION,
     TLS_NOT_REQUIRED,
     TLS_REQUIRED,
@@ -27,7 +26,7 @@ from nsq_compat.cli.kinds import (
     OptionError,
     choice,
 )
-from nsq_compat.cli.options import DaemonOptions, option
+from nsq_compat.cli.options import DaemonOptions, option, repeated
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND
 
@@ -86,14 +85,11 @@ class NsqdOptions(DaemonOptions):
     )
 
     # Other services.
-    nsqlookupd_tcp_addresses: tuple[str, ...] = option(
-        STRINGS, (), "host:port of an nsqlookupd to register with (repeat for several)", flag="lookupd-tcp-address"
+    nsqlookupd_tcp_addresses: tuple[str, ...] = repeated(
+        "host:port of an nsqlookupd to register with", flag="lookupd-tcp-address"
     )
-    auth_http_addresses: tuple[str, ...] = option(
-        STRINGS,
-        (),
-        "host:port or URL of a server that authorizes clients (repeat for several)",
-        flag="auth-http-address",
+    auth_http_addresses: tuple[str, ...] = repeated(
+        "host:port or URL of a server that authorizes clients", flag="auth-http-address"
     )
     auth_http_request_method: str = option(STRING, "get", "how to ask the auth server: get or post")
     http_publish_without_auth: bool = option(
@@ -195,9 +191,7 @@ class NsqdOptions(DaemonOptions):
     max_deflate_level: int = option(INTEGER, 6, "highest deflate level a client may ask for, 1 to 9")
     snappy: bool = option(BOOLEAN, True, "let clients ask for snappy compression")
 
-    enable_experiment: tuple[str, ...] = option(
-        STRINGS, (), f"experiment to take part in: {TOPOLOGY_AWARE_CONSUMPTION} (repeat for several)"
-    )
+    enable_experiment: tuple[str, ...] = repeated(f"experiment to take part in: {TOPOLOGY_AWARE_CONSUMPTION}")
 
     def __post_init__(self) -> None:
         self.max_defer_timeout = self.max_defer_timeout or self.max_req_timeout

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from nsq_compat.cli.kinds import INTEGER, STRINGS, parse_bool
-from nsq_compat.cli.options import option
+from nsq_compat.cli.kinds import INTEGER, parse_bool
+from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Consumer, Producer
 from nsq_compat.client.message import Handler
 from nsq_compat.client.settings import ConnectionSettings
@@ -28,9 +28,7 @@ _HOUR = 3600.0
 class ProducerOptions(ProgramOptions):
     """The flag of a utility that publishes."""
 
-    producer_opt: tuple[str, ...] = option(
-        STRINGS, (), "`name,value` of an option of the client library, publishing (repeat for several)"
-    )
+    producer_opt: tuple[str, ...] = repeated("`name,value` of an option of the client library, publishing")
 
     def producer(self, addresses: str | Iterable[str], **settings: Any) -> Producer:
         """Raises ``Refused``."""
@@ -43,15 +41,9 @@ class ProducerOptions(ProgramOptions):
 class ReadingOptions(ProgramOptions):
     """The flags of every utility that reads a channel, as NSQ names them."""
 
-    nsqd_tcp_addresses: tuple[str, ...] = option(
-        STRINGS, (), "host:port of an nsqd (repeat for several)", flag="nsqd-tcp-address"
-    )
-    lookupd_http_addresses: tuple[str, ...] = option(
-        STRINGS, (), "host:port or URL of an nsqlookupd (repeat for several)", flag="lookupd-http-address"
-    )
-    consumer_opt: tuple[str, ...] = option(
-        STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
-    )
+    nsqd_tcp_addresses: tuple[str, ...] = repeated("host:port of an nsqd", flag="nsqd-tcp-address")
+    lookupd_http_addresses: tuple[str, ...] = repeated("host:port or URL of an nsqlookupd", flag="lookupd-http-address")
+    consumer_opt: tuple[str, ...] = repeated("`name,value` of an option of the client library")
 
     max_in_flight: int = option(INTEGER, 200, "most messages of a topic in flight")
 
@@ -83,12 +75,8 @@ class ReadingOptions(ProgramOptions):
 class ClusterOptions(ProgramOptions):
     """The flags of a utility that queries the daemons."""
 
-    nsqd_http_addresses: tuple[str, ...] = option(
-        STRINGS, (), "host:port of an nsqd (repeat for several)", flag="nsqd-http-address"
-    )
-    nsqlookupd_http_addresses: tuple[str, ...] = option(
-        STRINGS, (), "host:port of an nsqlookupd (repeat for several)", flag="lookupd-http-address"
-    )
+    nsqd_http_addresses: tuple[str, ...] = repeated("host:port of an nsqd", flag="nsqd-http-address")
+    nsqlookupd_http_addresses: tuple[str, ...] = repeated("host:port of an nsqlookupd", flag="lookupd-http-address")
 
     def address_rules(self) -> Iterator[Rule]:
         return unless_one_kind(self.nsqd_http_addresses, self.nsqlookupd_http_addresses, "--nsqd-http-address")

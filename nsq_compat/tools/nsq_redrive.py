@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS
-from nsq_compat.cli.options import option
+from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING
+from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Consumer, Message
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import AllFailed
@@ -53,9 +53,7 @@ class Options(ClusterOptions, ProducerOptions):
     count: int = option(INTEGER, 0, "most messages to move; by default all that wait")
     rate: int = option(INTEGER, 0, "most messages a second; by default no limit")
     dry_run: bool = option(BOOLEAN, False, "report what would be moved, and move nothing")
-    consumer_opt: tuple[str, ...] = option(
-        STRINGS, (), "`name,value` of an option of the client library, reading (repeat for several)"
-    )
+    consumer_opt: tuple[str, ...] = repeated("`name,value` of an option of the client library, reading")
 
 
 @console_script(Options)

@@ -11,8 +11,8 @@ import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS
-from nsq_compat.cli.options import option
+from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING
+from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Consumer, Message
 from nsq_compat.client.message import Handler
 from nsq_compat.tools.client_options import ReadingOptions
@@ -22,7 +22,7 @@ from nsq_compat.tools.program import Stopping, console_script, log_plainly, refu
 @dataclass(kw_only=True)
 class Options(ReadingOptions):
     program = "nsq_tail"
-    topic: tuple[str, ...] = option(STRINGS, (), "topic to print (repeat for several)")
+    topic: tuple[str, ...] = repeated("topic to print")
     channel: str = option(
         STRING,
         lambda: f"tail{random.randrange(999999):06d}#ephemeral",

@@ -21,8 +21,8 @@ import requests
 
 from nsq_compat import NSQ_VERSION
 from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, root_error
-from nsq_compat.cli.kinds import DURATION, FLOAT, INTEGER, STRING, STRINGS, choice
-from nsq_compat.cli.options import option
+from nsq_compat.cli.kinds import DURATION, FLOAT, INTEGER, STRING, choice
+from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Message
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.protocol.errors import without_secrets
@@ -47,9 +47,9 @@ class Options(ReadingOptions):
     program = "nsq_to_http"
     topic: str = option(STRING, "", "topic to read")
     channel: str = option(STRING, program, "channel to read from")
-    post: tuple[str, ...] = option(STRINGS, (), "URL to POST messages to (repeat for several)")
-    get: tuple[str, ...] = option(STRINGS, (), "URL to GET, with the message for %s (repeat for several)")
-    header: tuple[str, ...] = option(STRINGS, (), "`name: value` of every request (repeat for several)")
+    post: tuple[str, ...] = repeated("URL to POST messages to")
+    get: tuple[str, ...] = repeated("URL to GET, with the message for %s")
+    header: tuple[str, ...] = repeated("`name: value` of every request")
     content_type: str = option(STRING, _CONTENT_TYPE, "Content-Type of a POST")
     n: int = option(INTEGER, 100, "most requests at once")
     mode: str = option(choice(*MODES), "hostpool", f"how a URL is chosen: {', '.join(MODES)}")

@@ -16,8 +16,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nsq_compat.cli.kinds import INTEGER, STRING, STRINGS, choice, parse_float
-from nsq_compat.cli.options import option
+from nsq_compat.cli.kinds import INTEGER, STRING, choice, parse_float
+from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Message, Producer, Published
 from nsq_compat.client.batching import Closed
 from nsq_compat.protocol.go_json import JsonError, dumps
@@ -37,23 +37,21 @@ _INT64_END: Final = 2.0**63
 @dataclass(kw_only=True)
 class Options(ReadingOptions, ProducerOptions):
     program = "nsq_to_nsq"
-    topic: tuple[str, ...] = option(STRINGS, (), "topic to read (repeat for several)")
+    topic: tuple[str, ...] = repeated("topic to read")
     channel: str = option(STRING, program, "channel to read from")
     destination_topic: str = option(STRING, "", "topic to publish to; by default the topic of the message")
     mode: str = option(choice(*MODES), "hostpool", f"how a destination is chosen: {', '.join(MODES)}")
     status_every: int = option(INTEGER, 250, "messages between two lines of timings; 0 for none")
     require_json_field: str = option(STRING, "", "pass only JSON objects with this field")
     require_json_value: str = option(STRING, "", "pass only those that have this value in the required field")
-    whitelist_json_field: tuple[str, ...] = option(
-        STRINGS, (), "pass only this field of JSON objects (repeat for several)"
-    )
+    whitelist_json_field: tuple[str, ...] = repeated("pass only this field of JSON objects")
     non_json: str = option(
         choice("requeue", "pass", "drop"),
         "requeue",
         "what to do with messages that are not JSON objects where that is required: requeue, pass or drop",
     )
-    destination_nsqd_tcp_addresses: tuple[str, ...] = option(
-        STRINGS, (), "host:port of an nsqd to publish to (repeat for several)", flag="destination-nsqd-tcp-address"
+    destination_nsqd_tcp_addresses: tuple[str, ...] = repeated(
+        "host:port of an nsqd to publish to", flag="destination-nsqd-tcp-address"
     )
 
 

@@ -19,9 +19,9 @@ from typing import Any, Final
 import re2
 
 from nsq_compat.cli.flags import EXIT_FAILURE
-from nsq_compat.cli.kinds import DURATION, STRING, STRINGS
+from nsq_compat.cli.kinds import DURATION, STRING
 from nsq_compat.cli.logs import configure, parse_log_level
-from nsq_compat.cli.options import option
+from nsq_compat.cli.options import option, repeated
 from nsq_compat.cluster.http_client import AllFailed
 from nsq_compat.protocol.durations import MINUTE, SECOND, seconds
 from nsq_compat.tools.client_options import client_settings, cluster_of, refusing
@@ -43,7 +43,7 @@ class Options(FileOptions):
     ignores_arguments = False
     log_level: str = option(STRING, "info", "log from this level upwards: debug, info, warn, error, fatal")
     log_prefix: str = option(STRING, "[nsq_to_file] ", "what log lines begin with")
-    topic: tuple[str, ...] = option(STRINGS, (), "topic to write (repeat for several)")
+    topic: tuple[str, ...] = repeated("topic to write")
     topic_pattern: str = option(STRING, "", "write only topics in whose name this regular expression is found")
     topic_refresh: int = option(DURATION, MINUTE, "how often to ask nsqlookupd for topics, where none are named")
     channel: str = option(STRING, "nsq_to_file", "channel to read from")
