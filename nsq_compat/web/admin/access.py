@@ -29,8 +29,8 @@ from nsq_compat.web.metrics import Metrics
 log = logging.getLogger(__name__)
 
 _ANOTHER_SITE: Final = (
-    "A page of another site sent this request, so nsqadmin did not perform it. If you used a page of nsqadmin, the proxy "
-    "in front of it must pass on the header Host unchanged."
+    "A page of another site sent this request, so nsqadmin did not perform it. If you used a page of nsqadmin, the "
+    "proxy in front of it must pass on the header Host unchanged."
 )
 _OLD_FORM: Final = (
     "This form is out of date, because nsqadmin was restarted or your login has ended. Nothing was changed. Go back, "
