@@ -22,9 +22,12 @@
   }
 
   function replaceLiveParts(fresh) {
-    for (const part of document.querySelectorAll("[data-live]")) {
+    const parts = [...document.querySelectorAll("[data-live]")];
+    // All parts show the same moment, so a part in use keeps the others.
+    if (parts.some(inUse)) return;
+    for (const part of parts) {
       const other = fresh.getElementById(part.id);
-      if (other === null || inUse(part) || part.innerHTML === other.innerHTML) continue;
+      if (other === null || part.innerHTML === other.innerHTML) continue;
       const open = [...part.querySelectorAll("details")].map((details) => details.open);
       const links = [...part.querySelectorAll("a, button, summary")];
       const focused = links.indexOf(document.activeElement);
