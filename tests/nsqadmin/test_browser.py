@@ -313,11 +313,12 @@ def test_logging_in_and_a_refused_action(site, browser, start: StartNsqadmin, tm
     browser.sees("Wrong user name or password")
     browser.find("input[name=password]").type("secret\n")
     browser.sees("archive", "h1")
-    assert browser.run("return document.querySelectorAll('#actions').length") == 0, "a viewer sees no buttons"
+    browser.sees("Your role (viewer) does not allow the disabled actions.", "#actions")
+    assert browser.run("return document.querySelectorAll('#actions :is(a, button:enabled)').length") == 0
     refused = browser.run("return fetch('/api/topics/guarded', {method: 'DELETE'}).then(answer => answer.status)")
     assert refused == 403
     browser.open(f"http://{nsqadmin.http_address}/topics/guarded?confirm=delete")
-    browser.sees("You do not have permission for this.")
+    browser.sees("Your role (viewer) does not allow this. It needs the role admin.")
     browser.click(".tools button", "Log out")
     browser.sees("Log in", "h1")
     assert site.nsqd.channel_stats("guarded", "archive")["depth"] == 1

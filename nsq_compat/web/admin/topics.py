@@ -159,13 +159,16 @@ def _confirmation(stats: TopicStats | ChannelStats) -> str:
     require(Role.ADMIN)
     action, node = request.args["confirm"], request.args.get("node", "")
     parts = [part for part in stats.nodes if node in ("", part.node)]
+    loses_all = action == "delete" or isinstance(stats, ChannelStats)
     return render_template(
         "topics/confirm.html",
         action=action,
         topic=stats.topic_name,
         channel=stats.channel_name,
         node=node,
-        messages=sum(part.waiting if action == "delete" else part.depth for part in parts),
+        messages=sum(part.lost_by(action) for part in parts),
+        in_flight=sum(part.total("in_flight_count") for part in parts) if loses_all else 0,
+        deferred=sum(part.total("deferred_count") for part in parts) if loses_all else 0,
         nodes=len(parts),
         channels=len(stats.channels) if isinstance(stats, TopicStats) else 0,
         consumers=sum(part.total("client_count") for part in parts),
