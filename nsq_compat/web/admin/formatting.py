@@ -13,6 +13,11 @@ def commas(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def count_of(number: int, noun: str) -> str:
+    """``1 message``, ``12,304 messages``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def per_second(rate: float | None) -> str:
     """A rate; a dash if it is unknown."""
     if rate is None or math.isnan(rate):
@@ -71,7 +76,7 @@ def octets(size: float) -> str:
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     filter.__name__: filter
-    for filter in (commas, per_second, short, nanoseconds, long_duration, percentile_name, clock, octets)
+    for filter in (commas, count_of, per_second, short, nanoseconds, long_duration, percentile_name, clock, octets)
 }
 
 
