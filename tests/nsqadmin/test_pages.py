@@ -88,7 +88,7 @@ def inspector(axe: str, chromium: Browser) -> Iterator[Browser]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: cluster.__name__)
 def test_every_page_is_accessible_and_nothing_is_cut_off(cluster: Any, inspector: Browser, tmp_path: Path):
-    problems = []
+    problems, asked = [], False
     with cluster(tmp_path) as site:
         inspector.open(site.url("/livez"))
         # A page that is replaced while it is inspected would be inspected in part.
@@ -98,6 +98,11 @@ def test_every_page_is_accessible_and_nothing_is_cut_off(cluster: Any, inspector
                 site.log_in(inspector)
             for path in visit(inspector, site):
                 problems += [f"{page} {path} {problem}" for problem in _problems(inspector)]
+                if not asked and inspector.run("return document.querySelector('a[data-dialog][href]') !== null"):
+                    inspector.click("a[data-dialog][href]")
+                    inspector.find("dialog[open]")
+                    problems += [f"{page} {path}, dialog: {problem}" for problem in _problems(inspector)]
+                    asked = True
     assert not problems, "\n".join(problems)
 
 
