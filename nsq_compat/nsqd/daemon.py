@@ -8,7 +8,7 @@ from socket import gethostname
 import gevent
 from gevent.event import Event
 
-from nsq_compat import NSQ_VERSION, version_line
+from nsq_compat import NSQ_VERSION, build_line, version_line
 from nsq_compat.cli.kinds import TLS_REQUIRED, OptionError
 from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
@@ -68,6 +68,7 @@ class Daemon:
         files = OsFiles()
         self._lock = startup.lock_data_path(files, data_path)
         log.info("%s", version_line(PROGRAM))
+        log.info("%s", build_line())
         log.info("ID: %d", options.id)
         if options.snappy and not SNAPPY_INSTALLED:
             log.warning("snappy is not offered to clients: %s", SNAPPY_MISSING)
@@ -75,7 +76,7 @@ class Daemon:
         self._limits = startup.session_limits(options)
         self._calls = startup.make_http_calls(options)
         self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
-        self.metrics = Metrics(PROGRAM, NSQ_VERSION)
+        self.metrics = Metrics(PROGRAM)
         self.memory = MemoryStats().stats
         self._loop_lag = LoopLag(self.metrics.observe_lag, self.metrics.observe_held)
         observe_sync = self.metrics.histogram("nsqd_fsync_seconds", "Time a sync of a log took.", SYNC_BUCKETS)

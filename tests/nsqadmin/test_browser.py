@@ -10,6 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from nsq_compat.web.admin.users import make_line
+from nsq_conformance.daemon_process import own_host
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
@@ -352,3 +353,40 @@ def test_logging_in_and_a_refused_action(site, browser, start: StartNsqadmin, tm
     browser.click(".tools button", "Log out")
     browser.sees("Log in", "h1")
     assert site.nsqd.channel_stats("guarded", "archive")["depth"] == 1
+
+
+@pytest.fixture
+def restarted(site: Site, start: StartNsqadmin) -> NsqadminProcess:
+    """An nsqadmin of its own, on a host where its port stays free."""
+    options = f"--lookupd-http-address={site.nsqlookupd.http_address}", "--sample-interval=1s"
+    return start(*options, f"--http-address={own_host()}:0")
+
+
+def test_a_page_says_that_nsqadmin_is_gone_and_continues_when_it_is_back(site, browser, restarted):
+    filled(site, "outlasting", "one")
+    browser.open(f"http://{restarted.http_address}/topics/outlasting")
+    browser.sees("archive", "#channels")
+    restarted.stop()
+    browser.sees("nsqadmin does not answer.", "#gone:not([hidden])")
+    assert browser.run("return parseFloat(getComputedStyle(document.querySelector('#gone strong')).fontSize)") > 24
+    browser.click("#channels a", "archive")
+    assert browser.path == "/topics/outlasting", "the link would lead to an error page of the browser"
+    restarted.start()
+    browser.sees_no_more("nsqadmin does not answer.", "#gone:not([hidden])")
+    publish(site.nsqd, "outlasting", "two", "three")
+    browser.sees("\n3\n", "#figures")
+    # The new nsqadmin accepts a form of the page that the old one made.
+    browser.click("summary", "Publish")
+    browser.find("textarea").type("four")
+    browser.click("details button", "Publish")
+    browser.sees("Published to")
+
+
+def test_a_page_that_is_not_refreshed_says_that_nsqadmin_is_gone_too(browser, restarted):
+    browser.open(f"http://{restarted.http_address}/lookup")
+    browser.find("input[name=topic]").type("typed")
+    restarted.stop()
+    browser.sees("nsqadmin does not answer.", "#gone:not([hidden])")
+    restarted.start()
+    browser.sees_no_more("nsqadmin does not answer.", "#gone:not([hidden])")
+    assert browser.run("return document.querySelector('input[name=topic]').value") == "typed"

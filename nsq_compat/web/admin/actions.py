@@ -171,6 +171,7 @@ def _notify(action: str, topic: str, channel: str = "", node: str = "", errors: 
 
 
 def _audit(action: str, topic: str, channel: str, node: str, errors: Errors) -> None:
+    service().history.changed_at = service().now()
     user, address = visitor().name or "anonymous", request.environ.get("nsqadmin.remote_address", "")
     target = f"{topic}/{channel}" if channel else topic
     outcome = f"failed at {len(errors)}: {'; '.join(errors)}" if errors else "done"

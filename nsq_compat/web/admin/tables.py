@@ -1,5 +1,6 @@
 """Tables of the pages, searched, sorted and paged on the server; rows and charts of topics and channels."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -7,6 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from flask import request, session, url_for
 
+from nsq_compat.cluster.history import Point
 from nsq_compat.cluster.stats import ChannelStats, Key, TopicStats
 from nsq_compat.web.admin.access import service
 from nsq_compat.web.admin.formatting import Chart, chart, sparkline
@@ -120,15 +122,20 @@ def _sparkline(stats: TopicStats | ChannelStats) -> str:
     return sparkline(point.rate if isinstance(stats, TopicStats) else point.depth for point in points)
 
 
-def charts_of(key: Key) -> Mapping[str, Chart]:
-    """Depth and rate over the last day (``?span=24h``), or over the known part of the last hour."""
+def charts_of(key: Key, waiting: int, rate: float | None, at: float) -> Mapping[str, Chart]:
+    """Depth and rate over the last day (``?span=24h``), or over the known part of the last hour.
+
+    They end with the figures that the page shows elsewhere, which are from the time `at` and may be newer than the last
+    sample.
+    """
     now, day = service().now(), wants_day()
-    points = service().history.points(key, now, day=day)
+    known = [point for point in service().history.points(key, now, day=day) if point.at < at]
+    points = [*known, Point(at, waiting, math.nan if rate is None else rate)]
     age = now - points[0].at if points else 0.0
     span = _DAY if day else next((span for span in _SPANS if age <= span), _SPANS[-1])
     return {
         "Depth" if key[1] else "Waiting": chart([(point.at, point.depth) for point in points], now, span),
-        "Messages a second": chart([(point.at, point.rate) for point in points], now, span),
+        "Messages a second": replace(chart([(point.at, point.rate) for point in points], now, span), latest=rate),
     }
 
 

@@ -40,13 +40,14 @@ def topic(topic: str) -> str:
     stats = _topic_or_inactive(queries, topic)
     if request.args.get("confirm") in _CONFIRMED and stats.nodes:
         return _confirmation(stats)
+    rate = service().history.rate(stats.key)
     return render_template(
         "topics/topic.html",
         topic=stats,
-        rate=service().history.rate(stats.key),
+        rate=rate,
         page=rows_page(stats.channels),
         nodes=part_of(stats.nodes, request.args, "nodes"),
-        charts=charts_of(stats.key),
+        charts=charts_of(stats.key, stats.waiting, rate, service().now()),
         warnings=queries.warnings,
         timeframe=timeframe(),
     )
@@ -58,13 +59,14 @@ def channel(topic: str, channel: str) -> str:
     stats = _on_nodes(queries, topic, lambda: queries.channel(topic, channel))
     if request.args.get("confirm") in _CONFIRMED:
         return _confirmation(stats)
+    row = row_of(stats)
     return render_template(
         "topics/channel.html",
         channel=stats,
-        row=row_of(stats),
+        row=row,
         nodes=part_of(stats.nodes, request.args, "nodes"),
         clients=part_of(stats.clients or [], request.args, "clients"),
-        charts=charts_of(stats.key),
+        charts=charts_of(stats.key, stats.depth, row.rate, service().now()),
         warnings=queries.warnings,
         timeframe=timeframe(),
     )
