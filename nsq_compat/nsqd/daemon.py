@@ -21,11 +21,19 @@ from nsq_compat.net.process import descriptors_left_by_clients, exempt_from_coll
 from nsq_compat.net.server import HttpServer, TcpServer
 from nsq_compat.net.sockets import listen, port_of
 from nsq_compat.nsqd import startup
-from nsq_compat.nsqd.durability import SYNC_BUCKETS, Checkpoints, Committer, DeadLetterSender, MetadataFile
+from nsq_compat.nsqd.durability import (
+    SYNC_BUCKETS,
+    Checkpoints,
+    Committer,
+    DeadLetterSender,
+    FolderWatch,
+    MetadataFile,
+)
 from nsq_compat.nsqd.http_calls import AuthServers
 from nsq_compat.nsqd.lookup_peers import LookupPeers, TopicChannels
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, settle
 from nsq_compat.nsqd.statsd import StatsdPush
+from nsq_compat.policy.dead_letters import DeadLetterQueues, Transfer
 from nsq_compat.policy.enforcer import PolicyEnforcer
 from nsq_compat.policy.policies import Policies
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
@@ -46,6 +54,8 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 5.0
 """How long a stop waits for connections to end."""
 _DRAIN_POLL_SECONDS = 0.1
+_SETTLE_SECONDS = 2.0
+_SETTLE_POLL_SECONDS = 0.005
 _TOPICS_PER_EXEMPTION = 500
 """Collecting the objects of a thousand topics takes 10 ms."""
 
@@ -86,7 +96,7 @@ class Daemon:
             data_path,
             durability=Durability(options.durability),
             segment_size=options.max_bytes_per_file,
-            commit=Committer(observe_sync).commit,
+            commit=Committer(observe_sync, lambda: self._storage.check_folder()).commit,
             open_files=descriptors_left_by_clients() // 2,
             later=loop.run_callback,
             at_end_of_iteration=loop.run_callback,
@@ -97,7 +107,8 @@ class Daemon:
         self._policies = startup.load_policies(options.config)
         self._enforcer = PolicyEnforcer(self.broker, time.monotonic, time.time_ns)
         self._dead_letters = DeadLetterSender(self._enforcer.dead_letters)
-        self._metadata = MetadataFile(files, data_path, self.broker)
+        self._metadata = MetadataFile(self._storage, self.broker)
+        self._folder_watch = FolderWatch(self._storage)
         self._checkpoints = Checkpoints(self.broker, self._storage, options.sync_timeout / SECOND)
         self._alarms = AlarmClock(self.broker.schedule)
         self.drained = Event()
@@ -175,6 +186,7 @@ class Daemon:
         self._dead_letters.start()
         self._metadata.start()
         self._metadata.save()
+        self._folder_watch.start()
         self._checkpoints.start()
         self._alarms.start()
         self._loop_lag.start()
@@ -202,6 +214,7 @@ class Daemon:
         if self._busy_poll is not None:
             self._busy_poll.stop()
         self._loop_lag.stop()
+        self._folder_watch.stop()
         self._checkpoints.stop()
         self.broker.close()
         self._checkpoints.write_last()
@@ -294,6 +307,15 @@ class Daemon:
         self.options.nsqlookupd_tcp_addresses = tuple(addresses or ())
         if not self.draining:
             self._lookup_peers.set_addresses(self.options.nsqlookupd_tcp_addresses)
+
+    @property
+    def dead_letters(self) -> DeadLetterQueues:
+        return self._enforcer.dead_letters
+
+    def settle(self, transfer: Transfer) -> None:
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while not transfer.is_settled and time.monotonic() < deadline:
+            gevent.sleep(_SETTLE_POLL_SECONDS)
 
     def set_policies(self, written: object) -> None:
         self._apply(Policies(written))

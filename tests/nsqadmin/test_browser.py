@@ -364,7 +364,7 @@ def restarted(site: Site, start: StartNsqadmin) -> NsqadminProcess:
 
 def test_a_page_says_that_nsqadmin_is_gone_and_continues_when_it_is_back(site, browser, restarted):
     filled(site, "outlasting", "one")
-    browser.open(f"http://{restarted.http_address}/topics/outlasting")
+    browser.open(f"http://{restarted.http_address}/topics/outlasting?form=publish")
     browser.sees("archive", "#channels")
     restarted.stop()
     browser.sees("nsqadmin does not answer.", "#gone:not([hidden])")
@@ -376,14 +376,13 @@ def test_a_page_says_that_nsqadmin_is_gone_and_continues_when_it_is_back(site, b
     publish(site.nsqd, "outlasting", "two", "three")
     browser.sees("\n3\n", "#figures")
     # The new nsqadmin accepts a form of the page that the old one made.
-    browser.click("summary", "Publish")
     browser.find("textarea").type("four")
-    browser.click("details button", "Publish")
-    browser.sees("Published to")
+    browser.click("#publish button", "Publish")
+    browser.sees("Published a message to outlasting")
 
 
 def test_a_page_that_is_not_refreshed_says_that_nsqadmin_is_gone_too(browser, restarted):
-    browser.open(f"http://{restarted.http_address}/lookup")
+    browser.open(f"http://{restarted.http_address}/create")
     browser.find("input[name=topic]").type("typed")
     restarted.stop()
     browser.sees("nsqadmin does not answer.", "#gone:not([hidden])")
