@@ -15,7 +15,7 @@ from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.cluster.daemon import Daemon
-from tests.nsqadmin.browser import Browser, until
+from tests.nsqadmin.browser import ARROW_LEFT, Browser, until
 from tests.nsqadmin.conftest import StartNsqadmin, publish
 
 
@@ -56,20 +56,10 @@ def _addresses(nsqlookupd: NsqlookupdProcess) -> list[str]:
     return [f"{node['broadcast_address']}:{node['http_port']}" for node in nsqlookupd.get("/nodes")["producers"]]
 
 
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
-
-
 @pytest.fixture
 def browser(chromium: Browser, site: Site) -> Browser:
     """A window of a new visitor."""
-    chromium.scripts(on=True)
-    chromium.prefer("light")
-    chromium.resize(1280, 900)
-    chromium.devtools("Network.clearBrowserCookies")
+    chromium.start_over()
     chromium.devtools("Storage.clearDataForOrigin", origin=site.url(""), storageTypes="all")
     chromium.complaints()
     return chromium
@@ -176,6 +166,30 @@ def test_the_chart_is_updated_on_an_open_page(site, browser):
         "a chart that moves",
     )
     browser.sees("21", "#figures")
+
+
+def test_a_plot_shows_its_values_to_the_pointer_and_to_the_keyboard(site, browser):
+    filled(site, "plotted", *("message" for _ in range(37)))
+    browser.open(site.url("/topics/plotted"))
+    until(
+        lambda: browser.run("return document.querySelectorAll('#charts .chart:first-of-type .reading').length") > 1,
+        "samples",
+    )
+    browser.run("document.querySelector('#charts .chart').focus()")
+    browser.sees("37, ", "#charts output")
+    before = browser.text_of("#charts output")
+    browser.find("#charts .chart").type(ARROW_LEFT)
+    until(lambda: browser.text_of("#charts output") not in (before, ""), "an earlier value")
+    chosen = browser.run("return document.querySelector('#charts .chart').getAttribute('aria-valuetext')")
+    assert chosen.endswith(" ago")
+    # A page that is refreshed keeps the focus.
+    publish(site.nsqd, "plotted", "one more")
+    browser.sees("38", "#figures")
+    assert browser.run("return document.activeElement.matches('#charts .chart')")
+    browser.run("document.activeElement.blur()")
+    assert browser.text_of("#charts output") == ""
+    browser.find("#charts .chart").hover()
+    browser.sees(" ago", "#charts output")
 
 
 def test_new_messages_appear_on_the_watch_page(site, browser):

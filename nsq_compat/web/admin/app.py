@@ -32,7 +32,7 @@ from nsq_compat.web.admin.cluster import cluster, nodes
 from nsq_compat.web.admin.formatting import FILTERS
 from nsq_compat.web.admin.graphite import TIMEFRAMES, Graphite, proxy
 from nsq_compat.web.admin.operations import operations
-from nsq_compat.web.admin.tables import address, wants_day
+from nsq_compat.web.admin.tables import address, wants_day, wants_whole_peaks
 from nsq_compat.web.admin.topics import topics
 from nsq_compat.web.application import INTERNAL_ERROR, ApiError, error, log_access, moved
 
@@ -103,6 +103,7 @@ def _template_variables() -> dict[str, object]:
         "graphite": Graphite(service()),
         "timeframes": TIMEFRAMES,
         "day": wants_day(),
+        "whole_peaks": wants_whole_peaks(),
         "now": service().now(),
     }
 
