@@ -85,10 +85,8 @@ def test_a_new_topic_is_registered_before_its_producer_receives_ok(start, wait_u
     send = Connection._send_now
     monkeypatch.setattr(Connection, "_send_now", send_now)
     lookupd = start()
-    ports = {"tcp_address": "127.0.0.1:0", "http_address": "127.0.0.1:0", "broadcast_address": "127.0.0.1"}
-    options = NsqdOptions(
-        data_path=str(tmp_path), durability=level, nsqlookupd_tcp_addresses=(lookupd.address,), **ports
-    )
+    options = NsqdOptions(data_path=str(tmp_path), durability=level, nsqlookupd_tcp_addresses=(lookupd.address,))
+    options.tcp_address = options.http_address = "127.0.0.1:0"
     nsqd = Daemon(options)
     nsqd.start()
     try:
