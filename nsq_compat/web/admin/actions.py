@@ -14,7 +14,7 @@ from flask import Response, flash, redirect, request
 from nsq_compat.cluster.cluster import Errors
 from nsq_compat.cluster.http_client import AllFailed
 from nsq_compat.cluster.nodes import canonical_address
-from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.protocol.names import EPHEMERAL_SUFFIX, MAX_NAME_LENGTH, is_valid_name
 from nsq_compat.web.admin.access import basic_credentials, check_form, require, service, visitor
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.application import ApiError
@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 
 CHANGES: Final = {"pause": Role.OPERATOR, "unpause": Role.OPERATOR, "empty": Role.ADMIN}
 """Actions of `change`, and the roles that they require."""
+NAMING_RULE: Final = (
+    f"A name has 1 to {MAX_NAME_LENGTH} letters (A to Z, a to z), digits, dots, dashes and underscores, and may end in "
+    f"{EPHEMERAL_SUFFIX}."
+)
 _MAX_BODY_BYTES: Final = 1024 * 1024
 _MAX_ERRORS_SHOWN: Final = 5
 _MAX_ERROR_LENGTH: Final = 200
@@ -146,6 +150,7 @@ def _notify(action: str, topic: str, channel: str = "", node: str = "", errors: 
 
 
 def _audit(action: str, topic: str, channel: str, node: str, errors: Errors) -> None:
+    service().history.changed_at = service().now()
     user, address = visitor().name or "anonymous", request.environ.get("nsqadmin.remote_address", "")
     target = f"{topic}/{channel}" if channel else topic
     outcome = f"failed at {len(errors)}: {'; '.join(errors)}" if errors else "done"

@@ -21,9 +21,10 @@ _MAX_CONCURRENT: Final = 4
 
 
 def current_snapshot() -> Snapshot:
-    """The newest sample, or a new snapshot if there is no recent sample."""
-    latest, now = service().history.latest, service().now()
-    if latest is not None and now - latest.taken_at < _MAX_SNAPSHOT_AGE:
+    """The newest sample, or a new snapshot if there is no recent sample, or none since the last action."""
+    history, now = service().history, service().now()
+    latest = history.latest
+    if latest is not None and latest.taken_at >= max(now - _MAX_SNAPSHOT_AGE, history.changed_at):
         return latest
     return take_snapshot(service().cluster, now)
 

@@ -34,13 +34,14 @@ def topic(topic: str) -> str:
     stats = _topic_or_inactive(queries, topic)
     if request.args.get("confirm") in _CONFIRMED:
         return _confirmation(stats)
+    rate = service().history.rate(stats.key)
     return render_template(
         "topics/topic.html",
         topic=stats,
-        rate=service().history.rate(stats.key),
+        rate=rate,
         page=rows_page(stats.channels),
         nodes=part_of(stats.nodes, request.args, "nodes"),
-        charts=charts_of(stats.key),
+        charts=charts_of(stats.key, stats.waiting, rate, service().now()),
         warnings=queries.warnings,
         timeframe=timeframe(),
     )
@@ -52,13 +53,14 @@ def channel(topic: str, channel: str) -> str:
     stats = queries.channel(topic, channel)
     if request.args.get("confirm") in _CONFIRMED:
         return _confirmation(stats)
+    row = row_of(stats)
     return render_template(
         "topics/channel.html",
         channel=stats,
-        row=row_of(stats),
+        row=row,
         nodes=part_of(stats.nodes, request.args, "nodes"),
         clients=part_of(stats.clients or [], request.args, "clients"),
-        charts=charts_of(stats.key),
+        charts=charts_of(stats.key, stats.depth, row.rate, service().now()),
         warnings=queries.warnings,
         timeframe=timeframe(),
     )
@@ -157,13 +159,16 @@ def _confirmation(stats: TopicStats | ChannelStats) -> str:
     require(Role.ADMIN)
     action, node = request.args["confirm"], request.args.get("node", "")
     parts = [part for part in stats.nodes if node in ("", part.node)]
+    loses_all = action == "delete" or isinstance(stats, ChannelStats)
     return render_template(
         "topics/confirm.html",
         action=action,
         topic=stats.topic_name,
         channel=stats.channel_name,
         node=node,
-        messages=sum(part.waiting if action == "delete" else part.depth for part in parts),
+        messages=sum(part.lost_by(action) for part in parts),
+        in_flight=sum(part.total("in_flight_count") for part in parts) if loses_all else 0,
+        deferred=sum(part.total("deferred_count") for part in parts) if loses_all else 0,
         nodes=len(parts),
         channels=len(stats.channels) if isinstance(stats, TopicStats) else 0,
         consumers=sum(part.total("client_count") for part in parts),

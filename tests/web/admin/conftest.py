@@ -33,7 +33,7 @@ class Service:
     cluster: Cluster
     options: NsqadminOptions = field(default_factory=NsqadminOptions)
     history: History = field(default_factory=History)
-    metrics: Metrics = field(default_factory=lambda: Metrics("nsqadmin", "1.3.0"))
+    metrics: Metrics = field(default_factory=lambda: Metrics("nsqadmin"))
     users: Users | None = None
     time: float = NOW
     notified: list[dict[str, Any]] = field(default_factory=list)

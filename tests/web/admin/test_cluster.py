@@ -100,7 +100,7 @@ def test_the_nodes_are_listed_with_their_health(browser, nsqd):
 
 def test_a_node_shows_its_topics_and_clients(browser, nsqd):
     text = shown(browser.get(f"/nodes/{nsqd.address}"))
-    assert "depth 7 (5 + 2 on disk), 20,000 messages published" in text
+    assert "12,311 waiting (7 not yet in channels), 20,000 messages published" in text
     assert "1 client of mail" in text
     assert browser.get("/nodes/other:1").status_code == 404
 

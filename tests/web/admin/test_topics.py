@@ -69,7 +69,7 @@ def test_a_topic_shows_its_channels_and_nodes(browser, nsqd):
     text = shown(browser.get("/topics/orders"))
     assert "archive 12,304" in text
     assert nsqd.address in text
-    assert "5 + 2 on disk" in text
+    assert "12,311 2 on disk" in text
 
 
 def test_a_channel_shows_its_clients(browser):
@@ -101,10 +101,15 @@ def test_a_policy_that_differs_between_nodes_is_shown_per_node(browser, service,
 
 
 def test_unknown_topics_and_channels_are_error_pages(browser):
-    for path in ("/topics/nope", "/topics/orders/nope", "/nowhere"):
+    for path, reason in (
+        ("/topics/nope", "The cluster has no topic nope."),
+        ("/topics/orders/nope", "No node has a channel nope of the topic orders."),
+        ("/nodes/nope:1", "The cluster has no node nope:1."),
+        ("/nowhere", "This page does not exist."),
+    ):
         page = browser.get(path, headers={"Accept": "text/html"})
         assert page.status_code == 404
-        assert "does not exist" in page.text
+        assert reason in page.text
 
 
 HOSTILE = "<script>alert(1)</script>\"'&"
@@ -162,9 +167,26 @@ def test_a_confirmation_shows_how_many_messages_are_deleted(browser):
     assert "Empty orders/archive? 12,304 messages on 1 node will be deleted" in text
     text = shown(browser.get("/topics/orders?confirm=delete"))
     assert "12,311 messages" in text
-    assert "Its 2 channels are deleted too." in text
-    assert "1 consumer is connected" in text
+    assert "permanently. Its 2 channels will be deleted too. 1 connected consumer will be disconnected." in text
     assert "7 messages on 1 node" in shown(browser.get("/topics/orders?confirm=empty"))
+
+
+def test_a_confirmation_counts_messages_in_flight_and_deferred_as_nsqd_deletes_them(browser, nsqd):
+    nsqd.has(topic_json("orders", channel_json("archive", depth=1, in_flight_count=2, deferred_count=3)))
+    for path in ("/topics/orders/archive?confirm=empty", "/topics/orders?confirm=delete"):
+        text = shown(browser.get(path))
+        assert "6 messages on 1 node will be deleted permanently, 2 of them in flight and 3 deferred." in text
+
+
+def test_no_question_is_asked_about_no_messages(browser, nsqd):
+    page = browser.get("/topics/orders/mail")
+    assert "confirm=empty" not in page.text
+    assert 'disabled title="No messages to delete">Empty…' in page.text
+    asked = browser.get("/topics/orders/mail?confirm=empty")
+    assert "Nothing to delete orders/mail has no messages." in shown(asked)
+    assert "<button" not in asked.text.partition('id="confirm"')[2]
+    text = shown(browser.get("/topics/orders/mail?confirm=delete"))
+    assert "No messages will be lost: there are none on 1 node. 1 connected consumer will be disconnected." in text
 
 
 def test_a_deletion_redirects_to_the_parent(submit, nsqd):
