@@ -140,6 +140,11 @@ class Answer(Generic[T]):
 class AllFailed(Exception):
     """No daemon answered. The text is that of NSQ's nsqadmin."""
 
+    def __init__(self, text: str, reasons: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.reasons = reasons
+        """Empty if there was no daemon to ask."""
+
 
 def query_all(kind: str, items: Sequence[T], query: Callable[[T], R], timeout: float) -> Answer[list[tuple[T, R]]]:
     """The results of `query` in the order of `items`. Raises `AllFailed` if there is none.
@@ -148,7 +153,7 @@ def query_all(kind: str, items: Sequence[T], query: Callable[[T], R], timeout: f
     """
     answer = call_all(items, query, timeout)
     if not answer.value:
-        raise AllFailed(f"failed to query any {kind}: " + "\n".join(answer.errors))
+        raise AllFailed(f"failed to query any {kind}: " + "\n".join(answer.errors), answer.errors)
     return answer
 
 

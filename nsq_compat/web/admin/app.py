@@ -49,6 +49,7 @@ _EXPLANATIONS: Final[Mapping[str | int, str]] = {
     "INVALID_TOPIC": f"This is not a valid name of a topic. {NAMING_RULE}",
     "MSG_EMPTY": "A message needs a body. Nothing was published.",
     "MSG_TOO_BIG": "nsqadmin publishes messages of up to 1 MiB. Nothing was published.",
+    "NO_NODE_HAS_TOPIC": "Only nsqlookupd knows the topic {topic}. No nsqd has it, so it has no messages.",
     "NODE_NOT_FOUND": "The cluster has no node {node}.",
     "TOPIC_NOT_FOUND": "The cluster has no topic {topic}.",
     400: "nsqadmin does not understand this request.",
