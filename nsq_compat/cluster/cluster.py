@@ -140,7 +140,7 @@ class Cluster:
         deadline = time.monotonic() + _REGISTRATION_SECONDS
         while done and registered.value and not self._lists(topic, done) and time.monotonic() < deadline:
             time.sleep(_REGISTRATION_SECONDS / 40)
-        return Answer(done, _named(registered) + _named(created), registered.unreachable + created.unreachable)
+        return Answer(done, registered.errors + created.errors, registered.unreachable + created.unreachable)
 
     def _lists(self, topic: str, nodes: Sequence[str]) -> bool:
         """Whether the nsqlookupds list these nodes for the topic."""
@@ -250,11 +250,6 @@ class Cluster:
         return node
 
 
-def _named(answer: Answer[T]) -> Errors:
-    """The errors, each after the address of the daemon that caused it."""
-    return tuple(f"{address}: {error}" for address, error in zip(answer.unreachable, answer.errors, strict=True))
-
-
 def _merged(answer: Answer[list[tuple[str, list[str]]]]) -> Answer[list[str]]:
     return Answer(sorted({name for _, names in answer.value for name in names}), answer.errors)
 
@@ -288,7 +283,7 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Sna
     try:
         nodes = cluster.nodes()
     except AllFailed as failure:
-        return Snapshot(taken_at=now, errors=(str(failure),))
+        return Snapshot(taken_at=now, errors=(failure.named,))
     errors = nodes.errors + nodes.skipped
     node_stats: dict[str, NodeStats] = {}
     names: list[str] = []
@@ -296,14 +291,14 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Sna
         try:
             names = cluster.topics().value
         except AllFailed as failure:
-            errors += (str(failure),)
+            errors += (failure.named,)
     try:
         stats = cluster.stats(nodes.value, clients=clients)
         node_stats = {node.http_address: of_node for node, of_node in stats.value}
         errors += stats.errors
     except AllFailed as failure:
         if nodes.value:  # otherwise there was no nsqd to query
-            errors += (str(failure),)
+            errors += (failure.named,)
     topics = sum_topics(topic for of_node in node_stats.values() for topic in of_node.topics)
     topics += [TopicStats(topic_name=name) for name in set(names) - {topic.topic_name for topic in topics}]
     silent = [address for node in nodes.value if (address := node.http_address) not in node_stats]

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from flask import Blueprint, Response, render_template, request, url_for
 
-from nsq_compat.cluster.http_client import AllFailed
+from nsq_compat.cluster.http_client import AllFailed, named
 from nsq_compat.cluster.peek import peek
 from nsq_compat.cluster.stats import ChannelStats, TopicStats
 from nsq_compat.protocol.names import is_valid_name
@@ -163,7 +163,7 @@ def _creation_form(queries: Queries, values: Mapping[str, str], invalid: str = "
         "topics/new.html",
         values=values,
         invalid=invalid,
-        errors=errors,
+        errors=[named(error) for error in errors],
         naming_rule=actions.NAMING_RULE,
         holders=_holders(topic),
         nodes=queries.nodes(),
@@ -216,6 +216,7 @@ def act(topic: str, channel: str = "") -> Response:
     if action in actions.CHANGES:
         done = {"pause": "Paused", "unpause": "Unpaused", "empty": "Emptied"}[action]
         done = f"{done} {name} on {node}." if node else f"{done} {name}."
+        here = url_for("cluster.overview") if request.form.get("next") == "overview" else here
         return perform(
             on_nodes(lambda: actions.change(action, topic, channel, node)), done, here, actions.CHANGES[action]
         )
@@ -223,7 +224,7 @@ def act(topic: str, channel: str = "") -> Response:
         return perform(on_nodes(lambda: actions.delete(topic, channel)), f"Deleted {name}.", parent, Role.ADMIN)
     if action == "publish" and not channel:
         body, defer = request.form.get("body", "").encode("utf-8", "replace"), request.form.get("defer", "")
-        again = url_for("topics.topic", topic=topic, form="publish")
+        again = url_for("topics.topic", topic=topic, form="publish", node=node)
         done = f"Published a message to {topic} on {node}."
         return perform(lambda: actions.publish(topic, node, body, defer), done, again)
     raise ApiError(400, "INVALID_ACTION")
@@ -246,7 +247,7 @@ def _on_nodes(queries: Queries, topic: str, query: Callable[[], T]) -> T:
     except AllFailed as failure:
         if topic not in queries.topics():
             raise ApiError(404, "TOPIC_NOT_FOUND") from None
-        if failure.reasons:
+        if failure.errors:
             raise
         raise ApiError(404, "NO_NODE_HAS_TOPIC") from None
 

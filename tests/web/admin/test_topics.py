@@ -143,7 +143,7 @@ def test_a_cluster_without_answers_is_an_error_page(browser, nsqd):
     nsqd.says("stats", b"", 500)
     page = browser.get("/topics/orders", headers={"Accept": "text/html"})
     assert page.status_code == 502
-    assert "failed to query any nsqd" in page.text
+    assert f"failed to query any nsqd: {nsqd.address}: got response 500" in page.text
 
 
 @pytest.mark.parametrize("action", ["pause", "unpause"])
