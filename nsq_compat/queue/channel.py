@@ -341,6 +341,25 @@ class Channel:
             frames += in_flight.take_all(ids)
         return next_attempts(frames)
 
+    def set_aside(self, limit: int, now: float, timeout: float) -> InFlight:
+        """Take the next messages out, also of a paused channel; they are in flight until `now + timeout`.
+
+        The caller finishes them in the result, or returns them with ``return_set_aside``. Raises ``OSError``, having
+        taken nothing, as ``Backlog.take`` does.
+        """
+        aside = InFlight()
+        if not self._log_retry.is_waiting:
+            aside.add(self.backlog.take(min(limit, MAX_BATCH), MAX_BATCH_BYTES), now, timeout)
+            self._left_behind.append(aside)
+            self._schedule.at(now + timeout, self)
+            self.on_change()
+        return aside
+
+    def return_set_aside(self, aside: InFlight) -> None:
+        """Deliver the rest as if it had never been taken out."""
+        frames = aside.take_all(aside.frames.keys())
+        self.put_back(frames)
+
     def requeue_withdrawn(self, frames: Sequence[bytes], now: float, delay: float) -> None:
         """Deliver messages that were taken out again, after `delay` seconds. It is not a failed attempt."""
         self.requeue_count += len(frames)

@@ -1,8 +1,8 @@
 """/topic/..., /channel/... and /config/:opt: create, delete, empty, pause, peek, and change options while nsqd runs.
 
 The order of the checks and both spellings of their codes (INVALID_TOPIC for topics, INVALID_ARG_TOPIC for channels) are
-nsqd's. peek and recent do not exist in NSQ (docs/differences.md: peek), nor do finish, requeue and dead_letter (message
-actions).
+nsqd's. peek and recent do not exist in NSQ (docs/differences.md: peek), nor do finish, requeue, dead_letter and redrive
+(message actions).
 """
 
 import base64
@@ -18,7 +18,7 @@ from nsq_compat.net.event_loop import let_others_run
 from nsq_compat.policy.policies import PolicyError
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.channel import MAX_BATCH, Channel
 from nsq_compat.queue.topic import MAX_RECENT, Topic
 from nsq_compat.queue.values import Exiting, Refused
 from nsq_compat.queue.withdrawal import Withdrawal
@@ -45,6 +45,8 @@ _NS_PER_SECOND: Final = 1_000_000_000
 _NS_PER_MS: Final = 1_000_000
 MAX_IDS: Final = 1000
 """Messages of one request to finish, requeue or dead-letter them."""
+_REDRIVE_SECONDS: Final = 60.0
+"""Time after which messages are delivered again if the topic that they are published to is not done with them."""
 _ID: Final = re.compile(rb"[0-9a-f]{16}")
 
 log = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ class Administration:
             "/channel/finish": self._finish,
             "/channel/requeue": self._requeue,
             "/channel/dead_letter": self._dead_letter,
+            "/channel/redrive": self._redrive,
         }
         if self._service.options.peeking_over_http:
             changes |= on_messages
@@ -186,6 +189,26 @@ class Administration:
             answer["error"] = transfer.error
         return _done(channel, answer)
 
+    def _redrive(self, request: Request) -> Response:
+        """Publish the next messages to another topic, then finish them. After a crash in between, both have them."""
+        channel = self._channel_of(request)
+        to = required_name(request, "to")
+        if to == channel.topic_name:
+            raise ApiError(400, "INVALID_ARG_TO")
+        limit, now = _limit(request, MAX_BATCH), self._service.now()
+        aside = self._read(lambda: channel.set_aside(limit, now, _REDRIVE_SECONDS))
+        frames = list(aside.frames.values())
+        try:
+            if frames:
+                self._broker.topic(to).publish(list(map(body, frames)), now, self._service.now_ns())
+        except (Refused, OSError) as failure:
+            channel.return_set_aside(aside)
+            text = reason(failure) if isinstance(failure, OSError) else str(failure)
+            raise ApiError(503, f"PUB_FAILED: {text}") from None
+        aside.finish(list(aside.frames))
+        channel.on_change()
+        return json_response({"moved": len(frames), "depth": channel.depth})
+
     def _take_out(
         self, channel: Channel, ids: Sequence[bytes], use: Callable[[Sequence[bytes]], None]
     ) -> tuple[int, dict[str, Any]]:
@@ -264,9 +287,9 @@ def _done(channel: Channel, answer: dict[str, Any]) -> Response:
     return json_response(answer)
 
 
-def _limit(request: Request) -> int:
+def _limit(request: Request, largest: int = MAX_RECENT) -> int:
     text = parse_query(request.query).get("limit", _DEFAULT_LIMIT)
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= MAX_RECENT):
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= largest):
         raise ApiError(400, "INVALID_ARG_LIMIT")
     return int(text[:9])
 

@@ -206,6 +206,20 @@ def test_a_message_sent_to_the_dead_letter_topic_is_there_after_a_kill(start: St
     assert b"two" in peek_ids(daemon)
 
 
+@pytest.mark.parametrize("level", ["os", "fsync"])
+def test_a_redrive_that_is_killed_loses_nothing(start: StartDaemon, level: str):
+    daemon = start(f"--durability={level}", "--sync-timeout=60s")
+    daemon.create_channel("t", "c")
+    daemon.create_channel("again", "c")
+    daemon.publishes(b"one", b"two", b"three")
+    status, answer = daemon.http("channel/redrive", b"", topic="t", channel="c", to="again", limit=2)
+    daemon.kill()
+    assert (status, json.loads(answer)) == (200, {"moved": 2, "depth": 1})
+    daemon = start(f"--durability={level}")
+    assert peek_ids(daemon, "c", "again").keys() == {b"one", b"two"}
+    assert b"three" in peek_ids(daemon)
+
+
 # --- Dead letters -----------------------------------------------------------------------------------------------------
 
 DEAD = "orders.archive.dead"

@@ -363,6 +363,48 @@ def test_a_draining_daemon_moves_no_dead_letters(call, daemon, channel):
     assert channel.depth == 3
 
 
+def redrive(call, **query):
+    fields = {"topic": "t", "channel": "c", "to": "again", "limit": 2, **query}
+    return call.post("/channel/redrive?" + "&".join(f"{key}={value}" for key, value in fields.items()))
+
+
+def test_a_redrive_moves_the_next_messages_to_another_topic(call, daemon, channel, drain):
+    channel.pause()
+    again = daemon.broker.topic("again")
+    again.channel("drain")
+    assert json.loads(redrive(call).body) == {"moved": 2, "depth": 1}
+    assert json.loads(redrive(call).body) == {"moved": 1, "depth": 0}
+    assert json.loads(redrive(call).body) == {"moved": 0, "depth": 0}
+    assert channel.in_flight_count == 0
+    assert drain(again) == [b"one", b"two", b"three"]
+
+
+def test_a_redrive_that_is_refused_leaves_the_messages_as_they_were(call, daemon, channel, drain):
+    def refuse(count, now):
+        raise Refused("topic again is full")
+
+    daemon.broker.topic("again").admission = refuse
+    assert code(redrive(call)) == refused(503, "PUB_FAILED: topic again is full")
+    assert (channel.depth, channel.in_flight_count) == (3, 0)
+    channel.add_consumer(drain)
+    frames = channel.take(drain, 10, 50.0, 60.0)
+    assert sorted((frame[34:], frame[17]) for frame in frames) == [(b"one", 1), (b"three", 1), (b"two", 1)]
+
+
+@pytest.mark.parametrize(
+    ("query", "answer"),
+    [
+        ({"to": "t"}, "INVALID_ARG_TO"),
+        ({"to": "no%20name"}, "INVALID_ARG_TO"),
+        ({"limit": 257}, "INVALID_ARG_LIMIT"),
+        ({"limit": 0}, "INVALID_ARG_LIMIT"),
+    ],
+)
+def test_a_redrive_is_checked(call, channel, query, answer):
+    assert code(redrive(call, **query)) == refused(400, answer)
+    assert channel.depth == 3
+
+
 @pytest.mark.parametrize("action", ["finish", "requeue", "dead_letter"])
 @pytest.mark.parametrize(
     ("body", "answer"),
@@ -387,5 +429,5 @@ def test_an_invalid_delay_is_refused(call, channel, delay):
 
 def test_with_auth_servers_messages_cannot_be_taken_out_over_http(daemon, channel):
     daemon.options.peeking_over_http = False
-    for action in ("finish", "requeue", "dead_letter"):
+    for action in ("finish", "requeue", "dead_letter", "redrive"):
         assert code(Caller(daemon).post(f"/channel/{action}?topic=t&channel=c")) == refused(404, "NOT_FOUND")
