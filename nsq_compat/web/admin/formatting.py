@@ -119,7 +119,7 @@ def indented_json(text: str) -> str | None:
         return None
     lines, depth, previous = [""], 0, ""
     for token in _TOKENS.findall(text):
-        if token in "}]":
+        if token in ("}", "]"):
             depth -= 1
             if previous not in ("{", "["):
                 lines.append("  " * depth)
@@ -143,7 +143,18 @@ def hex_dump(body: bytes) -> str:
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     filter.__name__: filter
-    for filter in (commas, count_of, per_second, short, nanoseconds, long_duration, percentile_name, clock, octets)
+    for filter in (
+        commas,
+        count_of,
+        per_second,
+        short,
+        nanoseconds,
+        long_duration,
+        percentile_name,
+        clock,
+        octets,
+        shown,
+    )
 }
 
 

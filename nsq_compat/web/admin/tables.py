@@ -19,7 +19,7 @@ T = TypeVar("T")
 ROWS_PER_PAGE: Final = 100
 _SPANS: Final = (600.0, 1800.0, 3600.0)
 _DAY: Final = 86400.0
-_PARAMETERS: Final = ("q", "sort", "desc", "page", "nodes", "clients", "span", "limit")
+_PARAMETERS: Final = ("q", "sort", "desc", "page", "nodes", "clients", "span", "limit", "find", "form", "all")
 """Parameters of the current page that its links keep."""
 
 
