@@ -114,7 +114,8 @@ class Daemon:
         self.drained = Event()
         self.draining = False
         self._drain = gevent.Greenlet(self._wait_until_drained)
-        self._listen(LoopTick(loop))
+        tick = LoopTick(loop)
+        self._listen(tick)
         info = PeerInfo(
             broadcast_address=options.broadcast_address,
             hostname=gethostname(),
@@ -124,7 +125,7 @@ class Daemon:
             topology_zone=options.topology_zone,
             version=NSQ_VERSION,
         )
-        self._lookup_peers = LookupPeers(self.broker, info, options.max_body_size)
+        self._lookup_peers = LookupPeers(self.broker, info, options.max_body_size, tick)
         self._topic_channels = TopicChannels(
             self.broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )
