@@ -41,6 +41,7 @@ def topic(topic: str) -> str:
         rate=rate,
         page=rows_page(stats.channels),
         nodes=part_of(stats.nodes, request.args, "nodes"),
+        silent=queries.silent,
         charts=charts_of(stats.key, stats.waiting, rate, service().now()),
         warnings=queries.warnings,
         timeframe=timeframe(),
@@ -59,6 +60,7 @@ def channel(topic: str, channel: str) -> str:
         channel=stats,
         row=row,
         nodes=part_of(stats.nodes, request.args, "nodes"),
+        silent=queries.silent,
         clients=part_of(stats.clients or [], request.args, "clients"),
         charts=charts_of(stats.key, stats.depth, row.rate, service().now()),
         warnings=queries.warnings,
@@ -79,7 +81,7 @@ def messages(topic: str, channel: str) -> str:
     return render_template(
         "topics/messages.html",
         channel=stats,
-        peeks=peek(service().cluster.client, [part.node for part in stats.nodes], int(limit), *stats.key),
+        peeks=peek(queries.client, [part.node for part in stats.nodes], int(limit), *stats.key),
         limit=limit,
         limits=_LIMITS,
         warnings=queries.warnings,
@@ -93,7 +95,7 @@ def watch(topic: str) -> str:
     queries = Queries()
     stats = queries.topic(topic)
     limit = _limit()
-    peeks = peek(service().cluster.client, [part.node for part in stats.nodes], int(limit), topic)
+    peeks = peek(queries.client, [part.node for part in stats.nodes], int(limit), topic)
     published = [(each.node, message) for each in peeks for message in each.messages]
     published.sort(key=lambda pair: (pair[1].timestamp, pair[1].id), reverse=True)
     return render_template(
