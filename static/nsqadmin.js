@@ -2,6 +2,7 @@
 //
 // - Live: fetches the page again in intervals, and replaces the elements with the attribute `data-live`.
 // - Links with the attribute `data-dialog` show the page they lead to, a confirmation, in a dialog.
+// - Plots show the value under the pointer, and the one chosen with the arrow keys, beside their captions.
 // - If nsqadmin does not answer, the page says so until it does.
 // - The counter counts up between two fetches.
 
@@ -31,11 +32,12 @@
       const other = fresh.getElementById(part.id);
       if (other === null || part.innerHTML === other.innerHTML) continue;
       const open = [...part.querySelectorAll("details")].map((details) => details.open);
-      const links = [...part.querySelectorAll("a, button, summary")];
+      const links = [...part.querySelectorAll("a, button, summary, .chart")];
       const focused = links.indexOf(document.activeElement);
       part.innerHTML = other.innerHTML;
       part.querySelectorAll("details").forEach((details, index) => { details.open = Boolean(open[index]); });
-      if (focused >= 0) part.querySelectorAll("a, button, summary")[focused]?.focus({ preventScroll: true });
+      preparePlots(part);
+      if (focused >= 0) part.querySelectorAll("a, button, summary, .chart")[focused]?.focus({ preventScroll: true });
     }
     const counter = fresh.getElementById("counter");
     if (counter !== null) Object.assign(document.getElementById("counter").dataset, counter.dataset);
@@ -171,6 +173,49 @@
       dialog.close();
     }
   });
+
+  // --- Plots --------------------------------------------------------------------------------------------------------
+
+  // How many readings before the newest one the keyboard's is.
+  let back = 0;
+
+  function showReading(plot, reading) {
+    for (const other of plot.querySelectorAll(".shown")) other.classList.remove("shown");
+    reading?.classList.add("shown");
+    const text = reading?.firstElementChild.textContent ?? "";
+    plot.closest("figure").querySelector("output").textContent = text;
+    return text;
+  }
+
+  function showChosen(plot) {
+    const readings = plot.querySelectorAll(".reading");
+    back = Math.max(0, Math.min(back, readings.length - 1));
+    const chosen = readings.length - 1 - back;
+    plot.setAttribute("aria-valuenow", String(chosen));
+    plot.setAttribute("aria-valuetext", showReading(plot, readings[chosen]));
+  }
+
+  function preparePlots(part) {
+    for (const plot of part.querySelectorAll(".chart")) {
+      const last = plot.querySelectorAll(".reading").length - 1;
+      if (last < 0) continue;
+      const state = { role: "slider", tabindex: 0, "aria-valuemin": 0, "aria-valuemax": last, "aria-valuenow": last };
+      for (const [name, value] of Object.entries(state)) plot.setAttribute(name, String(value));
+      plot.setAttribute("aria-valuetext", plot.querySelector(".reading:last-of-type title").textContent);
+      plot.addEventListener("focus", () => showChosen(plot));
+      plot.addEventListener("blur", () => showReading(plot, null));
+      plot.addEventListener("pointermove", (event) => showReading(plot, event.target.closest(".reading")));
+      plot.addEventListener("pointerleave", () => showReading(plot, null));
+      plot.addEventListener("keydown", (event) => {
+        const moved = { ArrowLeft: back + 1, ArrowRight: back - 1, PageUp: back - 10, PageDown: back + 10, Home: last, End: 0 };
+        if (!(event.key in moved)) return;
+        event.preventDefault();
+        back = moved[event.key];
+        showChosen(plot);
+      });
+    }
+  }
+  preparePlots(document);
 
   // --- The counter --------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from nsq_compat.cluster.cluster import Cluster, Snapshot, take_snapshot
-from nsq_compat.cluster.http_client import AllFailed, Answer, call_all
+from nsq_compat.cluster.http_client import AllFailed, Answer, call_all, named
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats, sum_channel, sum_topic
 from nsq_compat.protocol.durations import SECOND
@@ -45,18 +45,21 @@ class Queries:
     def __init__(self) -> None:
         self._cluster = _cluster_for_a_page()
         self.client = self._cluster.client
+        self._messages: list[str] = []
         self.warnings: list[str] = []
+        """For the pages: these name the daemons."""
         self.silent: list[str] = []
         """The nsqds that did not answer for the topic or channel of the page."""
 
     def message(self) -> str:
         """The warnings, as NSQ's API shows them."""
-        return "WARNING: " + "; ".join(self.warnings) if self.warnings else ""
+        return "WARNING: " + "; ".join(self._messages) if self._messages else ""
 
     def add_warning(self, errors: tuple[str, ...]) -> None:
         if errors:
-            log.warning("%s", "\n".join(errors))
-            self.warnings.append("\n".join(errors))
+            log.warning("%s", "\n".join(map(named, errors)))
+            self._messages.append("\n".join(errors))
+            self.warnings.append("\n".join(map(named, errors)))
 
     def topics(self) -> list[str]:
         return self._value(self._cluster.topics())
@@ -119,5 +122,6 @@ class Queries:
             # Already logged. Several queries skip the same registrations.
             text = "\n".join(answer.skipped)
             if text not in self.warnings:
+                self._messages.append(text)
                 self.warnings.append(text)
         return answer.value
