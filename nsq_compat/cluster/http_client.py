@@ -5,7 +5,6 @@ If a daemon requires TLS, it answers 403 with its HTTPS port, and the request is
 hangs does not delay the answers of the others.
 """
 
-import errno
 import http.client
 import threading
 import time
@@ -17,10 +16,9 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlencode
 
-import requests
 import urllib3
 
-from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, root_error
+from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, reason_of
 from nsq_compat.bounded_http import Answer as HttpAnswer
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
@@ -32,7 +30,6 @@ R = TypeVar("R")
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """A thousand topics with their channels and clients take about one MiB."""
 _MAX_QUOTED_BYTES: Final = 300
-_NOT_CONNECTED: Final = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 
 class HttpClient:
@@ -83,8 +80,8 @@ class HttpClient:
                     url = _url_of("https", f"{address.rpartition(':')[0]}:{port}", path, parameters)
                     status, _, answer = self.exchange(method, url, body, deadline=deadline)
         if status != 200:
-            reason = http.client.responses.get(status, "")
-            raise UpstreamError(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}")
+            phrase = http.client.responses.get(status, "")
+            raise UpstreamError(f"got response {status} {phrase} {quote(answer[:_MAX_QUOTED_BYTES])}")
         return answer
 
     def exchange(
@@ -98,16 +95,8 @@ class HttpClient:
         """A request to any URL, with any status of the answer. Errors begin like Go's."""
         try:
             return self._exchange(method, url, deadline or Deadline(self.timeout), body=body, headers=headers)
-        except (requests.Timeout, TimeoutError):
-            reason = "timeout"
         except FAILURES as error:
-            root = root_error(error)
-            reason = f"{type(root).__name__}: {root}"
-            if isinstance(root, OSError) and root.strerror:
-                reason = root.strerror.lower()
-                if root.errno in _NOT_CONNECTED:
-                    reason = f"dial tcp {url.split('/')[2]}: connect: {reason}"
-        raise UpstreamError(f'{method.title()} "{url}": {reason}')
+            raise UpstreamError(f'{method.title()} "{url}": {reason_of(error)}') from None
 
 
 def _url_of(scheme: str, address: str, path: str, parameters: dict[str, str]) -> str:
