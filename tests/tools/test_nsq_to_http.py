@@ -264,11 +264,11 @@ def test_a_tls_handshake_that_is_drawn_out_is_a_timeout():
 @pytest.mark.parametrize("answer", [hostile.redirecting, hostile.redirecting_with_endless_body])
 def test_redirects_in_a_loop_end_after_ten_and_their_bodies_are_not_read(answer):
     with hostile.HostileServer(answer) as server:
-        with pytest.raises(NotSent, match="TooManyRedirects"):
+        with pytest.raises(NotSent, match="more than 10 redirects"):
             sender(request_timeout=20).send(f"http://{server.address}/", b"x")
         assert server.requests == 11
 
 
 def test_headers_without_end_are_refused():
-    with hostile.HostileServer(hostile.endless_headers) as server, pytest.raises(NotSent, match="HTTPException"):
+    with hostile.HostileServer(hostile.endless_headers) as server, pytest.raises(NotSent, match="no answer in HTTP"):
         sender(request_timeout=20).send(f"http://{server.address}/", b"x")
