@@ -82,7 +82,7 @@ def server_of(program: str, command: str) -> Server:
     number, built_with = version_of(program, words).removeprefix(f"{program} v").split(" ", 1)
     ours = "built w/python" in built_with
     name = f"nsq_compat {__version__}" if ours else f"Go {program} {number}"
-    compiled = ["compiled"] if "+compiled" in built_with else []
+    compiled = ["compiled"] if "-compiled" in built_with else []
     return Server(" ".join([name, *compiled, *words[1:]]), command, ours)
 
 

@@ -197,14 +197,14 @@ def table(recorded: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping
 
 
 def _build(command: str) -> str:
-    """The build of an nsqd: ``python3.11.7``, with or without ``+compiled``. Raises RunFailed."""
+    """The build of an nsqd: ``python3.11.7``, with or without ``-compiled``. Raises RunFailed."""
     version = version_of("nsqd", shlex.split(command))
     return re.sub(r".*\(built w/(.*)\)$", r"\1", version)
 
 
 def _refuse_another_kind(recorded: str, this: str) -> None:
     """Raise CannotCount if only one of them is compiled; print a note if the Python versions differ."""
-    (recorded_python, *recorded_with), (python, *with_) = recorded.split("+"), this.split("+")
+    (recorded_python, *recorded_with), (python, *with_) = recorded.split("-"), this.split("-")
     if recorded_with != with_:
         raise CannotCount(f"the record is of {recorded}, this is {this}: they cannot be compared")
     if recorded_python.rpartition(".")[0] != python.rpartition(".")[0]:

@@ -232,4 +232,4 @@ def version_of(program: str, command: Sequence[str]) -> str:
     if re.match(rf"{program} v\S+ \(built w/\S+\)", run.stdout) is None:
         said = (run.stdout + run.stderr).strip()
         raise RunFailed(f"{command[0]} --version is not that of {program}: {said!r}")
-    return run.stdout.strip()
+    return run.stdout.splitlines()[0]

@@ -67,6 +67,7 @@ class RawClient:
     def __init__(self, address: str, magic: bytes = b"  V2") -> None:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as NSQ's clients do
         self._received = b""
         self.sends(magic)
 
@@ -157,8 +158,8 @@ class RawClient:
     def requeues(self, message: Message, milliseconds: int = 0) -> Self:
         return self.sends(b"REQ %b %d\n" % (message.id, milliseconds))
 
-    def touches(self, message: Message) -> Self:
-        return self.sends(b"TOUCH %b\n" % message.id)
+    def touches(self, *messages: Message) -> Self:
+        return self.sends(b"".join(b"TOUCH %b\n" % message.id for message in messages))
 
     def has_been_heard(self) -> Self:
         """Wait until nsqd has executed all commands. For consumers, while no message is being delivered."""

@@ -19,7 +19,9 @@ Read ``protocol/__init__.py`` first, then ``queue/__init__.py``.
 """
 
 import platform
+import re
 from importlib.util import find_spec
+from pathlib import Path
 
 __version__ = "0.1.0"
 """The version of this project."""
@@ -29,12 +31,36 @@ NSQ_VERSION = "1.3.0"
 
 
 def version_line(program: str) -> str:
-    """What ``<program> --version`` prints, in the form operators parse: ``nsqd v1.3.0 (built w/python3.11.7)``.
+    """The first line of ``--version``, in the form that NSQ's clients parse: ``nsqd v1.3.0 (built w/python3.11.7)``."""
+    return f"{program} v{NSQ_VERSION} (built w/{build()})"
 
-    ``python3.11.7+compiled`` where the message path is machine code (docs/operations.md).
-    """
-    compiled = "+compiled" if is_compiled() else ""
-    return f"{program} v{NSQ_VERSION} (built w/python{platform.python_version()}{compiled})"
+
+def build() -> str:
+    """``python3.11.7``, and ``python3.11.7-compiled`` if the message path is machine code (docs/operations.md)."""
+    # gnsq accepts no other characters; Debian has had a Python 3.11.2+.
+    python = re.sub(r"[^a-z0-9.-]", "", platform.python_version())
+    return f"python{python}{'-compiled' if is_compiled() else ''}"
+
+
+def build_line() -> str:
+    """The second line of ``--version``, also at the start of a daemon's log."""
+    if is_compiled():
+        compiled = "yes"
+    elif (Path(__file__).parents[1] / "setup.py").exists():
+        compiled = "no (a checkout is interpreted: install gcc and python3-dev, then install it without --editable)"
+    else:
+        compiled = "no (install gcc and python3-dev, then reinstall)"
+    return f"nsq_compat {__version__}, compiled: {compiled}"
+
+
+def version_text(program: str) -> str:
+    """What ``--version`` prints."""
+    return f"{version_line(program)}\n{build_line()}"
+
+
+def build_info() -> dict[str, object]:
+    """The member ``nsq_compat`` of /info, which Go's daemons do not have."""
+    return {"version": __version__, "build": build(), "compiled": is_compiled()}
 
 
 def is_compiled() -> bool:

@@ -2,6 +2,8 @@
 //
 // - Live: fetches the page again in intervals, and replaces the elements with the attribute `data-live`.
 // - Links with the attribute `data-dialog` show the page they lead to, a confirmation, in a dialog.
+// - Plots show the value under the pointer, and the one chosen with the arrow keys, beside their captions.
+// - If nsqadmin does not answer, the page says so until it does.
 // - The counter counts up between two fetches.
 
 (() => {
@@ -13,6 +15,7 @@
   const PAUSED = "nsqadmin.paused";
   let paused = localStorage.getItem(PAUSED) === "1";
   let failures = 0;
+  let gone = false;
 
   // --- Live ---------------------------------------------------------------------------------------------------------
 
@@ -22,35 +25,90 @@
   }
 
   function replaceLiveParts(fresh) {
-    for (const part of document.querySelectorAll("[data-live]")) {
+    const parts = [...document.querySelectorAll("[data-live]")];
+    // All parts show the same moment, so a part in use keeps the others.
+    if (parts.some(inUse)) return;
+    for (const part of parts) {
       const other = fresh.getElementById(part.id);
-      if (other === null || inUse(part) || part.innerHTML === other.innerHTML) continue;
+      if (other === null || part.innerHTML === other.innerHTML) continue;
       const open = [...part.querySelectorAll("details")].map((details) => details.open);
-      const links = [...part.querySelectorAll("a, button, summary")];
+      const links = [...part.querySelectorAll("a, button, summary, .chart")];
       const focused = links.indexOf(document.activeElement);
       part.innerHTML = other.innerHTML;
       part.querySelectorAll("details").forEach((details, index) => { details.open = Boolean(open[index]); });
-      if (focused >= 0) part.querySelectorAll("a, button, summary")[focused]?.focus({ preventScroll: true });
+      preparePlots(part);
+      if (focused >= 0) part.querySelectorAll("a, button, summary, .chart")[focused]?.focus({ preventScroll: true });
     }
     const counter = fresh.getElementById("counter");
     if (counter !== null) Object.assign(document.getElementById("counter").dataset, counter.dataset);
     showTimes(fresh.getElementById("shown-at"));
   }
 
+  async function fetchPage() {
+    const answer = await fetch(location.href, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(15000) });
+    // A redirect to the login page is not a newer version of this page.
+    if (!answer.ok || answer.redirected) throw new Error(String(answer.status));
+    return new DOMParser().parseFromString(await answer.text(), "text/html");
+  }
+
   async function refresh() {
-    if (paused || document.hidden || dialog.open) return;
     try {
-      const answer = await fetch(location.href, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(15000) });
-      // A redirect to the login page is not a newer version of this page.
-      if (!answer.ok || answer.redirected) throw new Error(String(answer.status));
-      const text = await answer.text();
+      const fresh = await fetchPage();
       // The user may have paused or opened a dialog in the meantime.
-      if (!paused && !dialog.open) replaceLiveParts(new DOMParser().parseFromString(text, "text/html"));
+      if (!paused && !dialog.open) replaceLiveParts(fresh);
       failures = 0;
     } catch {
       failures += 1;
     }
     showState();
+  }
+
+  // --- nsqadmin itself ----------------------------------------------------------------------------------------------
+
+  async function answers() {
+    try {
+      const answer = await fetch(document.body.dataset.ping, { cache: "no-store", signal: AbortSignal.timeout(10000) });
+      return answer.ok && (await answer.text()) === "OK";
+    } catch {
+      return false;
+    }
+  }
+
+  function showGone(now) {
+    const notice = document.getElementById("gone");
+    if (now && !gone) notice.querySelector("span").textContent = document.querySelector("#shown-at time").textContent;
+    notice.hidden = !now;
+    document.title = document.title.replace(/^(No answer: )?/, now ? "No answer: " : "");
+    gone = now;
+  }
+
+  async function comeBack() {
+    try {
+      // An nsqadmin that was started again does not accept the tokens of forms that it had made before.
+      const token = (await fetchPage()).querySelector("input[name=csrf]")?.value;
+      if (token) for (const field of document.querySelectorAll("input[name=csrf]")) field.value = token;
+    } catch {
+      location.reload(); // it wants a login, or does not have this page any more
+    }
+  }
+
+  async function check() {
+    const wasGone = gone;
+    if (wasGone || paused || dialog.open || !seconds) showGone(!(await answers()));
+    if (gone) return;
+    if (wasGone) await comeBack();
+    if (!seconds || paused || dialog.open) return;
+    await refresh();
+    if (failures) showGone(!(await answers()));
+  }
+
+  // Links and buttons would lead to an error page of the browser, which does not come back by itself.
+  for (const kind of ["click", "submit"]) {
+    document.addEventListener(kind, (event) => {
+      if (!gone || (kind === "click" && event.target.closest("a[href]") === null)) return;
+      event.preventDefault();
+      event.stopImmediatePropagation();
+    }, true);
   }
 
   function showState() {
@@ -60,8 +118,9 @@
   }
 
   function schedule() {
-    // After failures the interval doubles, up to a minute.
-    setTimeout(async () => { await refresh(); schedule(); }, Math.min(60, seconds * 2 ** Math.min(failures, 5)) * 1000);
+    // After errors of a page the interval doubles, up to a minute.
+    const wait = gone ? 2 : Math.min(60, (seconds || 5) * 2 ** Math.min(failures, 5));
+    setTimeout(async () => { if (!document.hidden) await check(); schedule(); }, wait * 1000);
   }
 
   function showTimes(fresh) {
@@ -84,8 +143,8 @@
       if (!paused) refresh();
     });
     showState();
-    schedule();
   }
+  schedule();
   showTimes();
 
   // --- Confirmations ------------------------------------------------------------------------------------------------
@@ -114,6 +173,49 @@
       dialog.close();
     }
   });
+
+  // --- Plots --------------------------------------------------------------------------------------------------------
+
+  // How many readings before the newest one the keyboard's is.
+  let back = 0;
+
+  function showReading(plot, reading) {
+    for (const other of plot.querySelectorAll(".shown")) other.classList.remove("shown");
+    reading?.classList.add("shown");
+    const text = reading?.firstElementChild.textContent ?? "";
+    plot.closest("figure").querySelector("output").textContent = text;
+    return text;
+  }
+
+  function showChosen(plot) {
+    const readings = plot.querySelectorAll(".reading");
+    back = Math.max(0, Math.min(back, readings.length - 1));
+    const chosen = readings.length - 1 - back;
+    plot.setAttribute("aria-valuenow", String(chosen));
+    plot.setAttribute("aria-valuetext", showReading(plot, readings[chosen]));
+  }
+
+  function preparePlots(part) {
+    for (const plot of part.querySelectorAll(".chart")) {
+      const last = plot.querySelectorAll(".reading").length - 1;
+      if (last < 0) continue;
+      const state = { role: "slider", tabindex: 0, "aria-valuemin": 0, "aria-valuemax": last, "aria-valuenow": last };
+      for (const [name, value] of Object.entries(state)) plot.setAttribute(name, String(value));
+      plot.setAttribute("aria-valuetext", plot.querySelector(".reading:last-of-type title").textContent);
+      plot.addEventListener("focus", () => showChosen(plot));
+      plot.addEventListener("blur", () => showReading(plot, null));
+      plot.addEventListener("pointermove", (event) => showReading(plot, event.target.closest(".reading")));
+      plot.addEventListener("pointerleave", () => showReading(plot, null));
+      plot.addEventListener("keydown", (event) => {
+        const moved = { ArrowLeft: back + 1, ArrowRight: back - 1, PageUp: back - 10, PageDown: back + 10, Home: last, End: 0 };
+        if (!(event.key in moved)) return;
+        event.preventDefault();
+        back = moved[event.key];
+        showChosen(plot);
+      });
+    }
+  }
+  preparePlots(document);
 
   // --- The counter --------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,10 @@ from nsq_conformance.attached import RUN
 from nsq_conformance.behaviours.limits import OPTIONS, Connect
 from nsq_conformance.daemons import a_nsqd
 from nsq_conformance.nsqd_process import NsqdProcess
-from nsq_conformance.raw_client import RawClient
+from nsq_conformance.raw_client import PATIENCE_SECONDS, RawClient
+
+GO_SCAN_SECONDS = 5
+"""Go's nsqd looks for new channels at this interval."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,7 @@ def consumer(connect: Connect) -> RawClient:
 
 @pytest.fixture(scope="module")
 def awake_topics(nsqd: NsqdProcess) -> list[str]:
-    """Topics with a channel ``ch`` whose queues nsqd scans already; Go's begins up to five seconds after its creation.
+    """Topics with a channel ``ch`` whose queues nsqd scans already, which Go's does not do at once.
 
     The wait is the same for all tests of a module.
     """
@@ -48,7 +51,7 @@ def awake_topics(nsqd: NsqdProcess) -> list[str]:
         nsqd.create_channel(topic, "ch")
     with RawClient(nsqd.tcp_address) as client:
         client.subscribes(last).is_ready(1).defers(last, 1, b"is it?")
-        assert client.message().body == b"is it?"
+        assert client.reply(PATIENCE_SECONDS + GO_SCAN_SECONDS).data.endswith(b"is it?")
     return topics
 
 

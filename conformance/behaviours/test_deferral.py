@@ -11,6 +11,7 @@ from nsq_conformance.raw_client import RawClient, sized, soon
 
 DELAY_MS = 400
 DELAY = DELAY_MS / 1000
+MANY = 300
 _SLACK = 0.001
 """Go's delays have a resolution of one millisecond."""
 
@@ -29,6 +30,32 @@ def test_a_requeued_message_with_a_delay_is_delivered_after_it(client: RawClient
     began = time.monotonic()
     assert client.requeues(message, DELAY_MS).message() == message._replace(attempts=2)
     assert time.monotonic() - began >= DELAY - _SLACK
+
+
+def test_none_of_many_deferred_messages_is_early(client: RawClient, awake: str) -> None:
+    client.sends(b"".join(b"DPUB %b 1000\n" % awake.encode() + sized(b"x") for _ in range(MANY)))
+    assert [client.response() for _ in range(MANY)] == [b"OK"] * MANY
+    client.subscribes(awake, ready=50)
+    for _ in range(MANY):
+        message = client.message()
+        assert time.time_ns() - message.timestamp >= (1 - _SLACK) * 1e9
+        client.finishes(message)
+    client.has_been_heard()
+
+
+def test_none_of_many_requeued_messages_is_early(client: RawClient, awake: str) -> None:
+    client.publishes(awake, *[b"%d" % number for number in range(MANY)]).subscribes(awake, ready=50)
+    messages = [client.message() for _ in range(50)]
+    requeued = {}
+    for _ in range(MANY):
+        message = messages.pop(0) if messages else client.message()
+        requeued[message.id] = time.monotonic()
+        client.requeues(message, 1000)
+    for _ in range(MANY):
+        message = client.message()
+        assert time.monotonic() - requeued.pop(message.id) >= 1 - _SLACK
+        client.finishes(message)
+    client.has_been_heard()
 
 
 def test_deferred_messages_are_delivered_in_the_order_of_their_times(client: RawClient, awake: str) -> None:

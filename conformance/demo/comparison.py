@@ -1,6 +1,7 @@
 """Sends a file through nsqd, and checks that a consumer that knows only nsqlookupd receives every line once."""
 
 import importlib.util
+import os
 import sys
 from collections import Counter
 from contextlib import ExitStack
@@ -65,6 +66,7 @@ def differences(file: Path, out: Path) -> list[str]:
 
 
 def say(sentence: str) -> None:
-    """Print a line of the demonstration's own, in colour on a terminal."""
-    before, after = ("\x1b[1;36m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
+    """Print a line of the demonstration's own, in colour on a terminal. NO_COLOR turns colours off."""
+    is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    before, after = ("\x1b[1;36m", "\x1b[0m") if is_coloured else ("", "")
     print(f"{before}== {sentence}{after}", flush=True)

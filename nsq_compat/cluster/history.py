@@ -90,21 +90,24 @@ _UNKNOWN: Final = Series(FINE_SECONDS)
 class History:
     """The newest snapshot, and series of depths and rates.
 
-    `latest` is None before the first snapshot. `oldest` has the publish times (Unix seconds) of some channels' next
-    messages. `not_ready` has the channels with all consumers at RDY 0 in the last snapshot with clients.
+    `latest` is None before the first snapshot, and changes together with the rates of all series. `changed_at` is the
+    time (Unix seconds) of the last action of an operator, which older snapshots do not show. `oldest` has the publish
+    times of some channels' next messages. `not_ready` has the channels with all consumers at RDY 0 in the last snapshot
+    with clients.
     """
 
     def __init__(self, step: int = FINE_SECONDS) -> None:
         self.latest: Snapshot | None = None
+        self.changed_at = 0.0
         self.oldest: Mapping[Key, float] = {}
         self.not_ready: frozenset[Key] = frozenset()
         # With a shorter sample interval, a step keeps its last sample. With a longer one, the ring covers more time.
         self._step = max(FINE_SECONDS, step)
         self._series: dict[Key, Series] = {}
+        self._rates: Mapping[Key, float] = {}
 
     def add(self, snapshot: Snapshot) -> None:
         """Other threads run in between, because thousands of topics take long."""
-        self.latest = snapshot
         at = snapshot.taken_at
         waiting = sum(topic.waiting for topic in snapshot.topics)
         published = sum(topic.message_count for topic in snapshot.topics)
@@ -125,11 +128,12 @@ class History:
         before = at - COARSE_SECONDS * COARSE_LENGTH
         for key in [key for key, series in self._series.items() if series.last_seen < before]:
             del self._series[key]
+        self._rates = {key: series.rate for key, series in self._series.items() if not math.isnan(series.rate)}
+        self.latest = snapshot
 
     def rate(self, key: Key) -> float | None:
         """Messages a second; None if unknown."""
-        rate = self._series.get(key, _UNKNOWN).rate
-        return None if math.isnan(rate) else rate
+        return self._rates.get(key)
 
     def growth(self, key: Key) -> float:
         """Change of the depth over the last two minutes, in messages a second; 0 if unknown."""

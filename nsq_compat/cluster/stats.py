@@ -148,6 +148,15 @@ class Stats:
         """A count of a channel, or that of all channels of a topic."""
         return int(getattr(self, count))
 
+    def lost_by(self, action: str) -> int:
+        """Messages that this action deletes: with a channel all, also deferred ones and those in flight.
+
+        nsqd: emptying a topic leaves the messages of its channels.
+        """
+        if action == "empty" and not self.channel_name:
+            return self.depth
+        return self.waiting + self.total("deferred_count") + self.total("in_flight_count")
+
     @property
     def memory_depth(self) -> int:
         return self.depth - self.backend_depth

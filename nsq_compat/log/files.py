@@ -39,6 +39,9 @@ class Files(Protocol):
 
     def size(self, path: str) -> int: ...
 
+    def identity(self, path: str) -> tuple[int, int]:
+        """The file system and the number of a file or folder, whatever its path."""
+
     def rename(self, old: str, new: str) -> None: ...
 
     def unlink(self, path: str) -> None: ...
@@ -73,6 +76,11 @@ class OsFiles:
     @staticmethod
     def mkdir(path: str, mode: int = 0o700) -> None:
         os.mkdir(path, mode)
+
+    @staticmethod
+    def identity(path: str) -> tuple[int, int]:
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
 
     @staticmethod
     def fsync_folder(path: str) -> None:

@@ -1,7 +1,7 @@
 """The logs and checkpoints of all topics: a folder for each topic, the durability level, and a reserve of disk space.
 
 A ``TopicStore`` is a topic's view of its folder. It applies the durability level, so that the queue need not know it.
-``Storage`` knows, for all topics, whether the disk works.
+``Storage`` knows, for all topics, whether the disk works and the folder is where the next start looks for it.
 """
 
 import errno
@@ -65,8 +65,12 @@ class Reserve:
                 raise
         self.held, self.given_up = True, False
 
-    def give_up(self) -> None:
+    def lose(self) -> None:
+        """The file cannot be reached at the moment."""
         self.held, self.given_up = False, True
+
+    def give_up(self) -> None:
+        self.lose()
         with opened(self._files, self._path, os.O_RDWR) as fd, suppress(OSError):
             self._files.ftruncate(fd, 0)
 
@@ -83,7 +87,7 @@ class Durability(Enum):
 
 
 class Storage:
-    """The folders of all topics of a data path.
+    """The folders of all topics of a data path, which exists. The constructor raises ``OSError``.
 
     `commit` returns when everything appended to a log is synced, or raises ``OSError``; it may block. It is called
     after every append at level ``fsync``, and at all levels before messages are deleted that were copied. `open_files`
@@ -114,6 +118,8 @@ class Storage:
         self.error: str | None = None
         self.segment_size = segment_size
         self.reserve = Reserve(files, os.path.join(our_folder(data_path), _RESERVE))
+        self._identity = files.identity(our_folder(data_path))
+        self._lost_because = 0  # the error's number while the folder is not at its path
         self._descriptors = Descriptors(files, open_files)
         self._later = later
 
@@ -145,6 +151,14 @@ class Storage:
 
     def create(self, name: str) -> "TopicStore":
         """Return the store of a new topic. Raises ``OSError``."""
+        self.check_folder()
+        try:
+            return self._create(name)
+        except OSError as error:
+            self.failed(error)
+            raise
+
+    def _create(self, name: str) -> "TopicStore":
         store, last = self.open(name)
         if last is not None or store.log.disk_bytes:
             store.delete()  # of a deleted topic: it could not be moved away at that time
@@ -163,8 +177,41 @@ class Storage:
     def read_errors(self) -> int:
         return self._descriptors.read_faults.count
 
+    def check_folder(self) -> None:
+        """Check that the folder of all topics is still at its path. Raises ``OSError`` if it is not.
+
+        It may have been moved, deleted or unmounted. Logs that are open could still be written, but the next start
+        would not find the messages. So nothing is written until the folder is back.
+        """
+        folder = our_folder(self.data_path)
+        try:
+            lost_because = 0 if self.files.identity(folder) == self._identity else errno.ESTALE
+        except OSError as error:
+            lost_because = error.errno or errno.EIO
+        if lost_because == self._lost_because:
+            self.refuse_if_lost()
+            return
+        self._lost_because = lost_because
+        if not lost_because:
+            self.probe()
+            return
+        self.reserve.lose()
+        why = "another folder is at its path" if lost_because == errno.ESTALE else os.strerror(lost_because).lower()
+        self.error = f"{folder} is gone: {why}"
+        log.error("%s; nothing is written to the data path until the folder is back", self.error)
+        self.refuse_if_lost()
+
+    def refuse_if_lost(self) -> None:
+        """Raises ``OSError`` if the folder was not at its path when that was checked last."""
+        if self._lost_because:
+            raise OSError(self._lost_because, os.strerror(self._lost_because))
+
     def probe(self) -> None:
         """Check whether a failed disk works again, because there may be no producer or reader that would notice."""
+        try:
+            self.check_folder()
+        except OSError:
+            return
         self._descriptors.read_faults.retry()
         if self.error is not None or not self.reserve.held:
             path = os.path.join(our_folder(self.data_path), _PROBE)
@@ -179,6 +226,8 @@ class Storage:
 
     def failed(self, error: OSError) -> None:
         """Note a failed write: the data path is not healthy until a write succeeds."""
+        if self._lost_because:
+            return
         if self.error is None:
             log.error("cannot write to the data path: %s", reason(error))
         self.error = reason(error)
@@ -307,7 +356,9 @@ class TopicStore:
             raise
 
     def _keep_reserve(self) -> None:
-        if self._storage.reserve.given_up:  # the room that is left is for checkpoints
+        if self._storage.reserve.given_up:
+            self._storage.refuse_if_lost()
+            # The room that is left is for checkpoints.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def commit(self) -> None:
@@ -336,6 +387,7 @@ class TopicStore:
         At level ``fsync`` the log has to be synced before.
         """
         files, reserve = self._storage.files, self._storage.reserve
+        self._storage.refuse_if_lost()  # another folder may be at its path, with an older log
         try:
             write_temporary(files, self._checkpoint_path, *pieces, sync=self.commits)
         except OSError as error:

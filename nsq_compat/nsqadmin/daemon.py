@@ -43,6 +43,7 @@ class Daemon:
 
     def __init__(self, options: NsqadminOptions) -> None:
         log.info("%s", nsq_compat.version_line(PROGRAM))
+        log.info("%s", nsq_compat.build_line())
         self.options = options
         self.users = read_users(options.user_file) if options.user_file else None
         self.now = time.time
@@ -56,7 +57,7 @@ class Daemon:
         )
         self.cluster = Cluster(self._client, options.nsqlookupd_http_addresses, options.nsqd_http_addresses)
         self.history = History(max(1, options.sample_interval // SECOND))
-        self.metrics = Metrics(PROGRAM, nsq_compat.NSQ_VERSION)
+        self.metrics = Metrics(PROGRAM)
         self.metrics.collect_from(lambda: collect(self.history))
         self._loop_lag = LoopLag(self.metrics.observe_lag, self.metrics.observe_held)
         self._notifications: Queue[Mapping[str, Any]] = Queue(MAX_NOTIFICATIONS)

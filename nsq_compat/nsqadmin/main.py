@@ -9,7 +9,7 @@ monkey.patch_all()
 import sys
 from importlib.util import find_spec
 
-from nsq_compat import missing_package, version_line
+from nsq_compat import missing_package, version_text
 from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import configure
@@ -21,7 +21,7 @@ from nsq_compat.web.admin.users import make_line
 
 def main() -> None:
     """Run nsqadmin until SIGTERM or SIGINT."""
-    options = read_options(PROGRAM, NsqadminOptions, sys.argv[1:], version_line(PROGRAM))
+    options = read_options(PROGRAM, NsqadminOptions, sys.argv[1:], version_text(PROGRAM))
     configure(options.log_prefix, options.log_level, form=options.log_format)
     if options.make_user:
         # The password is the first line of stdin.

@@ -8,7 +8,7 @@ from socket import gethostname
 import gevent
 from gevent.event import Event
 
-from nsq_compat import NSQ_VERSION, version_line
+from nsq_compat import NSQ_VERSION, build_line, version_line
 from nsq_compat.cli.kinds import TLS_REQUIRED, OptionError
 from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
@@ -21,7 +21,14 @@ from nsq_compat.net.process import descriptors_left_by_clients, exempt_from_coll
 from nsq_compat.net.server import HttpServer, TcpServer
 from nsq_compat.net.sockets import listen, port_of
 from nsq_compat.nsqd import startup
-from nsq_compat.nsqd.durability import SYNC_BUCKETS, Checkpoints, Committer, DeadLetterSender, MetadataFile
+from nsq_compat.nsqd.durability import (
+    SYNC_BUCKETS,
+    Checkpoints,
+    Committer,
+    DeadLetterSender,
+    FolderWatch,
+    MetadataFile,
+)
 from nsq_compat.nsqd.http_calls import AuthServers
 from nsq_compat.nsqd.lookup_peers import LookupPeers, TopicChannels
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, settle
@@ -68,6 +75,7 @@ class Daemon:
         files = OsFiles()
         self._lock = startup.lock_data_path(files, data_path)
         log.info("%s", version_line(PROGRAM))
+        log.info("%s", build_line())
         log.info("ID: %d", options.id)
         if options.snappy and not SNAPPY_INSTALLED:
             log.warning("snappy is not offered to clients: %s", SNAPPY_MISSING)
@@ -75,7 +83,7 @@ class Daemon:
         self._limits = startup.session_limits(options)
         self._calls = startup.make_http_calls(options)
         self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
-        self.metrics = Metrics(PROGRAM, NSQ_VERSION)
+        self.metrics = Metrics(PROGRAM)
         self.memory = MemoryStats().stats
         self._loop_lag = LoopLag(self.metrics.observe_lag, self.metrics.observe_held)
         observe_sync = self.metrics.histogram("nsqd_fsync_seconds", "Time a sync of a log took.", SYNC_BUCKETS)
@@ -85,7 +93,7 @@ class Daemon:
             data_path,
             durability=Durability(options.durability),
             segment_size=options.max_bytes_per_file,
-            commit=Committer(observe_sync).commit,
+            commit=Committer(observe_sync, lambda: self._storage.check_folder()).commit,
             open_files=descriptors_left_by_clients() // 2,
             later=loop.run_callback,
             at_end_of_iteration=loop.run_callback,
@@ -96,13 +104,15 @@ class Daemon:
         self._policies = startup.load_policies(options.config)
         self._enforcer = PolicyEnforcer(self.broker, time.monotonic, time.time_ns)
         self._dead_letters = DeadLetterSender(self._enforcer.dead_letters)
-        self._metadata = MetadataFile(files, data_path, self.broker)
+        self._metadata = MetadataFile(self._storage, self.broker)
+        self._folder_watch = FolderWatch(self._storage)
         self._checkpoints = Checkpoints(self.broker, self._storage, options.sync_timeout / SECOND)
         self._alarms = AlarmClock(self.broker.schedule)
         self.drained = Event()
         self.draining = False
         self._drain = gevent.Greenlet(self._wait_until_drained)
-        self._listen(LoopTick(loop))
+        tick = LoopTick(loop)
+        self._listen(tick)
         info = PeerInfo(
             broadcast_address=options.broadcast_address,
             hostname=gethostname(),
@@ -112,7 +122,7 @@ class Daemon:
             topology_zone=options.topology_zone,
             version=NSQ_VERSION,
         )
-        self._lookup_peers = LookupPeers(self.broker, info, options.max_body_size)
+        self._lookup_peers = LookupPeers(self.broker, info, options.max_body_size, tick)
         self._topic_channels = TopicChannels(
             self.broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )
@@ -174,6 +184,7 @@ class Daemon:
         self._dead_letters.start()
         self._metadata.start()
         self._metadata.save()
+        self._folder_watch.start()
         self._checkpoints.start()
         self._alarms.start()
         self._loop_lag.start()
@@ -201,6 +212,7 @@ class Daemon:
         if self._busy_poll is not None:
             self._busy_poll.stop()
         self._loop_lag.stop()
+        self._folder_watch.stop()
         self._checkpoints.stop()
         self.broker.close()
         self._checkpoints.write_last()

@@ -7,7 +7,7 @@ of a topic or channel is in the topic's own log before the client receives the r
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, ParamSpec, TypeVar
 
 import gevent
@@ -17,7 +17,6 @@ from gevent.pool import Pool
 
 from nsq_compat.log.checkpoint import Encoding
 from nsq_compat.log.data_path import reason
-from nsq_compat.log.files import Files
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
 from nsq_compat.log.storage import Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
@@ -41,6 +40,8 @@ _LAST_BATCH_BYTES: Final = 1 << 20
 _LARGE_CHECKPOINT: Final = 1 << 20
 _RETRY_SECONDS: Final = 1.0
 """Between attempts to save nsqd.dat, or to send dead letters while the disk or the dead-letter topic is full."""
+_WATCH_SECONDS: Final = 0.1
+"""Messages that are acknowledged in this time after the data path was moved are where it was moved to."""
 _TOPICS_AT_ONCE: Final = 500
 _PAUSE_SECONDS: Final = 0.001
 """With a sleep of 0 the event loop would not poll its sockets."""
@@ -79,11 +80,12 @@ class Committer:
 
     While a sync runs, new publishers gather for the next one, which begins as soon as the last one has returned. There
     is no timer, because waiting for more publishers lowers the rate (measured). `observe` receives the seconds of each
-    sync.
+    sync. `check_folder` raises ``OSError`` if the next start would not find the log that was synced.
     """
 
-    def __init__(self, observe: Callable[[float], None]) -> None:
+    def __init__(self, observe: Callable[[float], None], check_folder: Callable[[], None]) -> None:
         self._observe = observe
+        self._check_folder = check_folder
         self._gathering: dict[TopicLog, AsyncResult[None]] = {}
         self._syncing: set[TopicLog] = set()
 
@@ -109,12 +111,29 @@ class Committer:
                         raise
                     log.finish_sync(job, None)
                     self._observe(time.monotonic() - began)
+                    self._check_folder()
                 except OSError as error:
                     synced.set_exception(error)
                 else:
                     synced.set(None)
         finally:
             self._syncing.discard(log)
+
+
+class FolderWatch:
+    """Checks often that the data path is still there (`Storage.check_folder`), without work for each message."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._watching = gevent.Greenlet(self._watch)
+        self.start = self._watching.start
+        self.stop = self._watching.kill
+
+    def _watch(self) -> None:
+        while True:
+            with suppress(OSError):  # it is logged
+                self._storage.check_folder()
+            gevent.sleep(_WATCH_SECONDS)
 
 
 class Checkpoints:
@@ -265,9 +284,8 @@ class MetadataFile:
     An observer of the broker. Saving is done in a thread, and one save may cover several changes.
     """
 
-    def __init__(self, files: Files, data_path: str, broker: Broker) -> None:
-        self._files = files
-        self._data_path = data_path
+    def __init__(self, storage: Storage, broker: Broker) -> None:
+        self._storage = storage
         self._broker = broker
         self._wanted = Event()
         self._lock = Semaphore()
@@ -285,9 +303,11 @@ class MetadataFile:
     def save(self) -> bool:
         """Save the current state; returns whether it succeeded. A failure is logged."""
         with self._lock:  # because saves write the same file
-            log.info("NSQ: persisting topic/channel metadata to %s", self._data_path)
+            storage = self._storage
+            log.info("NSQ: persisting topic/channel metadata to %s", storage.data_path)
             try:
-                in_thread(save_metadata, self._files, self._data_path, self._topics())
+                storage.check_folder()
+                in_thread(save_metadata, storage.files, storage.data_path, self._topics())
             except OSError as error:
                 log.error("failed to persist metadata - %s", reason(error))
                 return False

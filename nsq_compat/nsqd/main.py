@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import gevent
 
-from nsq_compat import version_line
+from nsq_compat import version_text
 from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import configure
@@ -28,7 +28,7 @@ from nsq_compat.nsqd.startup import check
 
 def main() -> None:
     """Run nsqd until SIGTERM or SIGINT."""
-    options = read_options(PROGRAM, NsqdOptions, sys.argv[1:], version_line(PROGRAM))
+    options = read_options(PROGRAM, NsqdOptions, sys.argv[1:], version_text(PROGRAM))
     configure(options.log_prefix, options.log_level, form=options.log_format)
     raise_descriptor_limit()
     before_stopping: list[Callable[[], None]] = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from socket import gethostname
 from typing import Final
 
-from nsq_compat import NSQ_VERSION, version_line
+from nsq_compat import NSQ_VERSION, build_line, version_line, version_text
 from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.kinds import DURATION, STRING, OptionError
 from nsq_compat.cli.logs import configure
@@ -72,6 +72,7 @@ class Daemon:
 
     def __init__(self, options: NsqlookupdOptions) -> None:
         log.info("%s", version_line(PROGRAM))
+        log.info("%s", build_line())
         self.db = RegistrationDb(options.inactive_producer_timeout / SECOND, options.tombstone_lifetime / SECOND)
         tcp_listener = listen(options.tcp_address or _ANY_PORT)
         http_listener = listen(options.http_address or _ANY_PORT)
@@ -83,7 +84,7 @@ class Daemon:
             version=NSQ_VERSION,
         )
         self._tcp = TcpServer(tcp_listener, self._make_session, receive_size=RECEIVE_SIZE)
-        metrics = Metrics(PROGRAM, NSQ_VERSION)
+        metrics = Metrics(PROGRAM)
         self._loop_lag = LoopLag(metrics.observe_lag, metrics.observe_held)
         self._http = HttpServer(http_listener, NsqlookupdApi(self.db, metrics))
 
@@ -106,7 +107,7 @@ class Daemon:
 
 def main() -> None:
     """Run nsqlookupd until SIGTERM or SIGINT."""
-    options = read_options(PROGRAM, NsqlookupdOptions, sys.argv[1:], version_line(PROGRAM))
+    options = read_options(PROGRAM, NsqlookupdOptions, sys.argv[1:], version_text(PROGRAM))
     configure(options.log_prefix, options.log_level, form=options.log_format)
     raise_descriptor_limit()
     stop = stop_signal()

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
-from nsq_compat import version_line
+from nsq_compat import version_text
 from nsq_compat.cli.flags import EXIT_FAILURE, EXIT_USAGE, parse_arguments
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS
 from nsq_compat.cli.logs import configure, parse_log_level
@@ -78,7 +78,7 @@ def run(words: Sequence[str]) -> int:
     """Run the subcommand of a command line; returns the exit code."""
     name = words[0] if words else ""
     if name.lstrip("-") == "version" and name.startswith("-"):
-        print(version_line(PROGRAM))
+        print(version_text(PROGRAM))
         return 0
     if name not in _COMMANDS:
         print(f"usage: {PROGRAM} {'|'.join(_COMMANDS)} [flags], or -h behind one of these", file=sys.stderr)

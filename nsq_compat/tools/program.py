@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, NoReturn, TypeVar
 
-from nsq_compat import NSQ_VERSION, __version__
+from nsq_compat import NSQ_VERSION, __version__, build_line
 from nsq_compat.cli.flags import EXIT_FAILURE, parse_arguments
 from nsq_compat.cli.kinds import BOOLEAN
 from nsq_compat.cli.options import option, table_of
@@ -72,7 +72,7 @@ def _read_options(options_type: type[T]) -> T:
         raise Refused(f"unknown arguments: [{' '.join(arguments.rest)}]")
     options = options_type(**arguments.given)
     if options.version:
-        print(f"{options.program} v{NSQ_VERSION}")
+        print(f"{options.program} v{NSQ_VERSION}\n{build_line()}")
         raise SystemExit(0)
     return options
 

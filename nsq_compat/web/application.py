@@ -37,12 +37,13 @@ _MIN_PIECE_BYTES: Final = 64 * 1024
 
 
 class ApiError(Exception):
-    """Ends a request with an error response. Clients match on the code."""
+    """Ends a request with an error response. Clients match on the code; pages show the explanation to people."""
 
-    def __init__(self, status: int, code: str) -> None:
+    def __init__(self, status: int, code: str, explanation: str = "") -> None:
         super().__init__(code)
         self.status = status
         self.code = code
+        self.explanation = explanation
 
 
 # --- Queries ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ rarer than messages. prometheus_client is an extra: without it, /metrics answers
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from nsq_compat import missing_package
+from nsq_compat import NSQ_VERSION, __version__, build, missing_package
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.application import Route, Routes, plain
 
@@ -26,8 +26,8 @@ class MetricsUnavailable(Exception):
 class Metrics:
     """The metrics of one daemon: its process, its event loop, and those of added collectors."""
 
-    def __init__(self, program: str, version: str) -> None:
-        self._registry = _registry(program, version)
+    def __init__(self, program: str) -> None:
+        self._registry = _registry(program)
         self.observe_lag = self.histogram(
             f"{program}_event_loop_lag_seconds", "Delay of timers in the event loop.", LAG_BUCKETS
         )
@@ -67,7 +67,7 @@ class Metrics:
         return encode(self._registry), content_type
 
 
-def _registry(program: str, version: str) -> "CollectorRegistry | None":
+def _registry(program: str) -> "CollectorRegistry | None":
     try:
         from prometheus_client import CollectorRegistry, GCCollector, Info, ProcessCollector
     except ModuleNotFoundError as failure:
@@ -75,7 +75,8 @@ def _registry(program: str, version: str) -> "CollectorRegistry | None":
             raise
         return None
     registry = CollectorRegistry()
-    Info(f"{program}_build", "Version of the program.", registry=registry).info({"version": version})
+    versions = {"version": NSQ_VERSION, "nsq_compat": __version__, "build": build()}
+    Info(f"{program}_build", "Versions of NSQ and of nsq_compat, and the build.", registry=registry).info(versions)
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
     return registry

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from nsq_compat import NSQ_VERSION
+from nsq_compat import NSQ_VERSION, build_info
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.registry.registration_db import Producer, Registration, RegistrationDb, Tombstone
 from nsq_compat.session.http_message import Request, Response
@@ -68,7 +68,7 @@ class NsqlookupdApi(Application):
         )
 
     def info(self, request: Request) -> Response:
-        return json_response({"version": NSQ_VERSION})
+        return json_response({"version": NSQ_VERSION, "nsq_compat": build_info()})
 
     def _collect(self) -> Iterable["Metric"]:
         """The sizes of the registration database. No metric has the name of a topic."""

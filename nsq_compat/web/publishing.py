@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
+from nsq_compat.log.data_path import reason
 from nsq_compat.net.event_loop import let_others_run
 from nsq_compat.policy.enforcer import Full
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
@@ -133,7 +134,7 @@ class Publishing:
             return OK
         if isinstance(failure, OSError):
             # nsqd: a failed write is reported as EXITING.
-            log.error("publish over HTTP failed - %s", failure)
+            log.error("publish over HTTP failed - %s", reason(failure))
         # docs/differences.md: policies
         return error(503, "TOPIC_FULL" if isinstance(failure, Full) else "EXITING")
 

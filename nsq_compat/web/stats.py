@@ -13,7 +13,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any, Final, TypeVar
 
-from nsq_compat import NSQ_VERSION, version_line
+from nsq_compat import NSQ_VERSION, build_info, version_line
 from nsq_compat.net.event_loop import let_others_run
 from nsq_compat.protocol.durations import SECOND, format_duration
 from nsq_compat.protocol.go_json import dumps
@@ -80,6 +80,7 @@ class Stats:
                 "tcp_port": service.tcp_port,
                 "start_time": int(service.started_at),
                 **picked(options, _INFO_KEYS),
+                "nsq_compat": build_info(),
             }
         )
 

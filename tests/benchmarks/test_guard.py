@@ -63,13 +63,13 @@ def test_a_cost_without_a_record_is_reported() -> None:
 def test_the_recorded_files_have_every_load(name: str, compiled: bool) -> None:
     record = json.loads(guard.RECORD.with_name(name).read_text())
     assert record["costs"].keys() == {load.name for load in LOADS}
-    assert record["build"].endswith("+compiled") == compiled
+    assert record["build"].endswith("-compiled") == compiled
 
 
 def test_a_compiled_nsqd_is_not_compared_with_the_record_of_an_interpreted_one(tmp_path: Path) -> None:
     path = tmp_path / "guard.json"
-    path.write_text(json.dumps({"build": "python3.11.7+compiled", "costs": {}}))
-    with pytest.raises(SystemExit, match=r"is of python3\.11\.7\+compiled, this is python3\.\S+: they cannot"):
+    path.write_text(json.dumps({"build": "python3.11.7-compiled", "costs": {}}))
+    with pytest.raises(SystemExit, match=r"is of python3\.11\.7-compiled, this is python3\.\S+: they cannot"):
         guard.main(["--file", str(path)])
 
 

@@ -219,6 +219,9 @@ class SimulatedDisk:
     def size(self, path: str) -> int:
         return len(self._inode(path).now)
 
+    def identity(self, path: str) -> tuple[int, int]:
+        return 0, id(self._entry(path))
+
     def rename(self, old: str, new: str) -> None:
         (folder, old_name), (new_folder, new_name) = self._place(old), self._place(new)
         entry = self._entry(old)

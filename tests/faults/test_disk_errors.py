@@ -44,6 +44,43 @@ def failing(daemon: Daemon, call: str, *paths: Path) -> Iterator[None]:
             tracer.communicate(timeout=20)
 
 
+# --- The data path is gone --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["os", "fsync"])
+def test_while_the_data_path_is_gone_publishes_are_refused_and_nothing_is_lost(start, tmp_path, level):
+    path, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    path.mkdir()
+    daemon = start(f"--durability={level}", data_path=path)
+    daemon.create_channel("t", "c")
+    daemon.publishes(b"before")
+    path.rename(elsewhere)
+    wait_until(lambda: daemon.ping() == f"NOK - {path}/nsq_compat is gone: no such file or directory")
+    assert daemon.logs(f"ERROR: {path}/nsq_compat is gone: no such file or directory")
+    for topic in (b"t", b"new"):
+        for command in (pub(b"x", topic=topic), mpub([b"x"], topic=topic), dpub(b"x", 50, topic=topic)):
+            with daemon.client() as producer, pytest.raises(Refused, match="PUB_FAILED .*no such file or directory"):
+                producer.says(command).answer()
+        assert daemon.http("pub", b"x", topic=topic.decode())[0] == 503
+    elsewhere.rename(path)
+    wait_until(lambda: daemon.ping() == "OK")
+    daemon.publishes(b"after")
+    daemon.publishes(b"first", topic=b"new")
+    daemon.kill()
+    again = start(data_path=path)
+    assert again.consumes(2) == [b"before", b"after"]
+    assert again.consumes(1, topic=b"new") == [b"first"]
+
+
+def test_a_new_topic_is_refused_in_the_moment_in_which_the_data_path_is_gone(start, tmp_path):
+    (tmp_path / "data").mkdir()
+    daemon = start(data_path=tmp_path / "data")
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    assert daemon.http("pub", b"x", topic="new")[0] == 503
+    assert daemon.http("ping")[0] == 500
+    assert daemon.logs("nsq_compat is gone: ")
+
+
 # --- Syncs ------------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from contextlib import contextmanager
 from typing import cast
 
@@ -16,6 +17,7 @@ from nsq_compat.log.checkpoint import (
     entries_at_once,
     read_checkpoint,
 )
+from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import Files, OsFiles, replace_file
 from nsq_compat.log.storage import Durability, Reserve, Storage
 from nsq_compat.log.topic_log import LogEnd, TopicLog
@@ -741,6 +743,80 @@ def test_a_topic_that_cannot_be_created_leaves_no_file_open(data_path, disk):
     with pytest.raises(OSError, match="not empty"):
         storage.create("orders")
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_topic_that_cannot_be_created_makes_the_data_path_unhealthy(data_path, disk):
+    def refuse(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    daemon = data_path.start()
+    disk.mkdir = refuse
+    with pytest.raises(OSError, match="Read-only"):
+        daemon.topic("new")
+    assert daemon.broker._storage.problem == "read-only file system"
+
+
+# --- A folder that is gone --------------------------------------------------------------------------------------------
+
+
+def lose(folder, how):
+    """Take the folder away; returns a function that puts it back."""
+    os.rename(folder, f"{folder}.moved")
+    if how == "replaced":
+        shutil.copytree(f"{folder}.moved", folder)
+
+    def put_back():
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(f"{folder}.moved", folder)
+
+    return put_back
+
+
+@pytest.mark.parametrize("how", ["moved", "replaced"])
+@pytest.mark.parametrize("durability", LOGGED)
+def test_nothing_is_written_while_the_folder_is_not_at_its_path(data_path, caplog, durability, how):
+    daemon = data_path.start(durability)
+    storage = daemon.broker._storage
+    daemon.channel()
+    daemon.publishes(b"before")
+    data_path.checkpoint(daemon)
+    put_back = lose(our_folder(data_path.path), how)
+    with pytest.raises(OSError, match="No such file|Stale"):
+        storage.check_folder()
+    assert "is gone: " in storage.problem
+    assert [record.levelname for record in caplog.records if " is gone: " in record.getMessage()] == ["ERROR"]
+    for topic in ("orders", "new"):
+        with pytest.raises(OSError, match="No such file|Stale"):
+            daemon.publishes(b"refused", topic=topic)
+    with pytest.raises(OSError, match="No such file|Stale"):
+        data_path.checkpoint(daemon)
+    storage.probe()
+    assert storage.problem is not None
+    put_back()
+    storage.check_folder()
+    assert storage.problem is None
+    daemon.publishes(b"after")
+    daemon.publishes(b"first", topic="new")
+    restarted = data_path.restart(daemon, durability)
+    assert restarted.consumer().takes_all() == [b"before", b"after"]
+    assert restarted.topic("new").depth == 1
+
+
+def test_at_level_memory_only_writes_are_refused_while_the_folder_is_gone(data_path):
+    daemon = data_path.start(Durability.MEMORY)
+    daemon.channel()
+    put_back = lose(our_folder(data_path.path), "moved")
+    with pytest.raises(OSError, match="No such file"):
+        daemon.topic("new")
+    daemon.publishes(b"1")
+    daemon.publishes(b"2")
+    with pytest.raises(OSError, match="No such file"):
+        daemon.publishes(b"beyond the memory queue")
+    put_back()
+    daemon.broker._storage.probe()
+    daemon.publishes(b"3")
+    data_path.stop(daemon)
+    assert data_path.start(Durability.MEMORY).consumer().takes_all() == [b"1", b"2", b"3"]
 
 
 # --- The reserve ------------------------------------------------------------------------------------------------------

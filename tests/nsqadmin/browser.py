@@ -14,6 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 PATIENCE = 30.0
+ARROW_LEFT = "\ue012"
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 _STARTED = re.compile(r"started successfully on port (\d+)")
 
@@ -21,6 +22,7 @@ _STARTED = re.compile(r"started successfully on port (\d+)")
 class Element:
     def __init__(self, browser: "Browser", reference: str) -> None:
         self._browser = browser
+        self._reference = reference
         self._path = f"element/{reference}"
 
     @property
@@ -29,6 +31,11 @@ class Element:
 
     def click(self) -> None:
         self._browser.call("POST", f"{self._path}/click", {})
+
+    def hover(self) -> None:
+        move = {"type": "pointerMove", "duration": 0, "x": 0, "y": 0, "origin": {_ELEMENT: self._reference}}
+        pointer = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": [move]}
+        self._browser.call("POST", "actions", {"actions": [pointer]})
 
     def type(self, text: str) -> None:
         self._browser.call("POST", f"{self._path}/value", {"text": text})
@@ -110,6 +117,17 @@ class Browser:
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.call("POST", "execute/sync", {"script": script, "args": list(arguments)})
+
+    def call_async(self, script: str, *arguments: Any) -> Any:
+        """Run a script that calls its last argument with the result."""
+        return self.call("POST", "execute/async", {"script": script, "args": list(arguments)})
+
+    def start_over(self) -> None:
+        """The window of a new visitor."""
+        self.scripts(on=True)
+        self.prefer("light")
+        self.resize(1280, 900)
+        self.devtools("Network.clearBrowserCookies")
 
     def resize(self, width: int, height: int) -> None:
         self.devtools(

@@ -9,6 +9,7 @@ import pytest
 
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests.nsqadmin.browser import Browser
 
 PATIENCE = 30.0
 
@@ -31,6 +32,13 @@ def start() -> Iterator[StartNsqadmin]:
             return stack.enter_context(NsqadminProcess(installed_nsqadmin(), options=arguments))
 
         yield start_nsqadmin
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
 
 
 def publish(nsqd: NsqdProcess, topic: str, *bodies: str) -> None:

@@ -10,11 +10,12 @@ from urllib.parse import quote
 import pytest
 
 from nsq_compat.web.admin.users import make_line
+from nsq_conformance.daemon_process import own_host
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.cluster.daemon import Daemon
-from tests.nsqadmin.browser import Browser, until
+from tests.nsqadmin.browser import ARROW_LEFT, Browser, until
 from tests.nsqadmin.conftest import StartNsqadmin, publish
 
 
@@ -55,20 +56,10 @@ def _addresses(nsqlookupd: NsqlookupdProcess) -> list[str]:
     return [f"{node['broadcast_address']}:{node['http_port']}" for node in nsqlookupd.get("/nodes")["producers"]]
 
 
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
-
-
 @pytest.fixture
 def browser(chromium: Browser, site: Site) -> Browser:
     """A window of a new visitor."""
-    chromium.scripts(on=True)
-    chromium.prefer("light")
-    chromium.resize(1280, 900)
-    chromium.devtools("Network.clearBrowserCookies")
+    chromium.start_over()
     chromium.devtools("Storage.clearDataForOrigin", origin=site.url(""), storageTypes="all")
     chromium.complaints()
     return chromium
@@ -142,23 +133,52 @@ def test_a_node_is_tombstoned_for_a_topic(site, browser):
     browser.sees("2 messages", "dialog")
     browser.click("dialog button", "Tombstone")
     browser.sees(f"Tombstoned {site.nsqd.http_address} for tombstoned.")
-    browser.sees("No nsqd has this topic")
+    browser.sees("Only nsqlookupd knows this topic")
     browser.open(site.url("/lookup"))
     browser.sees("tombstoned")
 
 
-def test_a_topic_is_created_and_a_message_published_and_seen(site, browser):
+def test_a_topic_known_only_to_nsqlookupd_is_created_on_nodes_or_deleted(site, browser):
+    for topic in ("idle.kept", "idle.gone"):
+        site.nsqadmin.send("/api/topics", f'{{"topic":"{topic}","channel":"c"}}')
+    browser.open(site.url("/topics"))
+    browser.click("main a", "idle.gone")
+    browser.sees("Only nsqlookupd knows this topic")
+    browser.click("main a", "Delete…")
+    browser.sees("no messages are lost", "dialog")
+    browser.click("dialog button", "Delete idle.gone")
+    browser.sees("Deleted idle.gone.")
+    assert "idle.gone" not in site.nsqlookupd.get("/topics")["topics"]
+    browser.open(site.url("/topics/idle.kept/c"))
+    browser.sees("Only nsqlookupd knows the topic idle.kept.")
     browser.open(site.url("/lookup"))
+    browser.click("li:has(a[href='/topics/idle.kept']) a", "Create on nodes…")
+    browser.click("main button", "Create")
+    browser.sees(f"Created idle.kept on {site.nsqd.http_address}.")
+    # nsqd asks nsqlookupd for the channels of a new topic.
+    browser.sees("c", "#channels tbody")
+
+
+def test_a_topic_is_created_and_a_message_published_and_seen(site, browser):
+    browser.open(site.url("/topics"))
+    browser.click("main a", "Create a topic…")
+    browser.find("input[name=topic]").type("not valid")
+    browser.click("main button", "Create")
+    browser.sees("“not valid” is not a valid name of a topic.")
+    browser.sees("letters (A to Z, a to z), digits, dots, dashes and underscores")
+    browser.run("document.querySelector('input[name=topic]').value = ''")
     browser.find("input[name=topic]").type("made")
     browser.click("main button", "Create")
-    browser.sees("Created made.")
-    filled(site, "made")
-    browser.open(site.url("/topics/made"))
-    browser.click("summary", "Publish")
+    browser.sees(f"Created made on {site.nsqd.http_address}.")
     browser.find("textarea").type("Grüße")
-    browser.click("details button", "Publish")
-    browser.sees("Published to")
-    browser.click("#channels a", "archive")
+    browser.click("#publish button", "Publish")
+    browser.sees(f"Published a message to made on {site.nsqd.http_address}.")
+    browser.click("#channels a", "Create a channel…")
+    browser.sees("Create a channel of made", "h1")
+    browser.find("input[name=channel]").type("archive")
+    browser.click("main button", "Create")
+    browser.sees(f"Created made/archive on {site.nsqd.http_address}.")
+    assert browser.path == "/topics/made/archive"
     browser.click("#actions a", "Messages")
     browser.sees("Grüße", "pre")
     assert site.nsqd.channel_stats("made", "archive")["depth"] == 1
@@ -175,6 +195,30 @@ def test_the_chart_is_updated_on_an_open_page(site, browser):
         "a chart that moves",
     )
     browser.sees("21", "#figures")
+
+
+def test_a_plot_shows_its_values_to_the_pointer_and_to_the_keyboard(site, browser):
+    filled(site, "plotted", *("message" for _ in range(37)))
+    browser.open(site.url("/topics/plotted"))
+    until(
+        lambda: browser.run("return document.querySelectorAll('#charts .chart:first-of-type .reading').length") > 1,
+        "samples",
+    )
+    browser.run("document.querySelector('#charts .chart').focus()")
+    browser.sees("37, ", "#charts output")
+    before = browser.text_of("#charts output")
+    browser.find("#charts .chart").type(ARROW_LEFT)
+    until(lambda: browser.text_of("#charts output") not in (before, ""), "an earlier value")
+    chosen = browser.run("return document.querySelector('#charts .chart').getAttribute('aria-valuetext')")
+    assert chosen.endswith(" ago")
+    # A page that is refreshed keeps the focus.
+    publish(site.nsqd, "plotted", "one more")
+    browser.sees("38", "#figures")
+    assert browser.run("return document.activeElement.matches('#charts .chart')")
+    browser.run("document.activeElement.blur()")
+    assert browser.text_of("#charts output") == ""
+    browser.find("#charts .chart").hover()
+    browser.sees(" ago", "#charts output")
 
 
 def test_new_messages_appear_on_the_watch_page(site, browser):
@@ -239,7 +283,8 @@ def test_dark_mode_is_dark(site, browser):
 PAGES = (
     *("/", "/topics", "/topics/everywhere", "/topics/everywhere/archive", "/topics/everywhere/archive/messages"),
     "/messages/everywhere",
-    *("/nodes", "/counter", "/lookup", "/topics/everywhere?confirm=delete"),
+    *("/nodes", "/counter", "/lookup", "/topics/everywhere?confirm=delete", "/create", "/create?topic=everywhere"),
+    "/topics/everywhere?form=publish",
 )
 
 
@@ -313,11 +358,48 @@ def test_logging_in_and_a_refused_action(site, browser, start: StartNsqadmin, tm
     browser.sees("Wrong user name or password")
     browser.find("input[name=password]").type("secret\n")
     browser.sees("archive", "h1")
-    assert browser.run("return document.querySelectorAll('#actions').length") == 0, "a viewer sees no buttons"
+    browser.sees("Your role (viewer) does not allow the disabled actions.", "#actions")
+    assert browser.run("return document.querySelectorAll('#actions :is(a, button:enabled)').length") == 0
     refused = browser.run("return fetch('/api/topics/guarded', {method: 'DELETE'}).then(answer => answer.status)")
     assert refused == 403
     browser.open(f"http://{nsqadmin.http_address}/topics/guarded?confirm=delete")
-    browser.sees("You do not have permission for this.")
+    browser.sees("Your role (viewer) does not allow this. It needs the role admin.")
     browser.click(".tools button", "Log out")
     browser.sees("Log in", "h1")
     assert site.nsqd.channel_stats("guarded", "archive")["depth"] == 1
+
+
+@pytest.fixture
+def restarted(site: Site, start: StartNsqadmin) -> NsqadminProcess:
+    """An nsqadmin of its own, on a host where its port stays free."""
+    options = f"--lookupd-http-address={site.nsqlookupd.http_address}", "--sample-interval=1s"
+    return start(*options, f"--http-address={own_host()}:0")
+
+
+def test_a_page_says_that_nsqadmin_is_gone_and_continues_when_it_is_back(site, browser, restarted):
+    filled(site, "outlasting", "one")
+    browser.open(f"http://{restarted.http_address}/topics/outlasting?form=publish")
+    browser.sees("archive", "#channels")
+    restarted.stop()
+    browser.sees("nsqadmin does not answer.", "#gone:not([hidden])")
+    assert browser.run("return parseFloat(getComputedStyle(document.querySelector('#gone strong')).fontSize)") > 24
+    browser.click("#channels a", "archive")
+    assert browser.path == "/topics/outlasting", "the link would lead to an error page of the browser"
+    restarted.start()
+    browser.sees_no_more("nsqadmin does not answer.", "#gone:not([hidden])")
+    publish(site.nsqd, "outlasting", "two", "three")
+    browser.sees("\n3\n", "#figures")
+    # The new nsqadmin accepts a form of the page that the old one made.
+    browser.find("textarea").type("four")
+    browser.click("#publish button", "Publish")
+    browser.sees("Published a message to outlasting")
+
+
+def test_a_page_that_is_not_refreshed_says_that_nsqadmin_is_gone_too(browser, restarted):
+    browser.open(f"http://{restarted.http_address}/create")
+    browser.find("input[name=topic]").type("typed")
+    restarted.stop()
+    browser.sees("nsqadmin does not answer.", "#gone:not([hidden])")
+    restarted.start()
+    browser.sees_no_more("nsqadmin does not answer.", "#gone:not([hidden])")
+    assert browser.run("return document.querySelector('input[name=topic]').value") == "typed"

@@ -34,12 +34,6 @@ def run(*arguments, stdin=""):
     return subprocess.run([*NSQADMIN, *arguments], capture_output=True, text=True, timeout=50, input=stdin)
 
 
-def test_the_version_is_printed_in_nsqs_form():
-    result = run("--version")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("nsqadmin v1.3.0 (built w/python3.")
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -86,7 +86,7 @@ def test_the_last_nsqd_dat_is_written_after_one_under_way(start, tmp_path):
     files = SlowFiles("nsqd.dat")
     daemon = start(OsFiles())
     daemon.topic("deleted")
-    metadata = MetadataFile(files, str(tmp_path), daemon.broker)
+    metadata = MetadataFile(storage_in(tmp_path, files), daemon.broker)
     metadata.start()
     metadata.topic_created(daemon.topic("deleted"))
     wait_for(files.began)
@@ -155,7 +155,7 @@ def test_others_run_while_the_names_of_all_topics_are_read(tmp_path):
     broker = Broker(QueueLimits())
     for number in range(2_000):
         broker.topic(f"t{number}").channel("c")
-    metadata = MetadataFile(OsFiles(), str(tmp_path), broker)
+    metadata = MetadataFile(storage_in(tmp_path, OsFiles()), broker)
     turns: list[float] = []
 
     def delete_the_last() -> None:

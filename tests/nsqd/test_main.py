@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import gevent
 import pytest
 
+from nsq_compat import __version__
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.nsqd.conftest import connect, tcp_address
 from tests.v2_client import Client
@@ -29,11 +31,20 @@ def nsqd(tmp_path: Path) -> Iterator[NsqdProcess]:
         yield process
 
 
-@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd"])
-def test_the_version_is_printed_in_nsqs_form(program):
+@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd", "nsqadmin"])
+def test_the_version_can_be_parsed_by_nsqs_clients(program):
     result = run("--version", program=program)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith(f"{program} v1.3.0 (built w/python3.")
+    for_clients, for_operators = result.stdout.splitlines()
+    # The pattern of gnsq, the strictest of the clients that read it.
+    assert re.fullmatch(rf"{program} v1\.3\.0 \(built w/[a-z0-9.-]+\)", for_clients)
+    assert for_operators.startswith(f"nsq_compat {__version__}, compiled: ")
+
+
+def test_the_log_and_info_have_the_versions_and_the_kind_of_build(nsqd: NsqdProcess):
+    versions = run("--version").stdout.splitlines()
+    assert all(nsqd.logs(f" INFO: {line}") for line in versions)
+    assert nsqd.asks("GET", "/info").json()["nsq_compat"]["compiled"] == versions[1].endswith("compiled: yes")
 
 
 @pytest.mark.parametrize("program", ["nsqd", "nsqlookupd"])

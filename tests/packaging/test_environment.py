@@ -1,4 +1,6 @@
-"""`scripts/environment`: prerequisites are named all at once, and a complete environment is not made again."""
+"""`scripts/environment`: prerequisites are named all at once, and a complete environment is not made again; and what
+`scripts/test` says before it does anything.
+"""
 
 import os
 import shutil
@@ -11,15 +13,15 @@ import pytest
 # Two of them run pip, which takes minutes on a busy machine.
 pytestmark = pytest.mark.timeout(900)
 
-ENVIRONMENT = Path(__file__).parents[2] / "scripts" / "environment"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder with the script, and with programs that stand for `pip` and `apt-get`, for a user who is not root."""
-    for name in ("scripts", "programs", ".ci"):
+    """A folder with the scripts, and with a program `id` that says that the user is not root."""
+    for name in ("programs", ".ci"):
         (tmp_path / name).mkdir()
-    shutil.copy(ENVIRONMENT, tmp_path / "scripts")
+    shutil.copytree(SCRIPTS, tmp_path / "scripts")
     for name in ("setup.cfg", "pyproject.toml", ".ci/constraints.txt"):
         (tmp_path / name).touch()
     (tmp_path / "programs" / "id").write_text("#!/bin/sh\necho 1000\n")
@@ -27,24 +29,70 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def source_and_run(checkout: Path, command: str) -> "subprocess.CompletedProcess[str]":
+def source_and_run(checkout: Path, command: str, path: str = os.environ["PATH"]) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         ["bash", "-c", f"set -euo pipefail; source scripts/environment; {command}"],
         cwd=checkout,
-        env=os.environ | {"PATH": f"{checkout / 'programs'}:{os.environ['PATH']}"},
+        env=os.environ | {"PATH": f"{checkout / 'programs'}:{path}"},
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-def test_all_missing_programs_are_named_at_once_with_the_command_that_installs_them(checkout: Path) -> None:
-    run = source_and_run(checkout, "require sh:dash no-such-program:its-package another-one:another-package")
+def link(checkout: Path, *programs: str) -> None:
+    for program in programs:
+        (checkout / "programs" / program).symlink_to(str(shutil.which(program)))
+
+
+@pytest.mark.parametrize(
+    ("has_sudo", "command"),
+    [
+        (True, "sudo apt-get install its-package another-package"),
+        (False, "su -c 'apt-get install its-package another-package'"),
+    ],
+)
+def test_all_missing_programs_are_named_at_once_with_the_command_that_installs_them(
+    has_sudo: bool, command: str, checkout: Path
+) -> None:
+    link(checkout, "bash", "dirname", "sed")
+    if has_sudo:
+        (checkout / "programs" / "sudo").symlink_to("/bin/true")
+    run = source_and_run(checkout, "require sed:sed no-such-program:its-package another-one:another-package", path="")
     assert run.returncode == 1
-    assert run.stderr == (
-        "Missing: no-such-program, another-one."
-        " On Debian, install with:  sudo apt-get install its-package another-package\n"
+    assert run.stderr == f"Missing: no-such-program, another-one. On Debian, install with:  {command}\n"
+
+
+def test_missing_privileges_and_programs_are_named_together_before_anything_is_installed(checkout: Path) -> None:
+    link(checkout, "bash", "dirname", "sed", "paste")
+    run = subprocess.run(
+        ["scripts/test"],
+        cwd=checkout,
+        env={"PATH": f"{checkout / 'programs'}"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    privileges, programs = run.stderr.splitlines()
+    assert privileges.startswith("Some tests need privileges that are missing here: root")
+    assert privileges.endswith("To leave them out:  scripts/test --without-privileges")
+    assert programs.startswith("Missing: Python 3.11, Python's venv, git, make, ")
+    assert run.returncode == 1
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_silent_step_shows_that_it_is_still_working(checkout: Path) -> None:
+    step = "printf 'one\\ntw'; until grep -q 'still working after' err; do sleep 0.02; done; printf 'o\\nthree'"
+    run = source_and_run(checkout, f"touch err; {{ {step}; }} | PROGRESS_SECONDS=0.01 show_progress 2>err")
+    assert run.returncode == 0
+    lines = (checkout / "err").read_text().split("\n")
+    assert lines[0] == "one"
+    assert "   still working after 0 s" in lines
+    assert lines[-2:] == ["two", "three"]
+
+
+def test_the_status_of_a_step_that_shows_its_progress_is_kept(checkout: Path) -> None:
+    assert source_and_run(checkout, "{ echo almost; false; } | show_progress").returncode == 1
 
 
 def test_nothing_is_said_if_nothing_is_missing(checkout: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from nsq_compat import build_line, version_text
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.tools.nsqd import Nsqd
@@ -42,11 +43,11 @@ def test_signals_end_it_however_many_come(number):
 @pytest.mark.parametrize("name", ["nsq_pubsub", "nsq_stat", "nsq_to_file", "to_nsq"])
 def test_the_version_is_printed(run, name):
     done = run(name, "--version")
-    assert (done.returncode, done.stdout.decode()) == (0, f"{name} v1.3.0\n")
+    assert (done.returncode, done.stdout.decode()) == (0, f"{name} v1.3.0\n{build_line()}\n")
 
 
 def test_nsq_data_prints_what_it_was_built_with_too(run):
-    assert run("nsq_data", "--version").stdout.startswith(b"nsq_data v1.3.0 (built w/python")
+    assert run("nsq_data", "--version").stdout.decode() == f"{version_text('nsq_data')}\n"
 
 
 NSQD = "--nsqd-tcp-address=127.0.0.1:1"

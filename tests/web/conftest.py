@@ -46,7 +46,7 @@ class Daemon:
 
     broker: Broker = field(default_factory=lambda: Broker(QueueLimits()))
     options: Options = field(default_factory=Options)
-    metrics: Metrics = field(default_factory=lambda: Metrics("nsqd", "1.3.0"))
+    metrics: Metrics = field(default_factory=lambda: Metrics("nsqd"))
     tcp_port: int = 4150
     http_port: int = 4151
     started_at: float = 1000.0

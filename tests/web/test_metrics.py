@@ -3,13 +3,14 @@
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus_text
 
+from nsq_compat import __version__, build
 from nsq_compat.session.http_message import Request
 from nsq_compat.web.application import Application
 from nsq_compat.web.metrics import READY, Metrics, monitoring_routes
 
 
 def asked(path: str, accept: str = "", reason: str = READY, metrics: Metrics | None = None):
-    application = Application(monitoring_routes(metrics or Metrics("nsqd", "1.3.0"), lambda: reason))
+    application = Application(monitoring_routes(metrics or Metrics("nsqd"), lambda: reason))
     headers = {b"accept": accept.encode()} if accept else {}
     return application.respond(Request("GET", path.encode(), path, b"", headers, b"", "127.0.0.1:5000"))
 
@@ -22,14 +23,15 @@ def test_metrics_have_the_accepted_format():
 
 
 def test_both_formats_can_be_parsed_and_have_the_same_values():
-    metrics = Metrics("nsqd", "1.3.0")
+    metrics = Metrics("nsqd")
     metrics.observe_lag(0.003)
     for accept, parse in (("", prometheus_text), ("application/openmetrics-text; version=1.0.0", open_metrics)):
         families = list(parse(asked("/metrics", accept, metrics=metrics).body.decode()))
         samples = {(sample.name, sample.labels.get("le")): sample for family in families for sample in family.samples}
         assert samples["nsqd_event_loop_lag_seconds_bucket", "0.0025"].value == 0
         assert samples["nsqd_event_loop_lag_seconds_bucket", "0.005"].value == 1
-        assert samples["nsqd_build_info", None].labels == {"version": "1.3.0"}
+        versions = {"version": "1.3.0", "nsq_compat": __version__, "build": build()}
+        assert samples["nsqd_build_info", None].labels == versions
         assert samples["process_resident_memory_bytes", None].value > 1e6
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nsq_compat import __version__, build, is_compiled
 from nsq_compat.queue.values import ChannelStats, ClientStats, LatencyStats, TopicStats
 from nsq_compat.web.stats import MemoryStats, _json_pieces, _lines, _time_text
 
@@ -62,11 +63,13 @@ def test_ping_tells_the_health_in_plain_text(call, daemon):
     assert (response.status, response.body) == (500, b"NOK - disk full")
 
 
-def test_info_has_nsqds_keys_in_nsqds_order(call):
-    assert call.get("/info").body == (
+def test_info_has_nsqds_keys_in_nsqds_order_and_then_ours(call):
+    nsqds, _, ours = call.get("/info").body.partition(b',"nsq_compat":')
+    assert json.loads(ours[:-1]) == {"version": __version__, "build": build(), "compiled": is_compiled()}
+    assert nsqds == (
         b'{"version":"1.3.0","broadcast_address":"node1","hostname":"%b","http_port":4151,"tcp_port":4150,'
         b'"start_time":1000,"max_heartbeat_interval":60000000000,"max_output_buffer_size":65536,'
-        b'"max_output_buffer_timeout":30000000000,"max_deflate_level":6,"topology_zone":"","topology_region":""}'
+        b'"max_output_buffer_timeout":30000000000,"max_deflate_level":6,"topology_zone":"","topology_region":""'
         % os.uname().nodename.encode()
     )
 

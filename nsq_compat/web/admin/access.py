@@ -28,6 +28,14 @@ from nsq_compat.web.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+_ANOTHER_SITE: Final = (
+    "A page of another site sent this request, so nsqadmin did not perform it. If you used a page of nsqadmin, the "
+    "proxy in front of it must pass on the header Host unchanged."
+)
+_OLD_FORM: Final = (
+    "This form is out of date, because nsqadmin was restarted or your login has ended. Nothing was changed. Go back, "
+    "reload the page and try again."
+)
 _WITHOUT_LOGIN: Final = ("operations.live", "operations.metrics", "assets.static", "login.show", "login.log_in")
 
 
@@ -117,14 +125,15 @@ def authenticate(users: Users, name: str, password: str) -> Role:
 def require(role: Role) -> None:
     """Raises `ApiError` 403 if the visitor's role is lower."""
     if visitor().role < role:
-        raise ApiError(403, "FORBIDDEN")
+        text = f"Your role ({visitor().role}) does not allow this. It needs the role {role}."
+        raise ApiError(403, "FORBIDDEN", text)
 
 
 def check() -> Response | None:
     """Check every request: changes must not come from other sites, and visitors must have logged in."""
     if request.method not in ("GET", "HEAD", "OPTIONS") and _from_another_site():
         log.warning("refused %s %s: it came from another site (%s)", request.method, request.path, request.origin)
-        raise ApiError(403, "FORBIDDEN")
+        raise ApiError(403, "FORBIDDEN", _ANOTHER_SITE)
     if visitor().role is not Role.NONE or request.endpoint in _WITHOUT_LOGIN:
         return None
     if request.path.startswith(("/api/", "/config/")):
@@ -142,7 +151,7 @@ def check_form() -> None:
     """Raises `ApiError` 403 if the form lacks the visitor's token."""
     expected = str(session.get("csrf", ""))
     if not expected or not hmac.compare_digest(expected.encode(), request.form.get("csrf", "").encode()):
-        raise ApiError(403, "FORBIDDEN")
+        raise ApiError(403, "FORBIDDEN", _OLD_FORM)
 
 
 def basic_credentials() -> tuple[str, str]:
@@ -196,7 +205,7 @@ def log_in() -> "Response | tuple[str, int]":
         return render_template("login.html", next=next_path, failed=True, name=name), 401
     session.clear()
     session["user"] = name
-    log.info("AUDIT: %s logged in as %s (%s)", request.remote_addr, name, users.role_of(name).name.lower())
+    log.info("AUDIT: %s logged in as %s (%s)", request.remote_addr, name, users.role_of(name))
     target = request.script_root + next_path if next_path else url_for("cluster.overview")
     return redirect(target, 303)  # type: ignore[return-value]
 

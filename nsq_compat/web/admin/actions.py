@@ -5,16 +5,16 @@ The API and the forms of the pages both use it, so that neither omits a step.
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 from urllib.parse import quote
 
 from flask import Response, flash, redirect, request
 
 from nsq_compat.cluster.cluster import Errors
-from nsq_compat.cluster.http_client import AllFailed
+from nsq_compat.cluster.http_client import AllFailed, Answer, named
 from nsq_compat.cluster.nodes import canonical_address
-from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.protocol.names import EPHEMERAL_SUFFIX, MAX_NAME_LENGTH, is_valid_name
 from nsq_compat.web.admin.access import basic_credentials, check_form, require, service, visitor
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.application import ApiError
@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 
 CHANGES: Final = {"pause": Role.OPERATOR, "unpause": Role.OPERATOR, "empty": Role.ADMIN}
 """Actions of `change`, and the roles that they require."""
+NAMING_RULE: Final = (
+    f"A name has 1 to {MAX_NAME_LENGTH} letters (A to Z, a to z), digits, dots, dashes and underscores, and may end in "
+    f"{EPHEMERAL_SUFFIX}."
+)
 _MAX_BODY_BYTES: Final = 1024 * 1024
 _MAX_ERRORS_SHOWN: Final = 5
 _MAX_ERROR_LENGTH: Final = 200
@@ -36,6 +40,22 @@ def create(topic: str, channel: str, node: str = "") -> Errors:
     if channel:
         _notify("create_channel", topic, channel, node=node, errors=errors)
     return errors
+
+
+def create_on(nodes: Sequence[str], topic: str, channel: str) -> Answer[list[str]]:
+    """As `create`, also on these nodes; `value` has the nodes that did."""
+    _check_names(topic, channel)
+    cluster = service().cluster
+    # One query for all nodes, of which there may be hundreds.
+    listed = {node.http_address for node in cluster.nodes().value} if nodes else ()
+    known = [node if node in listed else _known(node) for node in nodes]
+    answer = cluster.create_on(known, topic, channel)
+    for node in known or [""]:
+        errors = tuple(each for each in answer.errors if getattr(each, "daemon", "") not in {*known} - {node})
+        _notify("create_topic", topic, node=node, errors=errors)
+        if channel:
+            _notify("create_channel", topic, channel, node=node, errors=errors)
+    return answer
 
 
 def change(action: str, topic: str, channel: str = "", node: str = "") -> Errors:
@@ -90,14 +110,19 @@ def perform(action: Callable[[], Errors], done: str, next_url: str, role: Role =
     try:
         errors = action()
     except AllFailed as failure:
-        errors = (str(failure),)
+        errors = (failure.named,)
+    return show_outcome("" if errors else done, errors, next_url)
+
+
+def show_outcome(done: str, errors: Errors, next_url: str) -> Response:
+    """Redirect to a page that shows what was done, and what failed."""
+    if done:
+        flash(done, "done")
     # The outcome is stored in a cookie of limited size.
     for error in errors[:_MAX_ERRORS_SHOWN]:
-        flash(error[:_MAX_ERROR_LENGTH], "error")
+        flash(named(error)[:_MAX_ERROR_LENGTH], "error")
     if len(errors) > _MAX_ERRORS_SHOWN:
         flash(f"and {len(errors) - _MAX_ERRORS_SHOWN} more errors", "error")
-    if not errors:
-        flash(done, "done")
     return redirect(next_url, 303)  # type: ignore[return-value]
 
 
@@ -146,7 +171,8 @@ def _notify(action: str, topic: str, channel: str = "", node: str = "", errors: 
 
 
 def _audit(action: str, topic: str, channel: str, node: str, errors: Errors) -> None:
+    service().history.changed_at = service().now()
     user, address = visitor().name or "anonymous", request.environ.get("nsqadmin.remote_address", "")
     target = f"{topic}/{channel}" if channel else topic
-    outcome = f"failed at {len(errors)}: {'; '.join(errors)}" if errors else "done"
+    outcome = f"failed at {len(errors)}: {'; '.join(map(named, errors))}" if errors else "done"
     log.info("AUDIT: %s (%s) %s %s%s: %s", user, address, action, target, f" at {node}" if node else "", outcome)

@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -20,18 +20,19 @@ from werkzeug.routing import MapAdapter
 from werkzeug.test import run_wsgi_app
 
 import nsq_compat
-from nsq_compat.cluster.http_client import AllFailed
+from nsq_compat.cluster.http_client import AllFailed, named
 from nsq_compat.session.http_message import Admission
 from nsq_compat.session.http_message import Request as HttpRequest
 from nsq_compat.session.http_message import Response as HttpResponse
 from nsq_compat.web.admin import access
 from nsq_compat.web.admin.access import AdminService, login, service
+from nsq_compat.web.admin.actions import NAMING_RULE
 from nsq_compat.web.admin.api import api, v1
 from nsq_compat.web.admin.cluster import cluster, nodes
 from nsq_compat.web.admin.formatting import FILTERS
 from nsq_compat.web.admin.graphite import TIMEFRAMES, Graphite, proxy
 from nsq_compat.web.admin.operations import operations
-from nsq_compat.web.admin.tables import address, wants_day
+from nsq_compat.web.admin.tables import address, wants_day, wants_whole_peaks
 from nsq_compat.web.admin.topics import topics
 from nsq_compat.web.application import INTERNAL_ERROR, ApiError, error, log_access, moved
 
@@ -40,12 +41,21 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES: Final = 1024 * 1024 + 64 * 1024
 _ADMISSION: Final = Admission(MAX_BODY_BYTES, error(413, "INVALID_VALUE"))
 _PACKAGE: Final = Path(nsq_compat.__file__).parent
-_EXPLANATIONS: Final = {
-    401: "Log in to see this page.",
-    403: "You do not have permission for this.",
-    404: "This page, topic, channel or node does not exist.",
-    405: "This page does not support the request.",
+_EXPLANATIONS: Final[Mapping[str | int, str]] = {
+    "CHANNEL_NOT_FOUND": "No node has a channel {channel} of the topic {topic}.",
+    "INVALID_CHANNEL": f"This is not a valid name of a channel. {NAMING_RULE}",
+    "INVALID_DEFER": "The delay must be a whole number of milliseconds.",
+    "INVALID_NODE": "Choose a node of the cluster.",
+    "INVALID_TOPIC": f"This is not a valid name of a topic. {NAMING_RULE}",
+    "MSG_EMPTY": "A message needs a body. Nothing was published.",
+    "MSG_TOO_BIG": "nsqadmin publishes messages of up to 1 MiB. Nothing was published.",
+    "NO_NODE_HAS_TOPIC": "Only nsqlookupd knows the topic {topic}. No nsqd has it, so it has no messages.",
+    "NODE_NOT_FOUND": "The cluster has no node {node}.",
+    "TOPIC_NOT_FOUND": "The cluster has no topic {topic}.",
+    400: "nsqadmin does not understand this request.",
+    404: "This page does not exist.",
     429: "Too many wrong passwords. Wait a minute and try again.",
+    500: "nsqadmin could not make this page. The reason is in its log.",
     502: "No part of the cluster answered.",
 }
 
@@ -70,7 +80,7 @@ def create_app(program: AdminService) -> Flask:
     )
     app.url_map.merge_slashes = False
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.jinja_env.filters.update(FILTERS)
+    app.jinja_env.filters.update(FILTERS, named=named)
     app.jinja_env.globals["address"] = address
     for blueprint in (cluster, topics, nodes, login, assets, operations, proxy):
         app.register_blueprint(blueprint)
@@ -80,7 +90,7 @@ def create_app(program: AdminService) -> Flask:
     app.after_request(_finish)
     app.context_processor(_template_variables)
     app.register_error_handler(ApiError, _error_response)
-    app.register_error_handler(AllFailed, lambda failure: _error_response(ApiError(502, f"UPSTREAM_ERROR: {failure}")))
+    app.register_error_handler(AllFailed, _upstream_error_response)
     app.register_error_handler(HTTPException, _http_error_response)
     return app
 
@@ -94,6 +104,7 @@ def _template_variables() -> dict[str, object]:
         "graphite": Graphite(service()),
         "timeframes": TIMEFRAMES,
         "day": wants_day(),
+        "whole_peaks": wants_whole_peaks(),
         "now": service().now(),
     }
 
@@ -117,8 +128,19 @@ def _allowed(methods: Iterable[str]) -> str:
 def _error_response(failure: ApiError) -> Response:
     if _wants_json():
         return v1({"message": failure.code}, failure.status)
-    text = _EXPLANATIONS.get(failure.status, "")
+    text = failure.explanation or _explanation(failure)
     return Response(render_template("error.html", status=failure.status, code=failure.code, text=text), failure.status)
+
+
+def _upstream_error_response(failure: AllFailed) -> Response:
+    # NSQ's API does not name the daemons.
+    return _error_response(ApiError(502, f"UPSTREAM_ERROR: {failure if _wants_json() else failure.named}"))
+
+
+def _explanation(failure: ApiError) -> str:
+    text = _EXPLANATIONS.get(failure.code) or _EXPLANATIONS.get(failure.status, "")
+    named = {**request.args.to_dict(), **request.form.to_dict(), **(request.view_args or {})}
+    return text.format_map({name: named.get(name, "") for name in ("topic", "channel", "node")})
 
 
 def _http_error_response(failure: HTTPException) -> Response:

@@ -24,21 +24,23 @@ _MAX_BUSIEST: Final = 20
 @cluster.get("/")
 def overview() -> str:
     snapshot = current_snapshot()
-    alerts = find_alerts(snapshot, service().history)
+    history = service().history
+    alerts, rate = find_alerts(snapshot, history), history.rate(CLUSTER)
+    waiting = sum(topic.waiting for topic in snapshot.topics)
     return render_template(
         "cluster/overview.html",
         warnings=snapshot.errors,
         alerts=alerts[:_MAX_ALERTS],
         more_alerts=max(0, len(alerts) - _MAX_ALERTS),
         page=rows_page(snapshot.topics),
-        rate=service().history.rate(CLUSTER),
-        charts=charts_of(CLUSTER),
+        rate=rate,
+        charts=charts_of(CLUSTER, waiting, rate, snapshot.taken_at),
         totals={
             "Topics": len(snapshot.topics),
             "Channels": sum(len(topic.channels) for topic in snapshot.topics),
             "Nodes": len(snapshot.nodes),
             "Consumers": sum(topic.total("client_count") for topic in snapshot.topics),
-            "Waiting": sum(topic.waiting for topic in snapshot.topics),
+            "Waiting": waiting,
             "In flight": sum(topic.total("in_flight_count") for topic in snapshot.topics),
         },
         timeframe=timeframe(),
@@ -78,7 +80,6 @@ def lookup() -> str:
         lookupds=lookupds,
         page=page,
         channels=queries.channels_of(page.rows),
-        nodes=[] if lookupds else queries.nodes(),
         warnings=queries.warnings,
     )
 

@@ -1,16 +1,22 @@
 """What templates display: numbers, durations and times as text (their filters), and series as SVG coordinates."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import dropwhile
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any, Final
 
 
 def commas(value: float) -> str:
     """``12,304``."""
     return f"{value:,.0f}"
+
+
+def count_of(number: int, noun: str) -> str:
+    """``1 message``, ``12,304 messages``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def per_second(rate: float | None) -> str:
@@ -71,7 +77,7 @@ def octets(size: float) -> str:
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     filter.__name__: filter
-    for filter in (commas, per_second, short, nanoseconds, long_duration, percentile_name, clock, octets)
+    for filter in (commas, count_of, per_second, short, nanoseconds, long_duration, percentile_name, clock, octets)
 }
 
 
@@ -81,6 +87,26 @@ WIDTH: Final = 600
 HEIGHT: Final = 160
 SPARK_WIDTH: Final = 100
 SPARK_HEIGHT: Final = 22
+_SPANS: Final = tuple(60.0 * minutes for minutes in (1, 2, 5, 10, 30, 60, 180, 360, 720, 1440))
+_MAX_READINGS: Final = 120
+_PEAK: Final = 4
+"""A value is a peak if it is more than this many times what nine in ten values stay below."""
+
+Points = Sequence[tuple[float, float]]
+"""Times and values, oldest first. A value may be nan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A value that is shown when the pointer or the cursor is on its part of the chart."""
+
+    left: float
+    width: float
+    x: float
+    y: float
+    value: float
+    age: float
+    """Seconds before now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +119,71 @@ class Chart:
     """Pixels and values."""
     time_ticks: tuple[tuple[float, float], ...]
     """Pixels and seconds before now."""
+    readings: tuple[Reading, ...]
+    peaks: tuple[float, ...]
+    """Horizontal pixels of peaks that are cut off at the top."""
+    has_peak: bool
     latest: float | None
     highest: float
 
 
-def chart(points: Sequence[tuple[float, float]], now: float, span: float) -> Chart:
-    """A chart of (time, value) pairs of the last `span` seconds. A nan, or `span` / 40 without a pair, is a gap."""
-    known = [value for at, value in points if now - at <= span and not math.isnan(value)]
-    top = _round_up(max(known, default=0.0))
-    step = span / 40
+def span_of(points: Points, now: float, longest: float) -> float:
+    """The shortest span in seconds, up to `longest`, that contains the points."""
+    age = now - points[0][0] if points else 0.0
+    return min(longest, next((span for span in _SPANS if age <= span), longest))
+
+
+def chart(points: Points, now: float, span: float, *, whole: bool = False) -> Chart:
+    """A chart of the last `span` seconds, in which a nan, or a long time without a point, is a gap.
+
+    Unless `whole`, peaks are cut off if they would flatten the other values.
+    """
+    runs = _runs(points, now, span)
+    known = [value for run in runs for _, value in run]
+    highest = max(known, default=0.0)
+    usual = _usual(known)
+    has_peak = highest > _PEAK * usual
+    cut = has_peak and not whole
+    top = _round_up(1.2 * usual if cut else highest)
+
+    def place(at: float, value: float) -> tuple[float, float]:
+        return WIDTH * (1 - (now - at) / span), HEIGHT * (1 - min(value, top) / top)
+
+    drawn = [[place(*point) for point in run] for run in runs]
+    return Chart(
+        lines=tuple(_points(run) for run in drawn),
+        areas=tuple(_points([(run[0][0], HEIGHT), *run, (run[-1][0], HEIGHT)]) for run in drawn),
+        value_ticks=tuple((HEIGHT * (1 - part / 2), top * part / 2) for part in range(3)),
+        time_ticks=tuple((WIDTH * part / 4, span * (4 - part) / 4) for part in range(5)),
+        readings=tuple(_readings([point for run in runs for point in run], now, place)),
+        peaks=tuple(place(*max(run, key=itemgetter(1)))[0] for run in _above(runs, top)),
+        has_peak=has_peak,
+        latest=known[-1] if known else None,
+        highest=highest,
+    )
+
+
+def sparkline(points: Points, now: float, span: float, top: float) -> tuple[str, ...]:
+    """Points for small <polyline>s. One pixel above and below is left for the width of the line."""
+    height = SPARK_HEIGHT - 2
+
+    def place(at: float, value: float) -> tuple[float, float]:
+        return SPARK_WIDTH * (1 - (now - at) / span), 1 + height * (1 - value / top)
+
+    return tuple(_points([place(*point) for point in run]) for run in _runs(points, now, span))
+
+
+def scale_of(values: Iterable[float]) -> float:
+    """The upper end of an axis from 0 for the values."""
+    return _round_up(max((value for value in values if not math.isnan(value)), default=0.0))
+
+
+def _runs(points: Points, now: float, span: float) -> list[list[tuple[float, float]]]:
+    """The points of the last `span` seconds, divided at gaps."""
+    times = [at for at, _ in points]
+    steps = sorted(after - before for before, after in pairwise(times))
+    # Samples are seconds apart, or minutes in the history of a day.
+    longest = max(span / 40, 2.5 * steps[len(steps) // 2] if steps else 0.0)
     runs: list[list[tuple[float, float]]] = []
     previous = -math.inf
     for at, value in points:
@@ -110,41 +192,48 @@ def chart(points: Sequence[tuple[float, float]], now: float, span: float) -> Cha
         if math.isnan(value):
             previous = -math.inf
             continue
-        if at - previous > step:
+        if at - previous > longest:
             runs.append([])
         previous = at
-        runs[-1].append((WIDTH * (1 - (now - at) / span), HEIGHT * (1 - value / top)))
-    return Chart(
-        lines=tuple(_points(run) for run in runs),
-        areas=tuple(_points([(run[0][0], HEIGHT), *run, (run[-1][0], HEIGHT)]) for run in runs),
-        value_ticks=tuple((HEIGHT * (1 - part / 2), top * part / 2) for part in range(3)),
-        time_ticks=tuple((WIDTH * part / 4, span * (4 - part) / 4) for part in range(5)),
-        latest=known[-1] if known else None,
-        highest=max(known, default=0.0),
-    )
+        runs[-1].append((at, value))
+    return runs
 
 
-def sparkline(values: Iterable[float]) -> str:
-    """Points for a small <polyline>; empty if there are fewer than two."""
-    # The first rates of a series are unknown.
-    known = [0.0 if math.isnan(value) else value for value in dropwhile(math.isnan, values)][-60:]
-    if len(known) < 2:
-        return ""
-    top = max(known) or 1.0
-    step = SPARK_WIDTH / (len(known) - 1)
-    # One pixel above and below is left for the width of the line.
-    height = SPARK_HEIGHT - 2
-    return _points([(index * step, 1 + height * (1 - value / top)) for index, value in enumerate(known)])
+def _usual(values: Sequence[float]) -> float:
+    """What nine in ten values do not exceed. Infinite if there are few values, or if most are 0."""
+    ninth = sorted(values)[len(values) * 9 // 10] if len(values) >= 10 else 0.0
+    return ninth or math.inf
+
+
+def _above(runs: Sequence[Points], top: float) -> Iterator[list[tuple[float, float]]]:
+    """Consecutive points that are higher than `top`."""
+    for run in runs:
+        for is_above, points in groupby(run, lambda point: point[1] > top):
+            if is_above:
+                yield list(points)
+
+
+def _readings(points: Points, now: float, place: Callable[[float, float], tuple[float, float]]) -> Iterator[Reading]:
+    """Each has the width up to the middle between its neighbours and it. Of many points, the highest are read."""
+    size = -(-len(points) // _MAX_READINGS) or 1
+    read = [max(points[start : start + size], key=itemgetter(1)) for start in range(0, len(points), size)]
+    places = [place(*point) for point in read]
+    middles = [(left + right) / 2 for (left, _), (right, _) in pairwise(places)]
+    edges = [0.0, *middles, float(WIDTH)]
+    for index, ((at, value), (x, y)) in enumerate(zip(read, places, strict=True)):
+        yield Reading(edges[index], max(0.0, edges[index + 1] - edges[index]), x, y, value, now - at)
 
 
 def _points(run: Sequence[tuple[float, float]]) -> str:
+    if len(run) == 1:
+        run = [*run, *run]  # a line of one point is not drawn
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in run)
 
 
 def _round_up(value: float) -> float:
-    """The next larger 1, 2 or 5 times a power of ten."""
+    """The next larger 1, 2, 3, 4, 5, 6 or 8 times a power of ten."""
     if value <= 0:
         return 1.0
     value = max(value, 1e-9)  # smaller values would underflow
     power = 10.0 ** math.floor(math.log10(value))
-    return next(step * power for step in (1, 2, 5, 10) if value <= step * power * (1 + 1e-9))
+    return next(step * power for step in (1, 2, 3, 4, 5, 6, 8, 10) if value <= step * power * (1 + 1e-9))

@@ -1,5 +1,6 @@
 """Tables of the pages, searched, sorted and paged on the server; rows and charts of topics and channels."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -7,17 +8,18 @@ from typing import Any, Final, Generic, TypeVar
 
 from flask import request, session, url_for
 
+from nsq_compat.cluster.history import Point
 from nsq_compat.cluster.stats import ChannelStats, Key, TopicStats
 from nsq_compat.web.admin.access import service
-from nsq_compat.web.admin.formatting import Chart, chart, sparkline
+from nsq_compat.web.admin.formatting import Chart, chart, scale_of, span_of, sparkline
 from nsq_compat.web.admin.graphite import DEFAULT_TIMEFRAME, TIMEFRAMES
 
 T = TypeVar("T")
 
 ROWS_PER_PAGE: Final = 100
-_SPANS: Final = (600.0, 1800.0, 3600.0)
+_HOUR: Final = 3600.0
 _DAY: Final = 86400.0
-_PARAMETERS: Final = ("q", "sort", "desc", "page", "nodes", "clients", "span", "limit")
+_PARAMETERS: Final = ("q", "sort", "desc", "page", "nodes", "clients", "span", "peaks", "limit")
 """Parameters of the current page that its links keep."""
 
 
@@ -33,6 +35,10 @@ class Page(Generic[T]):
     search: str = ""
     sort: str = "name"
     descending: bool = False
+    span: float = 0.0
+    """Seconds that the sparklines of all rows show."""
+    scale: float = 0.0
+    """The value at the upper edge of all sparklines."""
 
     def sorted_by(self, column: str) -> dict[str, Any]:
         """Parameters of a column header's link. Numbers are sorted in descending order first; a click reverses."""
@@ -85,7 +91,7 @@ class Row:
     rate: float | None
     to_empty: float | None
     """Seconds, for a channel whose depth shrinks."""
-    sparkline: str = ""
+    sparkline: tuple[str, ...] = ()
 
 
 _COLUMNS: Final[Mapping[str, Callable[[Row], Any]]] = {
@@ -109,27 +115,42 @@ def row_of(stats: TopicStats | ChannelStats) -> Row:
 
 
 def rows_page(found: Sequence[TopicStats] | Sequence[ChannelStats]) -> Page[Row]:
-    """A page of topics with their rates as a sparkline, or of channels with their depths."""
+    """A page of topics with their rates as sparklines, or of channels with their depths."""
     page = page_of([row_of(stats) for stats in found], request.args, _COLUMNS, attrgetter("stats.name"))
     # Only for the rows of this page, because there may be thousands.
-    return replace(page, rows=[replace(row, sparkline=_sparkline(row.stats)) for row in page.rows])
+    now, known = service().now(), [_values(row.stats) for row in page.rows]
+    span = max((span_of(points, now, _HOUR) for points in known), default=0.0)
+    scale = scale_of(value for points in known for _, value in points)
+    lines = [sparkline(points, now, span, scale) for points in known]
+    rows = [replace(row, sparkline=line) for row, line in zip(page.rows, lines, strict=True)]
+    return replace(page, rows=rows, span=span, scale=scale)
 
 
-def _sparkline(stats: TopicStats | ChannelStats) -> str:
+def _values(stats: TopicStats | ChannelStats) -> list[tuple[float, float]]:
     points = service().history.points(stats.key, service().now())
-    return sparkline(point.rate if isinstance(stats, TopicStats) else point.depth for point in points)
+    return [(point.at, point.rate if isinstance(stats, TopicStats) else point.depth) for point in points]
 
 
-def charts_of(key: Key) -> Mapping[str, Chart]:
-    """Depth and rate over the last day (``?span=24h``), or over the known part of the last hour."""
+def charts_of(key: Key, waiting: int, rate: float | None, at: float) -> Mapping[str, Chart]:
+    """Depth and rate over the known part of the last day (``?span=24h``) or hour; peaks whole with ``?peaks=whole``.
+
+    They end with the figures that the page shows elsewhere, which are from the time `at` and may be newer than the last
+    sample.
+    """
     now, day = service().now(), wants_day()
-    points = service().history.points(key, now, day=day)
-    age = now - points[0].at if points else 0.0
-    span = _DAY if day else next((span for span in _SPANS if age <= span), _SPANS[-1])
+    known = [point for point in service().history.points(key, now, day=day) if point.at < at]
+    points = [*known, Point(at, waiting, math.nan if rate is None else rate)]
+    depths, rates = ([(point.at, getattr(point, name)) for point in points] for name in ("depth", "rate"))
+    span = span_of(depths, now, _DAY if day else _HOUR)
+    whole = wants_whole_peaks()
     return {
-        "Depth" if key[1] else "Waiting": chart([(point.at, point.depth) for point in points], now, span),
-        "Messages a second": chart([(point.at, point.rate) for point in points], now, span),
+        "Depth" if key[1] else "Waiting": chart(depths, now, span, whole=whole),
+        "Messages a second": replace(chart(rates, now, span, whole=whole), latest=rate),
     }
+
+
+def wants_whole_peaks() -> bool:
+    return request.args.get("peaks") == "whole"
 
 
 def wants_day() -> bool:

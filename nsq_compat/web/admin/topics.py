@@ -1,19 +1,25 @@
 """/topics: the list, pages of a topic and a channel with their actions, and views of their messages."""
 
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, TypeVar
 
 from flask import Blueprint, Response, render_template, request, url_for
 
-from nsq_compat.cluster.http_client import AllFailed
+from nsq_compat.cluster.http_client import AllFailed, named
 from nsq_compat.cluster.peek import peek
 from nsq_compat.cluster.stats import ChannelStats, TopicStats
+from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.web.admin import actions
-from nsq_compat.web.admin.access import require, service
-from nsq_compat.web.admin.actions import perform
+from nsq_compat.web.admin.access import check_form, require, service
+from nsq_compat.web.admin.actions import perform, show_outcome
 from nsq_compat.web.admin.queries import Queries, current_snapshot
 from nsq_compat.web.admin.tables import charts_of, part_of, row_of, rows_page, timeframe
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.application import ApiError
+
+T = TypeVar("T")
 
 topics = Blueprint("topics", __name__)
 
@@ -32,15 +38,16 @@ def list_() -> str:
 def topic(topic: str) -> str:
     queries = Queries()
     stats = _topic_or_inactive(queries, topic)
-    if request.args.get("confirm") in _CONFIRMED:
+    if request.args.get("confirm") in _CONFIRMED and stats.nodes:
         return _confirmation(stats)
+    rate = service().history.rate(stats.key)
     return render_template(
         "topics/topic.html",
         topic=stats,
-        rate=service().history.rate(stats.key),
+        rate=rate,
         page=rows_page(stats.channels),
         nodes=part_of(stats.nodes, request.args, "nodes"),
-        charts=charts_of(stats.key),
+        charts=charts_of(stats.key, stats.waiting, rate, service().now()),
         warnings=queries.warnings,
         timeframe=timeframe(),
     )
@@ -49,16 +56,17 @@ def topic(topic: str) -> str:
 @topics.get("/topics/<topic>/<channel>")
 def channel(topic: str, channel: str) -> str:
     queries = Queries()
-    stats = queries.channel(topic, channel)
+    stats = _on_nodes(queries, topic, lambda: queries.channel(topic, channel))
     if request.args.get("confirm") in _CONFIRMED:
         return _confirmation(stats)
+    row = row_of(stats)
     return render_template(
         "topics/channel.html",
         channel=stats,
-        row=row_of(stats),
+        row=row,
         nodes=part_of(stats.nodes, request.args, "nodes"),
         clients=part_of(stats.clients or [], request.args, "clients"),
-        charts=charts_of(stats.key),
+        charts=charts_of(stats.key, stats.depth, row.rate, service().now()),
         warnings=queries.warnings,
         timeframe=timeframe(),
     )
@@ -72,7 +80,7 @@ def messages(topic: str, channel: str) -> str:
     # Viewers see stats, but not the contents of messages.
     require(Role.OPERATOR)
     queries = Queries()
-    stats = queries.channel(topic, channel)
+    stats = _on_nodes(queries, topic, lambda: queries.channel(topic, channel))
     limit = _limit()
     return render_template(
         "topics/messages.html",
@@ -89,7 +97,7 @@ def watch(topic: str) -> str:
     """The messages published last. Not below /topics, where "messages" may be a channel."""
     require(Role.OPERATOR)
     queries = Queries()
-    stats = queries.topic(topic)
+    stats = _on_nodes(queries, topic, lambda: queries.topic(topic))
     limit = _limit()
     peeks = peek(service().cluster.client, [part.node for part in stats.nodes], int(limit), topic)
     published = [(each.node, message) for each in peeks for message in each.messages]
@@ -113,12 +121,88 @@ def _limit() -> str:
 # --- Actions ----------------------------------------------------------------------------------------------------------
 
 
+@topics.get("/create")
+def new() -> str:
+    """The form that creates a topic, or a channel of the given topic."""
+    require(Role.OPERATOR)
+    return _creation_form(Queries(), request.args)
+
+
 @topics.post("/topics")
-def create() -> Response:
-    topic, channel = (request.form.get(name, "").strip() for name in ("topic", "channel"))
-    node = request.form.get("node", "")
+def create() -> "Response | tuple[str, int]":
+    """NSQ's API registers a topic at nsqlookupd only. The form also creates it on nodes, where it can be used."""
+    check_form()
+    require(Role.OPERATOR)
+    queries, form = Queries(), request.form
+    topic, channel = (form.get(name, "").strip() for name in ("topic", "channel"))
+    try:
+        nodes = _chosen_nodes(queries, topic)
+        answer = actions.create_on(nodes, topic, channel)
+    except ApiError as error:
+        if error.code not in ("INVALID_TOPIC", "INVALID_CHANNEL", "NO_NODE"):
+            raise
+        return _creation_form(queries, form, invalid=error.code), 400
     name = f"{topic}/{channel}" if channel else topic
-    return perform(lambda: actions.create(topic, channel, node), f"Created {name}.", url_for("cluster.lookup"))
+    if not answer.value and (nodes or answer.errors):
+        return _creation_form(queries, form, errors=answer.errors), 502
+    if not nodes:
+        done = f"Registered {name} at nsqlookupd. No nsqd has it yet."
+    elif len(nodes) == 1:
+        done = f"Created {name} on {nodes[0]}."
+    else:
+        of_all = f"{len(nodes)} nodes" if answer.value == nodes else f"{len(answer.value)} of {len(nodes)} nodes"
+        done = f"Created {name} on {of_all}."
+    if channel and form.get("on") == "holders":
+        return show_outcome(done, answer.errors, url_for("topics.channel", topic=topic, channel=channel))
+    return show_outcome(done, answer.errors, url_for("topics.topic", topic=topic, form="publish"))
+
+
+def _creation_form(queries: Queries, values: Mapping[str, str], invalid: str = "", errors: Sequence[str] = ()) -> str:
+    topic = values.get("topic", "")
+    return render_template(
+        "topics/new.html",
+        values=values,
+        invalid=invalid,
+        errors=[named(error) for error in errors],
+        naming_rule=actions.NAMING_RULE,
+        holders=_holders(topic),
+        nodes=queries.nodes(),
+        least=_least_loaded([node.http_address for node in queries.nodes()]),
+        lookupds=service().cluster.lookupds,
+        warnings=queries.warnings,
+    )
+
+
+def _chosen_nodes(queries: Queries, topic: str) -> list[str]:
+    """The nodes that the form of a new topic selects. Raises `ApiError` if none is selected."""
+    chosen = request.form.getlist("node")
+    where = request.form.get("on", "chosen" if chosen else "all")
+    if where == "holders":
+        return _holders(topic)
+    if where == "chosen":
+        if not chosen:
+            raise ApiError(400, "NO_NODE")
+        return chosen
+    addresses = [node.http_address for node in queries.nodes()]
+    return [_least_loaded(addresses)] if where == "least" and addresses else addresses
+
+
+def _holders(topic: str) -> list[str]:
+    """The nodes that have the topic."""
+    with suppress(AllFailed):
+        return [node.http_address for node in service().cluster.producers(topic).value] if is_valid_name(topic) else []
+    return []
+
+
+def _least_loaded(addresses: Sequence[str]) -> str:
+    """The node with the fewest messages, of those that answer; empty without nodes."""
+    stats = current_snapshot().node_stats
+
+    def load(address: str) -> tuple[bool, int, int]:
+        topics = stats[address].topics if address in stats else []
+        return address not in stats, sum(topic.lost_by("delete") for topic in topics), len(topics)
+
+    return min(addresses, key=load, default="")
 
 
 @topics.post("/topics/<topic>/<channel>")
@@ -128,28 +212,44 @@ def act(topic: str, channel: str = "") -> Response:
     parent = url_for("topics.topic", topic=topic) if channel else url_for("topics.list_")
     here = url_for("topics.channel", topic=topic, channel=channel) if channel else url_for("topics.topic", topic=topic)
     name = f"{topic}/{channel}" if channel else topic
+    on_nodes = partial(partial, _on_nodes, Queries(), topic)
     if action in actions.CHANGES:
         done = {"pause": "Paused", "unpause": "Unpaused", "empty": "Emptied"}[action]
         done = f"{done} {name} on {node}." if node else f"{done} {name}."
-        return perform(lambda: actions.change(action, topic, channel, node), done, here, actions.CHANGES[action])
+        here = url_for("cluster.overview") if request.form.get("next") == "overview" else here
+        return perform(
+            on_nodes(lambda: actions.change(action, topic, channel, node)), done, here, actions.CHANGES[action]
+        )
     if action == "delete":
-        return perform(lambda: actions.delete(topic, channel), f"Deleted {name}.", parent, Role.ADMIN)
+        return perform(on_nodes(lambda: actions.delete(topic, channel)), f"Deleted {name}.", parent, Role.ADMIN)
     if action == "publish" and not channel:
         body, defer = request.form.get("body", "").encode("utf-8", "replace"), request.form.get("defer", "")
-        return perform(lambda: actions.publish(topic, node, body, defer), f"Published to {node}.", here)
+        again = url_for("topics.topic", topic=topic, form="publish", node=node)
+        done = f"Published a message to {topic} on {node}."
+        return perform(lambda: actions.publish(topic, node, body, defer), done, again)
     raise ApiError(400, "INVALID_ACTION")
 
 
 def _topic_or_inactive(queries: Queries, name: str) -> TopicStats:
     """The topic; an empty one if only nsqlookupd knows it."""
     try:
-        return queries.topic(name)
-    except AllFailed as failure:
-        if name not in queries.topics():
-            raise ApiError(404, "TOPIC_NOT_FOUND") from None
-        reason = str(failure).partition(": ")[2]
-        queries.add_warning((str(failure),) if reason else ())
+        return _on_nodes(queries, name, lambda: queries.topic(name))
+    except ApiError as error:
+        if error.code != "NO_NODE_HAS_TOPIC":
+            raise
         return TopicStats(topic_name=name)
+
+
+def _on_nodes(queries: Queries, topic: str, query: Callable[[], T]) -> T:
+    """The result of a query for a topic. Raises `ApiError` 404 if the cluster, or its nodes, do not have the topic."""
+    try:
+        return query()
+    except AllFailed as failure:
+        if topic not in queries.topics():
+            raise ApiError(404, "TOPIC_NOT_FOUND") from None
+        if failure.errors:
+            raise
+        raise ApiError(404, "NO_NODE_HAS_TOPIC") from None
 
 
 def _confirmation(stats: TopicStats | ChannelStats) -> str:
@@ -157,13 +257,16 @@ def _confirmation(stats: TopicStats | ChannelStats) -> str:
     require(Role.ADMIN)
     action, node = request.args["confirm"], request.args.get("node", "")
     parts = [part for part in stats.nodes if node in ("", part.node)]
+    loses_all = action == "delete" or isinstance(stats, ChannelStats)
     return render_template(
         "topics/confirm.html",
         action=action,
         topic=stats.topic_name,
         channel=stats.channel_name,
         node=node,
-        messages=sum(part.waiting if action == "delete" else part.depth for part in parts),
+        messages=sum(part.lost_by(action) for part in parts),
+        in_flight=sum(part.total("in_flight_count") for part in parts) if loses_all else 0,
+        deferred=sum(part.total("deferred_count") for part in parts) if loses_all else 0,
         nodes=len(parts),
         channels=len(stats.channels) if isinstance(stats, TopicStats) else 0,
         consumers=sum(part.total("client_count") for part in parts),

@@ -35,8 +35,11 @@ class Role(IntEnum):
     ADMIN = 3
     """All actions: also empty, delete, tombstone."""
 
+    def __str__(self) -> str:
+        return self.name.lower()
 
-ROLES: Final[Mapping[str, Role]] = {role.name.lower(): role for role in Role if role}
+
+ROLES: Final[Mapping[str, Role]] = {str(role): role for role in Role if role}
 
 
 class _User(NamedTuple):

@@ -1,9 +1,11 @@
 """Permissions, requests of other sites, and the login page."""
 
+import re
+
 import pytest
 
 from nsq_compat.web.admin.users import Users, make_line
-from tests.web.admin.conftest import Form
+from tests.web.admin.conftest import Form, shown
 
 PAUSE, DELETE = ("POST", "/api/topics/orders", '{"action":"pause"}'), ("DELETE", "/api/topics/orders", "")
 EMPTY = ("POST", "/api/topics/orders", '{"action":"empty"}')
@@ -76,13 +78,51 @@ def test_a_form_without_its_token_does_nothing(browser, submit, nsqd):
     assert nsqd.orders == ["topic/pause?topic=orders"]
 
 
-def test_a_viewer_sees_no_buttons(browser, service):
-    assert "Delete…" in browser.get("/topics/orders").text
+def test_a_role_sees_disabled_buttons_and_the_reason(behind_login, browser):
+    pages = ("/topics/orders", "/topics/orders/archive")
+    for page in pages:
+        assert "Your role" not in browser.get(page).text
+    for name, allowed in (("vic", ()), ("olga", ("Pause",)), ("ada", ("Pause", "Empty…", "Delete…"))):
+        for page in pages:
+            text = behind_login.get(page, auth=(name, f"{name}-pw")).text
+            refused = re.findall(r'disabled title="Your role \((\w+)\) does not allow this">([^<]*)<', text)
+            assert {label for _, label in refused}.isdisjoint(allowed), (name, page)
+            assert {"Pause", "Empty…", "Delete…"} <= {*allowed, *(label for _, label in refused)}, (name, page)
+            assert ("does not allow the disabled actions" in text) is (name != "ada")
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "reason"),
+    [
+        (
+            "vic",
+            "/topics/orders/archive/messages",
+            "Your role (viewer) does not allow this. It needs the role operator.",
+        ),
+        ("vic", "/messages/orders", "Your role (viewer) does not allow this. It needs the role operator."),
+        ("olga", "/topics/orders?confirm=delete", "Your role (operator) does not allow this. It needs the role admin."),
+    ],
+)
+def test_a_refused_page_names_the_role_that_it_needs(behind_login, name, path, reason):
+    answer = behind_login.get(path, auth=(name, f"{name}-pw"), headers={"Accept": "text/html"})
+    assert answer.status_code == 403
+    assert reason in shown(answer)
+
+
+def test_a_refused_form_explains_what_to_do(browser):
+    html = {"Accept": "text/html"}
+    old = browser.post("/topics/orders", data={"action": "pause"}, headers=html)
+    assert (old.status_code, "This form is out of date" in old.text) == (403, True)
+    other = browser.post("/topics/orders", data={"action": "pause"}, headers={**html, "Origin": "http://proxy"})
+    assert (other.status_code, "must pass on the header Host" in other.text) == (403, True)
+
+
+def test_a_user_that_is_not_listed_sees_disabled_buttons(browser, service):
     service.options.admin_users = ("ada",)
     assert [status(browser, PAUSE, **{"X-Forwarded-User": name}) for name in ("", "bob", "ada")] == [403, 403, 200]
     page = browser.get("/topics/orders").text
-    assert "Delete…" not in page
-    assert "<button>Pause" not in page
+    assert "confirm=delete" not in page
+    assert "<form method" not in page
     assert browser.get("/topics/orders?confirm=delete").status_code == 403
     assert browser.get("/topics/orders/archive/messages").status_code == 403
 

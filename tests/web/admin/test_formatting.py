@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsq_compat.web.admin import formatting
-from nsq_compat.web.admin.formatting import HEIGHT, WIDTH, chart, sparkline
+from nsq_compat.web.admin.formatting import HEIGHT, WIDTH, chart, scale_of, span_of, sparkline
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,52 @@ def test_every_point_is_inside_the_chart(points):
             assert -0.1 <= y <= HEIGHT
 
 
-def test_a_sparkline_needs_two_points():
-    assert sparkline([1.0]) == ""
-    assert sparkline([0.0, 1.0]) == "0.0,21.0 100.0,1.0"
-    assert sparkline([0.0, 0.0]) == "0.0,21.0 100.0,21.0"
-    assert len(sparkline(range(1000)).split()) == 60
+def test_a_peak_is_cut_off_marked_and_shown_on_request():
+    values = [10.0] * 30 + [10_000.0, 9_000.0] + [10.0] * 30
+    points = [(float(at), value) for at, value in enumerate(values)]
+    cut = chart(points, 61.0, 61.0)
+    assert [value for _, value in cut.value_ticks][-1] == 20.0
+    assert [round(at) for at in cut.peaks] == [round(WIDTH * 30 / 61)]
+    assert (cut.has_peak, cut.highest) == (True, 10_000.0)
+    assert max(reading.value for reading in cut.readings) == 10_000.0
+    whole = chart(points, 61.0, 61.0, whole=True)
+    assert (whole.peaks, whole.has_peak, whole.value_ticks[-1][1]) == ((), True, 10_000.0)
+
+
+@pytest.mark.parametrize("values", [[0.0] * 20 + [100.0], [1.0, 100.0], [10.0] * 10 + [39.0]])
+def test_what_flattens_nothing_is_no_peak(values):
+    drawn = chart([(float(at), value) for at, value in enumerate(values)], 20.0, 20.0)
+    assert (drawn.has_peak, drawn.peaks) == (False, ())
+
+
+def test_readings_cover_the_chart_without_gaps():
+    drawn = chart([(90.0, 1.0), (95.0, 2.0), (100.0, 3.0)], 100.0, 10.0)
+    assert [(reading.left, reading.width) for reading in drawn.readings] == [(0, 150), (150, 300), (450, 150)]
+    assert [(reading.value, reading.age) for reading in drawn.readings] == [(1, 10), (2, 5), (3, 0)]
+
+
+def test_the_highest_of_many_points_is_read():
+    drawn = chart([(float(at), float(at == 501)) for at in range(1000)], 1000.0, 1000.0)
+    assert len(drawn.readings) <= 120
+    assert [reading.age for reading in drawn.readings if reading.value] == [499.0]
+
+
+def test_a_single_point_between_gaps_is_drawn():
+    drawn = chart([(1.0, math.nan), (2.0, 5.0), (3.0, math.nan)], 10.0, 10.0)
+    assert len(drawn.lines[0].split()) == 2
+
+
+@pytest.mark.parametrize(("age", "span"), [(0, 60), (59, 60), (61, 120), (400, 600), (1801, 3600), (99_999, 3600)])
+def test_the_span_fits_what_there_is(age, span):
+    assert span_of([(1000.0 - age, 1.0)], 1000.0, 3600.0) == span
+    assert span_of([], 0.0, 3600.0) == 60.0
+
+
+def test_samples_ten_seconds_apart_are_one_line_in_a_chart_of_a_minute():
+    assert len(chart([(10.0 * at, 1.0) for at in range(6)], 55.0, 60.0).lines) == 1
+
+
+def test_sparklines_have_a_scale_of_time_and_value():
+    assert sparkline([(95.0, 0.0), (100.0, 10.0)], 100.0, 10.0, 20.0) == ("50.0,21.0 100.0,11.0",)
+    assert sparkline([], 100.0, 10.0, 1.0) == ()
+    assert (scale_of([1.0, math.nan, 17.0]), scale_of([])) == (20.0, 1.0)
