@@ -6,7 +6,9 @@ did not answer. If none answers, `AllFailed` is raised.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -24,6 +26,7 @@ _Listing = tuple[list[Node], Errors]
 _MAX_SKIPPED_NAMED: Final = 5
 """Skipped registrations of an nsqlookupd that are named in warnings and in the log. Further ones are counted."""
 _MAX_SKIPPED_REMEMBERED: Final = 1000
+_REGISTRATION_SECONDS: Final = 2.0
 
 
 class Cluster:
@@ -105,7 +108,7 @@ class Cluster:
     # calls the nsqlookupds, then the nodes.
 
     def create(self, topic: str, channel: str = "", node: str = "") -> Errors:
-        """Create a topic, and a channel, on one node or in the whole cluster.
+        """Create a topic, and a channel, on one node or in the whole cluster, as NSQ's API does.
 
         nsqadmin: a topic is created in nsqlookupds only. An nsqd creates it with its first message.
         """
@@ -120,6 +123,30 @@ class Cluster:
             raise AllFailed("failed to query any nsqlookupd: ")
         nodes, lookup_errors = self._nodes_of(topic)
         return errors + lookup_errors + self._post(nodes, "create", topic, channel)
+
+    def create_on(self, nodes: Sequence[str], topic: str, channel: str = "") -> Answer[list[str]]:
+        """Create a topic, and a channel, at all nsqlookupds and on these nodes; `value` has the nodes that did.
+
+        Returns when the nsqlookupds list the nodes, so that the next query finds them, or after two seconds.
+        """
+        names = [{"topic": topic}, {"topic": topic, "channel": channel}][: 2 if channel else 1]
+
+        def create(address: str) -> None:
+            for parameters in names:
+                self.client.post(address, f"{list(parameters)[-1]}/create", parameters)
+
+        registered, created = (call_all(each, create, 2 * self.client.timeout) for each in (self.lookupds, nodes))
+        done = [address for address, _ in created.value]
+        deadline = time.monotonic() + _REGISTRATION_SECONDS
+        while done and registered.value and not self._lists(topic, done) and time.monotonic() < deadline:
+            time.sleep(_REGISTRATION_SECONDS / 40)
+        return Answer(done, registered.errors + created.errors, registered.unreachable + created.unreachable)
+
+    def _lists(self, topic: str, nodes: Sequence[str]) -> bool:
+        """Whether the nsqlookupds list these nodes for the topic."""
+        with suppress(AllFailed):
+            return {node.http_address for node in self.producers(topic).value} >= set(nodes)
+        return False
 
     def delete(self, topic: str, channel: str = "") -> Errors:
         nodes, errors = self._nodes_of(topic)
@@ -256,7 +283,7 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Sna
     try:
         nodes = cluster.nodes()
     except AllFailed as failure:
-        return Snapshot(taken_at=now, errors=(str(failure),))
+        return Snapshot(taken_at=now, errors=(failure.named,))
     errors = nodes.errors + nodes.skipped
     node_stats: dict[str, NodeStats] = {}
     names: list[str] = []
@@ -264,14 +291,14 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Sna
         try:
             names = cluster.topics().value
         except AllFailed as failure:
-            errors += (str(failure),)
+            errors += (failure.named,)
     try:
         stats = cluster.stats(nodes.value, clients=clients)
         node_stats = {node.http_address: of_node for node, of_node in stats.value}
         errors += stats.errors
     except AllFailed as failure:
         if nodes.value:  # otherwise there was no nsqd to query
-            errors += (str(failure),)
+            errors += (failure.named,)
     topics = sum_topics(topic for of_node in node_stats.values() for topic in of_node.topics)
     topics += [TopicStats(topic_name=name) for name in set(names) - {topic.topic_name for topic in topics}]
     silent = [address for node in nodes.value if (address := node.http_address) not in node_stats]

@@ -7,6 +7,7 @@ hangs does not delay the answers of the others.
 
 import errno
 import http.client
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ R = TypeVar("R")
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """A thousand topics with their channels and clients take about one MiB."""
 _MAX_QUOTED_BYTES: Final = 300
+_REQUEST: Final = re.compile(r'^(?:\w+ )?"?https?://[^" ]+"?: ')
 _NOT_CONNECTED: Final = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 
@@ -64,14 +66,24 @@ class HttpClient:
 
     def get(self, address: str, path: str, **parameters: str) -> Any:
         """The JSON value of a daemon's answer. Raises `UpstreamError`, as all methods do."""
-        body = self._request("GET", address, path, parameters, None)
+        return self._load(address, path, parameters, self._request("GET", address, path, parameters, None))
+
+    def post(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> None:
+        self._request("POST", address, path, parameters, body)
+
+    def post_for_answer(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> Any:
+        """The JSON value of the answer to a POST."""
+        return self._load(address, path, parameters, self._request("POST", address, path, parameters, body))
+
+    def put(self, address: str, path: str, body: bytes) -> Any:
+        """The JSON value of the answer to a PUT."""
+        return self._load(address, path, {}, self._request("PUT", address, path, {}, body))
+
+    def _load(self, address: str, path: str, parameters: dict[str, str], body: bytes) -> Any:
         try:
             return reading.load(body)
         except InvalidAnswer as error:
             raise UpstreamError(f"{_url_of('http', address, path, parameters)}: {error}") from None
-
-    def post(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> None:
-        self._request("POST", address, path, parameters, body)
 
     def _request(self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None) -> bytes:
         url = _url_of("http", address, path, parameters)
@@ -137,8 +149,32 @@ class Answer(Generic[T]):
     """Invalid parts of answers, which are left out of `value`, with reasons."""
 
 
+class DaemonError(str):
+    """An error in the words of NSQ's nsqadmin, which do not always name the daemon."""
+
+    def __new__(cls, daemon: str, text: str) -> "DaemonError":
+        error = super().__new__(cls, text)
+        error.daemon = daemon
+        return error
+
+    daemon: str
+
+
+def named(error: str) -> str:
+    """An error as pages show it: after the address of the daemon, without the URL of the request."""
+    if not isinstance(error, DaemonError):
+        return error
+    return f"{error.daemon}: {_REQUEST.sub('', error).removeprefix(f'{error.daemon}: ')}"
+
+
 class AllFailed(Exception):
     """No daemon answered. The text is that of NSQ's nsqadmin."""
+
+    def __init__(self, text: str, errors: tuple[str, ...] = ()) -> None:
+        super().__init__(text + "\n".join(errors))
+        self.errors = errors
+        """Those of the daemons; empty if there was none to ask."""
+        self.named = text + "\n".join(map(named, errors))
 
 
 def query_all(kind: str, items: Sequence[T], query: Callable[[T], R], timeout: float) -> Answer[list[tuple[T, R]]]:
@@ -148,7 +184,7 @@ def query_all(kind: str, items: Sequence[T], query: Callable[[T], R], timeout: f
     """
     answer = call_all(items, query, timeout)
     if not answer.value:
-        raise AllFailed(f"failed to query any {kind}: " + "\n".join(answer.errors))
+        raise AllFailed(f"failed to query any {kind}: ", answer.errors)
     return answer
 
 
@@ -179,6 +215,7 @@ def call_all(
         try:
             done.append((item, outcome.result(max(0.0, deadline - time.monotonic()))))
         except (UpstreamError, TimeoutError) as error:
-            errors.append(f"{item}: timeout" if isinstance(error, TimeoutError) else str(error))
+            text = f"{item}: timeout" if isinstance(error, TimeoutError) else str(error)
+            errors.append(DaemonError(str(item), text))
             unreachable.append(str(item))
     return Answer(done, tuple(errors), tuple(unreachable))

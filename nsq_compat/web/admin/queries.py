@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from nsq_compat.cluster.cluster import Snapshot, take_snapshot
-from nsq_compat.cluster.http_client import Answer, call_all
+from nsq_compat.cluster.http_client import Answer, call_all, named
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats, sum_channel, sum_topic
 from nsq_compat.web.admin.access import service
@@ -34,16 +34,19 @@ class Queries:
 
     def __init__(self) -> None:
         self._cluster = service().cluster
+        self._messages: list[str] = []
         self.warnings: list[str] = []
+        """For the pages: these name the daemons."""
 
     def message(self) -> str:
         """The warnings, as NSQ's API shows them."""
-        return "WARNING: " + "; ".join(self.warnings) if self.warnings else ""
+        return "WARNING: " + "; ".join(self._messages) if self._messages else ""
 
     def add_warning(self, errors: tuple[str, ...]) -> None:
         if errors:
-            log.warning("%s", "\n".join(errors))
-            self.warnings.append("\n".join(errors))
+            log.warning("%s", "\n".join(map(named, errors)))
+            self._messages.append("\n".join(errors))
+            self.warnings.append("\n".join(map(named, errors)))
 
     def topics(self) -> list[str]:
         return self._value(self._cluster.topics())
@@ -100,5 +103,6 @@ class Queries:
             # Already logged. Several queries skip the same registrations.
             text = "\n".join(answer.skipped)
             if text not in self.warnings:
+                self._messages.append(text)
                 self.warnings.append(text)
         return answer.value

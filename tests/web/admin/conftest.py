@@ -127,7 +127,7 @@ class Form:
     def __init__(self, browser: FlaskClient) -> None:
         self.browser = browser
 
-    def __call__(self, path: str, page: str = "/lookup", **fields: str) -> Any:
+    def __call__(self, path: str, page: str = "/create", **fields: str | list[str]) -> Any:
         text = self.browser.get(page).text
         token = text.partition('name="csrf" value="')[2].partition('"')[0]
         return self.browser.post(path, data={"csrf": token, **fields})
