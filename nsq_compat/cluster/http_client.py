@@ -63,14 +63,24 @@ class HttpClient:
 
     def get(self, address: str, path: str, **parameters: str) -> Any:
         """The JSON value of a daemon's answer. Raises `UpstreamError`, as all methods do."""
-        body = self._request("GET", address, path, parameters, None)
+        return self._load(address, path, parameters, self._request("GET", address, path, parameters, None))
+
+    def post(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> None:
+        self._request("POST", address, path, parameters, body)
+
+    def post_for_answer(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> Any:
+        """The JSON value of the answer to a POST."""
+        return self._load(address, path, parameters, self._request("POST", address, path, parameters, body))
+
+    def put(self, address: str, path: str, body: bytes) -> Any:
+        """The JSON value of the answer to a PUT."""
+        return self._load(address, path, {}, self._request("PUT", address, path, {}, body))
+
+    def _load(self, address: str, path: str, parameters: dict[str, str], body: bytes) -> Any:
         try:
             return reading.load(body)
         except InvalidAnswer as error:
             raise UpstreamError(f"{_url_of('http', address, path, parameters)}: {error}") from None
-
-    def post(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> None:
-        self._request("POST", address, path, parameters, body)
 
     def _request(self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None) -> bytes:
         url = _url_of("http", address, path, parameters)
