@@ -5,7 +5,6 @@ If a daemon requires TLS, it answers 403 with its HTTPS port, and the request is
 hangs does not delay the answers of the others.
 """
 
-import errno
 import http.client
 import math
 import re
@@ -20,10 +19,9 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlencode
 
-import requests
 import urllib3
 
-from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, root_error
+from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, reason_of
 from nsq_compat.bounded_http import Answer as HttpAnswer
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
@@ -36,12 +34,10 @@ MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """A thousand topics with their channels and clients take about one MiB."""
 _MAX_QUOTED_BYTES: Final = 300
 _REQUEST: Final = re.compile(r'^(?:\w+ )?"?https?://[^" ]+"?: ')
-_NOT_CONNECTED: Final = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 
 class TimedOut(UpstreamError):
-    def __init__(self, method: str, url: str) -> None:
-        super().__init__(f'{method.title()} "{url}": timeout')
+    """A daemon did not answer in time."""
 
 
 class HttpClient:
@@ -115,7 +111,7 @@ class HttpClient:
     def _request(self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None) -> bytes:
         url = _url_of("http", address, path, parameters)
         if address in self._silent:
-            raise TimedOut(method, url)
+            raise TimedOut(f'{method.title()} "{url}": timeout')
         try:
             status, answer = self._try(method, url, address, path, parameters, body)
         except TimedOut:
@@ -150,18 +146,10 @@ class HttpClient:
         """A request to any URL, with any status of the answer. Errors begin like Go's."""
         try:
             return self._exchange(method, url, deadline or Deadline(self.timeout), body=body, headers=headers)
-        except (requests.Timeout, TimeoutError):
-            failure: UpstreamError = TimedOut(method, url)
         except FAILURES as error:
-            root = root_error(error)
-            reason = f"{type(root).__name__}: {root}"
-            if isinstance(root, OSError) and root.strerror:
-                reason = root.strerror.lower()
-                if root.errno in _NOT_CONNECTED:
-                    reason = f"dial tcp {url.split('/')[2]}: connect: {reason}"
-            failure = UpstreamError(f'{method.title()} "{url}": {reason}')
-        # Not inside the except clause: the traceback of the cause would keep the connection open.
-        raise failure
+            reason = reason_of(error)
+        kind = TimedOut if reason == "timeout" else UpstreamError
+        raise kind(f'{method.title()} "{url}": {reason}')  # outside, so that it does not keep the socket
 
 
 def _url_of(scheme: str, address: str, path: str, parameters: dict[str, str]) -> str:
