@@ -59,7 +59,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class InForce:
+class NodePolicies:
     groups: Sequence[Group]
     unsupported: Sequence[str]
     """Nodes without policies: Go's nsqd."""
@@ -69,7 +69,7 @@ class InForce:
         return next((group.written for group in self.groups if node in group.nodes), None)
 
 
-def _in_force(queries: Queries) -> InForce:
+def _in_force(queries: Queries) -> NodePolicies:
     nodes = [node.http_address for node in queries.nodes()]
     client = service().cluster.client
     answer = call_all(nodes, lambda node: client.get(node, "config/policies"), client.timeout)
@@ -87,7 +87,7 @@ def _in_force(queries: Queries) -> InForce:
             unsupported.append(node)
         else:
             errors.append(f"{node}: {error.removeprefix(f'{node}: ')}")
-    return InForce(sorted(groups.values(), key=lambda group: -len(group.nodes)), unsupported, errors)
+    return NodePolicies(sorted(groups.values(), key=lambda group: -len(group.nodes)), unsupported, errors)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def change() -> str | tuple[str, int]:
 
 
 def _form(
-    found: InForce, written: Written, nodes: Sequence[str], errors: Mapping[tuple[int, str], str], queries: Queries
+    found: NodePolicies, written: Written, nodes: Sequence[str], errors: Mapping[tuple[int, str], str], queries: Queries
 ) -> str:
     return render_template(
         "policies/edit.html",
