@@ -86,7 +86,7 @@ def visit(browser: Browser, site: Site) -> Iterator[str]:
         found = browser.run("""
             const forms = [...document.forms].filter(form => form.method === 'get');
             for (const search of document.querySelectorAll('input[type=search]')) search.value ||= 'none has this name';
-            const asked = forms.map(form => form.action + '?' + new URLSearchParams(new FormData(form)));
+            const asked = forms.map(form => form.action.split('?')[0] + '?' + new URLSearchParams(new FormData(form)));
             for (const form of forms) form.reset();
             return [...document.querySelectorAll('a[href]')].map(link => link.href).concat(asked)""")
         own = [urlsplit(url) for url in found if url.startswith(site.url("/"))]
