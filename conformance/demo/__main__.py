@@ -79,12 +79,13 @@ def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
     say(f"events go through topic {TOPIC}, channels {' and '.join(CHANNELS)}, until the end")
     running: list[Running] = [nsqlookupd, nsqd, nsqadmin, stream]
     if with_spark:
-        say(f"Spark counts them, on channel {CHANNEL}; it takes a while to start")
         counts = SparkCounts(nsqlookupd.http_address, folder / "spark", once=options.once)
         running.append(cleaning.enter_context(counts))
         if options.once:
-            counts.wait()
+            say(f"Spark counts them, on channel {CHANNEL}, which takes a minute")
+            print(counts.wait(), end="", flush=True)
             return
+        say(f"Spark counts them, on channel {CHANNEL}; in a minute it writes its first table to {counts.counts}")
     stay_until_asked_to_stop(nsqlookupd, nsqd, nsqadmin, running)
 
 

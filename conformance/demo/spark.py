@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,14 +38,16 @@ _LAST_LINES = 15
 
 
 class SparkCounts:
-    """The Spark job, which prints its progress and its table; a context manager.
+    """The Spark job, which writes its progress and its table to the file `counts`; a context manager.
 
     With `once` it ends when it has counted the events that waited at its start. `folder` is for its spool, checkpoint
-    and log.
+    and both files.
     """
 
     def __init__(self, lookupd_http_address: str, folder: Path, *, once: bool) -> None:
         self._folder = folder
+        self.counts = folder / "counts"
+        self._log = folder / "log"
         self._command = [
             str(_SUBMIT),
             "--master=local[2]",
@@ -64,34 +65,32 @@ class SparkCounts:
         if (status := self._process.poll()) is not None:
             raise self._failed(status)
 
-    def wait(self) -> None:
-        """Wait until it has counted all events. Raises ClientFailed."""
+    def wait(self) -> str:
+        """Wait until it has counted all events, and return what it has written. Raises ClientFailed."""
         try:
             status = self._process.wait(_ONCE_SECONDS)
         except subprocess.TimeoutExpired:
             raise ClientFailed(f"Spark had not counted the events after {_ONCE_SECONDS:.0f} s") from None
-        self._reader.join()
         if status:
             raise self._failed(status)
+        return self.counts.read_text()
 
     def __enter__(self) -> Self:
         if not _SUBMIT.exists() or not _PIPELINE.exists():
             raise ClientFailed("Spark is not installed; scripts/run installs it, and --no-spark runs without it")
         (self._folder / "spool").mkdir(parents=True)
-        with open(self._folder / "log", "wb") as log:
+        with open(self.counts, "wb") as counts, open(self._log, "wb") as log:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=counts,
                 stderr=log,
-                text=True,
-                # Otherwise its workers use the python3 on PATH.
-                env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(_ROOT)},
+                # Otherwise its workers use the python3 on PATH, and it needs a host name that resolves.
+                env=os.environ
+                | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(_ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
                 # In its own session: Ctrl-C reaches only this process, which stops the job and its children.
                 start_new_session=True,
             )
-        self._reader = threading.Thread(target=self._relay, daemon=True)
-        self._reader.start()
         return self
 
     def __exit__(
@@ -105,20 +104,13 @@ class SparkCounts:
         finally:
             self._signal(signal.SIGKILL)
             self._process.wait()
-            self._reader.join()
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def _relay(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                print(f"Spark: {line.rstrip()}", flush=True)
-
     def _failed(self, status: int) -> ClientFailed:
-        last = _last_lines((self._folder / "log").read_text(errors="replace").splitlines())
+        last = _last_lines(self._log.read_text(errors="replace").splitlines())
         return ClientFailed(f"Spark's job ended unexpectedly with status {status}; its last lines:\n{last}")
 
 

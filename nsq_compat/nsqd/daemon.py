@@ -33,6 +33,7 @@ from nsq_compat.nsqd.http_calls import AuthServers
 from nsq_compat.nsqd.lookup_peers import LookupPeers, TopicChannels
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, settle
 from nsq_compat.nsqd.statsd import StatsdPush
+from nsq_compat.policy.dead_letters import DeadLetterQueues, Transfer
 from nsq_compat.policy.enforcer import PolicyEnforcer
 from nsq_compat.policy.policies import Policies
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
@@ -53,6 +54,8 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 5.0
 """How long a stop waits for connections to end."""
 _DRAIN_POLL_SECONDS = 0.1
+_SETTLE_SECONDS = 2.0
+_SETTLE_POLL_SECONDS = 0.005
 _TOPICS_PER_EXEMPTION = 500
 """Collecting the objects of a thousand topics takes 10 ms."""
 
@@ -111,7 +114,8 @@ class Daemon:
         self.drained = Event()
         self.draining = False
         self._drain = gevent.Greenlet(self._wait_until_drained)
-        self._listen(LoopTick(loop))
+        tick = LoopTick(loop)
+        self._listen(tick)
         info = PeerInfo(
             broadcast_address=options.broadcast_address,
             hostname=gethostname(),
@@ -121,7 +125,7 @@ class Daemon:
             topology_zone=options.topology_zone,
             version=NSQ_VERSION,
         )
-        self._lookup_peers = LookupPeers(self.broker, info, options.max_body_size)
+        self._lookup_peers = LookupPeers(self.broker, info, options.max_body_size, tick)
         self._topic_channels = TopicChannels(
             self.broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )
@@ -304,6 +308,15 @@ class Daemon:
         self.options.nsqlookupd_tcp_addresses = tuple(addresses or ())
         if not self.draining:
             self._lookup_peers.set_addresses(self.options.nsqlookupd_tcp_addresses)
+
+    @property
+    def dead_letters(self) -> DeadLetterQueues:
+        return self._enforcer.dead_letters
+
+    def settle(self, transfer: Transfer) -> None:
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while not transfer.is_settled and time.monotonic() < deadline:
+            gevent.sleep(_SETTLE_POLL_SECONDS)
 
     def set_policies(self, written: object) -> None:
         self._apply(Policies(written))

@@ -22,6 +22,7 @@ from gevent.pool import Group
 
 from nsq_compat.log.data_path import reason
 from nsq_compat.net.connection import Connection
+from nsq_compat.net.event_loop import LoopTick
 from nsq_compat.net.sockets import Dialer
 from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
 from nsq_compat.protocol.go_json import STRING, Fields, JsonError, list_of, loads_object
@@ -55,12 +56,13 @@ class Peer:
     first time, or the first attempt to connect has failed.
     """
 
-    def __init__(self, address: str, broker: Broker, new_session: "partial[LookupPeer]") -> None:
+    def __init__(self, address: str, broker: Broker, new_session: "partial[LookupPeer]", tick: LoopTick | None) -> None:
         self.address = address
         self.lookupd: LookupdInfo | None = None
         self.was_tried = Event()
         self._broker = broker
         self._new_session = new_session
+        self._tick = tick
         self._dialer = Dialer(address)
         self._connection: Connection[LookupPeer] | None = None
         self._pause = FIRST_PAUSE_SECONDS
@@ -96,7 +98,7 @@ class Peer:
         # An nsqlookupd that is down for a day must not cause a log line every few seconds.
         log.log(logging.DEBUG if self._last_failure else logging.INFO, "LOOKUP connecting to %s", self.address)
         client = self._dialer.connect(CONNECT_SECONDS)
-        connection = self._connection = Connection(client, self.address, self._make_session)
+        connection = self._connection = Connection(client, self.address, self._make_session, tick=self._tick)
         connection.actor = "LOOKUPD"
         connection.wake()
         began = time.monotonic()
@@ -127,10 +129,15 @@ class Peer:
 
 
 class LookupPeers:
-    """All nsqlookupds. `info` describes this daemon to them."""
+    """All nsqlookupds. `info` describes this daemon to them.
 
-    def __init__(self, broker: Broker, info: PeerInfo, max_reply_size: int) -> None:
+    With the `tick` of the clients' connections, REGISTER of a new topic leaves before the OK of the producer that
+    created it, so that a lookup right after the OK finds the topic.
+    """
+
+    def __init__(self, broker: Broker, info: PeerInfo, max_reply_size: int, tick: LoopTick | None = None) -> None:
         self._broker = broker
+        self._tick = tick
         self._new_session = partial(LookupPeer, broker, info, max_reply_size=max_reply_size)
         self._peers: dict[str, Peer] = {}
 
@@ -147,7 +154,7 @@ class LookupPeers:
             peer = before.pop(address, None)
             if peer is None:
                 log.info("LOOKUP(%s): adding peer", address)
-                peer = Peer(address, self._broker, self._new_session)
+                peer = Peer(address, self._broker, self._new_session, self._tick)
                 peer.start()
             self._peers[address] = peer
         for address, peer in before.items():

@@ -131,9 +131,11 @@ def _target(link: str) -> str:
         return ""  # closed meanwhile
 
 
-def run_block(shell: Shell, block: Block, folder: Path) -> None:
-    """Run a block as its language demands. Raises `PageFailed`."""
-    if block.language == PYTHON:
+def run_block(shell: Shell, block: Block, folder: Path, *, pasted: bool = False) -> None:
+    """Run a block as its language demands, or all its commands at once. Raises `PageFailed`."""
+    if pasted:
+        shell.run(block.text)
+    elif block.language == PYTHON:
         _run_program(block, folder)
     elif block.language == PYCON:
         (folder / "session.txt").write_text(f"{block.text}\n")
@@ -208,7 +210,7 @@ def run_page(plan: dict[str, Any], folder: Path) -> None:
     for fields in plan["blocks"]:
         block = Block(**fields)
         try:
-            run_block(shell, block, folder)
+            run_block(shell, block, folder, pasted=plan["pasted"])
         except PageFailed as failure:
             raise PageFailed(f"{block.page}, line {block.line}:\n{failure}") from None
     shell.run("leave_all")

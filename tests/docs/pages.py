@@ -14,7 +14,8 @@ class Setup:
 
     The commands of `before` are run first. `hosts` maps host names to addresses. `addresses` are added to the loopback
     interface. Commands are run in the checkout if `in_checkout`, else in an empty folder. With `bare`, nothing is
-    installed yet. With `installs`, pip can install without a network.
+    installed yet. With `installs`, pip can install without a network. With `pasted`, each block is run at once, as if
+    pasted into a terminal; otherwise the next command waits until a daemon listens.
     """
 
     before: str = ""
@@ -23,6 +24,7 @@ class Setup:
     in_checkout: bool = False
     bare: bool = False
     installs: bool = False
+    pasted: bool = False
 
 
 _ASK: Final = "curl --silent --show-error --fail"
@@ -64,7 +66,7 @@ make_channels() {{
 CLIENTS: Final = f"{CLUSTER}make_channels orders archive later by-hand pynsq once"
 
 SETUPS: Final[Mapping[str, Setup]] = {
-    "README.md": Setup(in_checkout=True, bare=True, installs=True),
+    "README.md": Setup(in_checkout=True, bare=True, installs=True, pasted=True),
     "docs/migration.md": Setup(
         f"""{GO_DATA_PATH}
 cat >/etc/nsqd.cfg <<'END'
@@ -111,6 +113,7 @@ END""",
         hosts={"one": "127.0.0.1", "two": "127.0.0.1"},
         addresses=("10.0.0.2",),
     ),
+    "conformance/README.md": Setup(in_checkout=True, bare=True, installs=True, pasted=True),
     "contrib/README.md": Setup(in_checkout=True, installs=True),
     "docs/runbook.md": Setup(
         f"""{_CALLS}
@@ -143,9 +146,22 @@ while head -c 5000 /dev/zero | {_ASK} --data-binary @- 'http://nsqd-1:4151/pub?t
 }
 
 NOT_RUN: Final[Mapping[tuple[str, str], str]] = {
-    ("README.md", "scripts/run"): "conformance/test_demo.py runs the first; the second runs this test",
+    ("README.md", "scripts/run"): "conformance/test_demo.py runs it",
+    ("README.md", "scripts/test"): "it runs this test",
     ("benchmarks/README.md", "```sh"): "minutes each, on an idle machine, with tools from the package index",
-    ("conformance/README.md", "```sh"): "minutes each, and another nsqd; scripts/test runs pytest conformance",
+    (
+        "conformance/README.md",
+        "# a table that compares both, behaviour by behaviour; see --help",
+    ): "minutes each, and another nsqd; scripts/test runs pytest conformance",
+    (
+        "conformance/README.md",
+        '.venv/bin/python -m nsq_conformance.differential.fuzz --peer "/path/to/nsqd" --streams 25000 --seed 1',
+    ): "minutes, and another nsqd; conformance/test_differential.py plays some",
+    (
+        "conformance/README.md",
+        'conformance/run --nsqd "env PYTHONPATH=$PWD .venv/bin/python -m tests.mutants.broken_wire'
+        ' one_fin_in_50_is_swallowed /path/to/nsqd"',
+    ): "minutes, and another nsqd; tests/mutants does the same",
     ("contrib/README.md", "docker build --file contrib/container/Containerfile --tag nsq_compat ."): (
         "no container engine; tests/packaging/test_container.py runs the same steps"
     ),

@@ -53,6 +53,7 @@ def test_the_commands_of_a_page_work(page, tmp_path, request):
     programs = Path(sys.base_prefix) / "bin" if setup.bare else Path(sys.executable).parent
     plan = {
         "before": setup.before,
+        "pasted": setup.pasted,
         "blocks": [asdict(block) for block in blocks_of(page) if is_run(block)],
         "folder": str(ROOT if setup.in_checkout else tmp_path / "here"),
         "environment": {

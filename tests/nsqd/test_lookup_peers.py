@@ -15,16 +15,20 @@ import gevent.socket
 import pytest
 from gevent.pool import Group
 
+from nsq_compat.net.connection import Connection
 from nsq_compat.net.sockets import listen, port_of
 from nsq_compat.nsqd import lookup_peers
+from nsq_compat.nsqd.daemon import Daemon
 from nsq_compat.nsqd.http_calls import HttpCalls
 from nsq_compat.nsqd.lookup_peers import LookupPeers, Peer, TopicChannels
+from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo, reply
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import QueueLimits
 from tests.nsqd.conftest import PATIENCE, StartNsqlookupd
 
+OK = b"\0\0\0\6\0\0\0\0OK"
 NOW_NS = 1_700_000_000_000_000_000
 SHORT = 2.0
 """Seconds to wait for what never comes, while something else surely does."""
@@ -67,6 +71,42 @@ def test_existing_and_changing_topics_are_registered_at_all_nsqlookupds(broker, 
     wait_until(lambda: one.registered == two.registered == {("orders", ""), ("returns", "")})
     broker.delete_topic("orders")
     wait_until(lambda: one.registered == two.registered == {("returns", "")})
+
+
+@pytest.mark.interpreted  # it replaces a method of connections
+@pytest.mark.parametrize("level", ["os", "fsync"])
+def test_a_new_topic_is_registered_before_its_producer_receives_ok(start, wait_until, tmp_path, monkeypatch, level):
+    sent: list[bytes] = []
+
+    def send_now(self, data):
+        sent.append(data)
+        send(self, data)
+
+    send = Connection._send_now
+    monkeypatch.setattr(Connection, "_send_now", send_now)
+    lookupd = start()
+    options = NsqdOptions(data_path=str(tmp_path), durability=level, nsqlookupd_tcp_addresses=(lookupd.address,))
+    options.tcp_address = options.http_address = "127.0.0.1:0"
+    nsqd = Daemon(options)
+    nsqd.start()
+    try:
+        wait_until(lambda: [each for each in nsqd._lookup_peers.peers if each.lookupd])
+        with gevent.socket.create_connection(("127.0.0.1", nsqd.tcp_port)) as producer:
+            producer.sendall(b"  V2")
+            for topic in (b"one", b"two", b"three"):
+                producer.sendall(b"PUB %b\n\0\0\0\1x" % topic)
+                assert producer.recv(100) == OK
+        with gevent.socket.create_connection(("127.0.0.1", nsqd.http_port)) as producer:
+            producer.sendall(b"POST /pub?topic=four HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx")
+            assert producer.recv(1000).endswith(b"OK")
+    finally:
+        nsqd.stop()
+    told = [data for data in sent if data == OK or data.startswith(b"REGISTER") or data.endswith(b"\r\n\r\nOK")]
+    answers = [data for data in told if not data.startswith(b"REGISTER")]
+    assert len(answers) == 4
+    for topic, answer in zip((b"one", b"two", b"three", b"four"), answers, strict=True):
+        assert told.pop(0) == b"REGISTER %b\n" % topic
+        assert told.pop(0) is answer
 
 
 @pytest.mark.parametrize("sick", [deaf, babbling, mute, None])

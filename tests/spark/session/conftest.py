@@ -14,6 +14,8 @@ import pyspark_nsq
 def spark() -> Iterator[SparkSession]:
     # Otherwise workers use the Python on PATH.
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Otherwise Spark does not start if the host name does not resolve.
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # With local[n] alone, Spark does not retry tasks.
     builder = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
     for name in ("spark.driver.host", "spark.driver.bindAddress"):

@@ -86,7 +86,7 @@ def test_a_program_submitted_with_speculation_reads_nothing(written, tmp_path):
         [submit, "--master=local[1]", *(f"--conf={each}" for each in settings), program, json.dumps(written)],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()},
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd(), "SPARK_LOCAL_IP": "127.0.0.1"},
     )
     assert ended.returncode == 1
     assert "spark.speculation must be false (spark-submit --conf spark.speculation=false)" in ended.stderr
