@@ -16,6 +16,7 @@ the watchdog is a greenlet. Only name resolution is not interrupted: the resolve
 import contextlib
 import heapq
 import itertools
+import logging
 import os
 import socket
 import ssl
@@ -36,6 +37,9 @@ MAX_REDIRECTS: Final = 10
 FAILURES: Final = (requests.RequestException, urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError)
 """Everything that a request can raise."""
 _CHUNK: Final = 64 * 1024
+
+# It logs URLs, and an auth server's contains a secret. What fails is logged by the caller.
+logging.getLogger("urllib3").setLevel(logging.CRITICAL)
 
 
 class AnswerTooLarge(ValueError):

@@ -7,6 +7,7 @@ hangs does not delay the answers of the others.
 
 import errno
 import http.client
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from nsq_compat.bounded_http import Answer as HttpAnswer
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
 from nsq_compat.protocol.errors import quote
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -75,6 +78,7 @@ class HttpClient:
 
     def _request(self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None) -> bytes:
         url = _url_of("http", address, path, parameters)
+        log.debug("CI: querying %s", url)
         deadline = Deadline(self.timeout)
         status, _, answer = self.exchange(method, url, body, deadline=deadline)
         if status == 403:
