@@ -6,7 +6,10 @@ did not answer. If none answers, `AllFailed` is raised.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -24,17 +27,31 @@ _Listing = tuple[list[Node], Errors]
 _MAX_SKIPPED_NAMED: Final = 5
 """Skipped registrations of an nsqlookupd that are named in warnings and in the log. Further ones are counted."""
 _MAX_SKIPPED_REMEMBERED: Final = 1000
+_DISCOVERY_SHARE: Final = 0.45
+"""The part of the time of a page that a request may take which finds out what nodes to ask."""
+_REGISTRATION_SECONDS: Final = 2.0
 
 
 class Cluster:
     """`lookupds` and `nsqds` are HTTP addresses. They may be replaced at any time."""
 
     def __init__(self, client: HttpClient, lookupds: Sequence[str] = (), nsqds: Sequence[str] = ()) -> None:
-        self.client = client
+        self.client = self._discovery_client = client
         self.lookupds = lookupds
         self.nsqds = nsqds
         self._logged: dict[str, set[str]] = {}
         self._logged_lock = threading.Lock()
+
+    def within(self, seconds: float) -> "Cluster":
+        """The same cluster for queries that all end within `seconds`.
+
+        A daemon that does not answer in time is named in the errors of each query, and asked only once. What finds the
+        nodes has less than half of the time, because the nodes are asked afterwards.
+        """
+        bounded = copy(self)
+        bounded.client = self.client.within(seconds)
+        bounded._discovery_client = bounded.client.at_most(_DISCOVERY_SHARE * seconds)
+        return bounded
 
     # --- Queries ------------------------------------------------------------------------------------------------------
 
@@ -92,7 +109,7 @@ class Cluster:
         parameters = {name: value for name, value in parameters.items() if value}
 
         def query(node: Node) -> NodeStats:
-            stats = read_node_stats(node, self._get_stats(node.http_address, **parameters))
+            stats = read_node_stats(node, _get_stats(self.client, node.http_address, **parameters))
             # A topic that was not requested must not be added to the sums.
             stats.topics = [each for each in stats.topics if topic in ("", each.topic_name)]
             return stats
@@ -105,7 +122,7 @@ class Cluster:
     # calls the nsqlookupds, then the nodes.
 
     def create(self, topic: str, channel: str = "", node: str = "") -> Errors:
-        """Create a topic, and a channel, on one node or in the whole cluster.
+        """Create a topic, and a channel, on one node or in the whole cluster, as NSQ's API does.
 
         nsqadmin: a topic is created in nsqlookupds only. An nsqd creates it with its first message.
         """
@@ -120,6 +137,30 @@ class Cluster:
             raise AllFailed("failed to query any nsqlookupd: ")
         nodes, lookup_errors = self._nodes_of(topic)
         return errors + lookup_errors + self._post(nodes, "create", topic, channel)
+
+    def create_on(self, nodes: Sequence[str], topic: str, channel: str = "") -> Answer[list[str]]:
+        """Create a topic, and a channel, at all nsqlookupds and on these nodes; `value` has the nodes that did.
+
+        Returns when the nsqlookupds list the nodes, so that the next query finds them, or after two seconds.
+        """
+        names = [{"topic": topic}, {"topic": topic, "channel": channel}][: 2 if channel else 1]
+
+        def create(address: str) -> None:
+            for parameters in names:
+                self.client.post(address, f"{list(parameters)[-1]}/create", parameters)
+
+        registered, created = (call_all(each, create, 2 * self.client.timeout) for each in (self.lookupds, nodes))
+        done = [address for address, _ in created.value]
+        deadline = time.monotonic() + _REGISTRATION_SECONDS
+        while done and registered.value and not self._lists(topic, done) and time.monotonic() < deadline:
+            time.sleep(_REGISTRATION_SECONDS / 40)
+        return Answer(done, registered.errors + created.errors, registered.unreachable + created.unreachable)
+
+    def _lists(self, topic: str, nodes: Sequence[str]) -> bool:
+        """Whether the nsqlookupds list these nodes for the topic."""
+        with suppress(AllFailed):
+            return {node.http_address for node in self.producers(topic).value} >= set(nodes)
+        return False
 
     def delete(self, topic: str, channel: str = "") -> Errors:
         nodes, errors = self._nodes_of(topic)
@@ -156,7 +197,7 @@ class Cluster:
     # --- Requests to one daemon ---------------------------------------------------------------------------------------
 
     def _query_lookupds(self, query: Callable[[str], T]) -> Answer[list[tuple[str, T]]]:
-        return query_all("nsqlookupd", self.lookupds, query, self.client.timeout)
+        return query_all("nsqlookupd", self.lookupds, query, self._discovery_client.timeout)
 
     def _query_nsqds(self, query: Callable[[str], T]) -> Answer[list[tuple[str, T]]]:
         # Twice the timeout: some of these queries make two requests.
@@ -164,13 +205,14 @@ class Cluster:
 
     def _names(self, kind: str, **parameters: str) -> Answer[list[str]]:
         def query(address: str) -> list[str]:
-            return reading.array(reading.text, reading.mapping(self.client.get(address, kind, **parameters)).get(kind))
+            answer = reading.mapping(self._discovery_client.get(address, kind, **parameters))
+            return reading.array(reading.text, answer.get(kind))
 
         return _merged(self._query_lookupds(query))
 
     def _listing(self, address: str, path: str, **parameters: str) -> _Listing:
         """The nodes that an nsqlookupd lists, and a text for each skipped registration."""
-        answer = reading.mapping(self.client.get(address, path, **parameters))
+        answer = reading.mapping(self._discovery_client.get(address, path, **parameters))
         nodes, skipped = read_registrations(answer.get("producers"))
         texts = [f"nsqlookupd {address}: skipped {each}" for each in skipped[:_MAX_SKIPPED_NAMED]]
         if len(skipped) > _MAX_SKIPPED_NAMED:
@@ -193,13 +235,10 @@ class Cluster:
         for text in new:
             log.warning("%s", text)
 
-    def _get_stats(self, address: str, **parameters: str) -> Any:
-        # Memory stats are not used, and cost nsqd time.
-        return self.client.get(address, "stats", format="json", include_mem="false", **parameters)
-
     def _get_topics(self, address: str, **parameters: str) -> list[str]:
-        stats = reading.mapping(self._get_stats(address, include_clients="false", **parameters))
-        return reading.array(lambda topic: reading.text(reading.mapping(topic).get("topic_name")), stats.get("topics"))
+        stats = _get_stats(self._discovery_client, address, include_clients="false", **parameters)
+        topics = reading.array(reading.mapping, reading.mapping(stats).get("topics"))
+        return [reading.text(topic.get("topic_name")) for topic in topics]
 
     def _get_node(self, address: str) -> Node:
         node = self._get_info(address)
@@ -214,13 +253,18 @@ class Cluster:
         return node
 
     def _get_info(self, address: str) -> Node:
-        node = read_node(self.client.get(address, "info"))
+        node = read_node(self._discovery_client.get(address, "info"))
         if not node.broadcast_address:
             # An nsqd without a broadcast address is at the address of the request.
             host, _, port = address.rpartition(":")
             node.broadcast_address, node.http_port = host.strip("[]"), int(port) if port.isdigit() else 0
         node.hostname = node.hostname or node.broadcast_address
         return node
+
+
+def _get_stats(client: HttpClient, address: str, **parameters: str) -> Any:
+    # Memory stats are not used, and cost nsqd time.
+    return client.get(address, "stats", format="json", include_mem="false", **parameters)
 
 
 def _merged(answer: Answer[list[tuple[str, list[str]]]]) -> Answer[list[str]]:
@@ -256,7 +300,7 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Sna
     try:
         nodes = cluster.nodes()
     except AllFailed as failure:
-        return Snapshot(taken_at=now, errors=(str(failure),))
+        return Snapshot(taken_at=now, errors=(failure.named,))
     errors = nodes.errors + nodes.skipped
     node_stats: dict[str, NodeStats] = {}
     names: list[str] = []
@@ -264,14 +308,14 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Sna
         try:
             names = cluster.topics().value
         except AllFailed as failure:
-            errors += (str(failure),)
+            errors += (failure.named,)
     try:
         stats = cluster.stats(nodes.value, clients=clients)
         node_stats = {node.http_address: of_node for node, of_node in stats.value}
         errors += stats.errors
     except AllFailed as failure:
         if nodes.value:  # otherwise there was no nsqd to query
-            errors += (str(failure),)
+            errors += (failure.named,)
     topics = sum_topics(topic for of_node in node_stats.values() for topic in of_node.topics)
     topics += [TopicStats(topic_name=name) for name in set(names) - {topic.topic_name for topic in topics}]
     silent = [address for node in nodes.value if (address := node.http_address) not in node_stats]

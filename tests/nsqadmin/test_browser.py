@@ -133,23 +133,52 @@ def test_a_node_is_tombstoned_for_a_topic(site, browser):
     browser.sees("2 messages", "dialog")
     browser.click("dialog button", "Tombstone")
     browser.sees(f"Tombstoned {site.nsqd.http_address} for tombstoned.")
-    browser.sees("No nsqd has this topic")
+    browser.sees("Only nsqlookupd knows this topic")
     browser.open(site.url("/lookup"))
     browser.sees("tombstoned")
 
 
-def test_a_topic_is_created_and_a_message_published_and_seen(site, browser):
+def test_a_topic_known_only_to_nsqlookupd_is_created_on_nodes_or_deleted(site, browser):
+    for topic in ("idle.kept", "idle.gone"):
+        site.nsqadmin.send("/api/topics", f'{{"topic":"{topic}","channel":"c"}}')
+    browser.open(site.url("/topics"))
+    browser.click("main a", "idle.gone")
+    browser.sees("Only nsqlookupd knows this topic")
+    browser.click("main a", "Delete…")
+    browser.sees("no messages are lost", "dialog")
+    browser.click("dialog button", "Delete idle.gone")
+    browser.sees("Deleted idle.gone.")
+    assert "idle.gone" not in site.nsqlookupd.get("/topics")["topics"]
+    browser.open(site.url("/topics/idle.kept/c"))
+    browser.sees("Only nsqlookupd knows the topic idle.kept.")
     browser.open(site.url("/lookup"))
+    browser.click("li:has(a[href='/topics/idle.kept']) a", "Create on nodes…")
+    browser.click("main button", "Create")
+    browser.sees(f"Created idle.kept on {site.nsqd.http_address}.")
+    # nsqd asks nsqlookupd for the channels of a new topic.
+    browser.sees("c", "#channels tbody")
+
+
+def test_a_topic_is_created_and_a_message_published_and_seen(site, browser):
+    browser.open(site.url("/topics"))
+    browser.click("main a", "Create a topic…")
+    browser.find("input[name=topic]").type("not valid")
+    browser.click("main button", "Create")
+    browser.sees("“not valid” is not a valid name of a topic.")
+    browser.sees("letters (A to Z, a to z), digits, dots, dashes and underscores")
+    browser.run("document.querySelector('input[name=topic]').value = ''")
     browser.find("input[name=topic]").type("made")
     browser.click("main button", "Create")
-    browser.sees("Created made.")
-    filled(site, "made")
-    browser.open(site.url("/topics/made"))
-    browser.click("summary", "Publish")
+    browser.sees(f"Created made on {site.nsqd.http_address}.")
     browser.find("textarea").type("Grüße")
-    browser.click("details button", "Publish")
-    browser.sees("Published to")
-    browser.click("#channels a", "archive")
+    browser.click("#publish button", "Publish")
+    browser.sees(f"Published a message to made on {site.nsqd.http_address}.")
+    browser.click("#channels a", "Create a channel…")
+    browser.sees("Create a channel of made", "h1")
+    browser.find("input[name=channel]").type("archive")
+    browser.click("main button", "Create")
+    browser.sees(f"Created made/archive on {site.nsqd.http_address}.")
+    assert browser.path == "/topics/made/archive"
     browser.click("#actions a", "Messages")
     browser.sees("Grüße", "pre")
     assert site.nsqd.channel_stats("made", "archive")["depth"] == 1
@@ -254,7 +283,8 @@ def test_dark_mode_is_dark(site, browser):
 PAGES = (
     *("/", "/topics", "/topics/everywhere", "/topics/everywhere/archive", "/topics/everywhere/archive/messages"),
     "/messages/everywhere",
-    *("/nodes", "/counter", "/lookup", "/topics/everywhere?confirm=delete"),
+    *("/nodes", "/counter", "/lookup", "/topics/everywhere?confirm=delete", "/create", "/create?topic=everywhere"),
+    "/topics/everywhere?form=publish",
 )
 
 
@@ -348,7 +378,7 @@ def restarted(site: Site, start: StartNsqadmin) -> NsqadminProcess:
 
 def test_a_page_says_that_nsqadmin_is_gone_and_continues_when_it_is_back(site, browser, restarted):
     filled(site, "outlasting", "one")
-    browser.open(f"http://{restarted.http_address}/topics/outlasting")
+    browser.open(f"http://{restarted.http_address}/topics/outlasting?form=publish")
     browser.sees("archive", "#channels")
     restarted.stop()
     browser.sees("nsqadmin does not answer.", "#gone:not([hidden])")
@@ -360,14 +390,13 @@ def test_a_page_says_that_nsqadmin_is_gone_and_continues_when_it_is_back(site, b
     publish(site.nsqd, "outlasting", "two", "three")
     browser.sees("\n3\n", "#figures")
     # The new nsqadmin accepts a form of the page that the old one made.
-    browser.click("summary", "Publish")
     browser.find("textarea").type("four")
-    browser.click("details button", "Publish")
-    browser.sees("Published to")
+    browser.click("#publish button", "Publish")
+    browser.sees("Published a message to outlasting")
 
 
 def test_a_page_that_is_not_refreshed_says_that_nsqadmin_is_gone_too(browser, restarted):
-    browser.open(f"http://{restarted.http_address}/lookup")
+    browser.open(f"http://{restarted.http_address}/create")
     browser.find("input[name=topic]").type("typed")
     restarted.stop()
     browser.sees("nsqadmin does not answer.", "#gone:not([hidden])")

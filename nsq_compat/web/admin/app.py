@@ -20,7 +20,7 @@ from werkzeug.routing import MapAdapter
 from werkzeug.test import run_wsgi_app
 
 import nsq_compat
-from nsq_compat.cluster.http_client import AllFailed
+from nsq_compat.cluster.http_client import AllFailed, named
 from nsq_compat.session.http_message import Admission
 from nsq_compat.session.http_message import Request as HttpRequest
 from nsq_compat.session.http_message import Response as HttpResponse
@@ -31,6 +31,7 @@ from nsq_compat.web.admin.api import api, v1
 from nsq_compat.web.admin.cluster import cluster, nodes
 from nsq_compat.web.admin.formatting import FILTERS
 from nsq_compat.web.admin.graphite import TIMEFRAMES, Graphite, proxy
+from nsq_compat.web.admin.messages import Redrives, messages
 from nsq_compat.web.admin.operations import operations
 from nsq_compat.web.admin.tables import address, wants_day, wants_whole_peaks
 from nsq_compat.web.admin.topics import topics
@@ -49,6 +50,7 @@ _EXPLANATIONS: Final[Mapping[str | int, str]] = {
     "INVALID_TOPIC": f"This is not a valid name of a topic. {NAMING_RULE}",
     "MSG_EMPTY": "A message needs a body. Nothing was published.",
     "MSG_TOO_BIG": "nsqadmin publishes messages of up to 1 MiB. Nothing was published.",
+    "NO_NODE_HAS_TOPIC": "Only nsqlookupd knows the topic {topic}. No nsqd has it, so it has no messages.",
     "NODE_NOT_FOUND": "The cluster has no node {node}.",
     "TOPIC_NOT_FOUND": "The cluster has no topic {topic}.",
     400: "nsqadmin does not understand this request.",
@@ -69,6 +71,7 @@ class _Sessions(SecureCookieSessionInterface):
 def create_app(program: AdminService) -> Flask:
     app = Flask("nsqadmin", template_folder=str(_PACKAGE / "templates"), static_folder=None)
     app.extensions["nsqadmin"] = program
+    app.extensions["redrives"] = Redrives()
     app.session_interface = _Sessions()
     app.secret_key = secrets.token_bytes(32)
     app.config.update(
@@ -79,9 +82,9 @@ def create_app(program: AdminService) -> Flask:
     )
     app.url_map.merge_slashes = False
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.jinja_env.filters.update(FILTERS)
+    app.jinja_env.filters.update(FILTERS, named=named)
     app.jinja_env.globals["address"] = address
-    for blueprint in (cluster, topics, nodes, login, assets, operations, proxy):
+    for blueprint in (cluster, topics, messages, nodes, login, assets, operations, proxy):
         app.register_blueprint(blueprint)
     app.register_blueprint(api, url_prefix="/api")
     app.before_request(_answer_options)
@@ -89,7 +92,7 @@ def create_app(program: AdminService) -> Flask:
     app.after_request(_finish)
     app.context_processor(_template_variables)
     app.register_error_handler(ApiError, _error_response)
-    app.register_error_handler(AllFailed, lambda failure: _error_response(ApiError(502, f"UPSTREAM_ERROR: {failure}")))
+    app.register_error_handler(AllFailed, _upstream_error_response)
     app.register_error_handler(HTTPException, _http_error_response)
     return app
 
@@ -129,6 +132,11 @@ def _error_response(failure: ApiError) -> Response:
         return v1({"message": failure.code}, failure.status)
     text = failure.explanation or _explanation(failure)
     return Response(render_template("error.html", status=failure.status, code=failure.code, text=text), failure.status)
+
+
+def _upstream_error_response(failure: AllFailed) -> Response:
+    # NSQ's API does not name the daemons.
+    return _error_response(ApiError(502, f"UPSTREAM_ERROR: {failure if _wants_json() else failure.named}"))
 
 
 def _explanation(failure: ApiError) -> str:

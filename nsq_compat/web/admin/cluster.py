@@ -80,7 +80,6 @@ def lookup() -> str:
         lookupds=lookupds,
         page=page,
         channels=queries.channels_of(page.rows),
-        nodes=[] if lookupds else queries.nodes(),
         warnings=queries.warnings,
     )
 

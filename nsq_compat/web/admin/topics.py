@@ -1,24 +1,33 @@
 """/topics: the list, pages of a topic and a channel with their actions, and views of their messages."""
 
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from flask import Blueprint, Response, render_template, request, url_for
 
-from nsq_compat.cluster.http_client import AllFailed
-from nsq_compat.cluster.peek import peek
+from nsq_compat.cluster.http_client import AllFailed, named
+from nsq_compat.cluster.peek import Message, Peek, peek
 from nsq_compat.cluster.stats import ChannelStats, TopicStats
+from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.web.admin import actions
-from nsq_compat.web.admin.access import require, service
-from nsq_compat.web.admin.actions import perform
+from nsq_compat.web.admin.access import check_form, require, service
+from nsq_compat.web.admin.actions import perform, show_outcome
+from nsq_compat.web.admin.formatting import FORMS
 from nsq_compat.web.admin.queries import Queries, current_snapshot
 from nsq_compat.web.admin.tables import charts_of, part_of, row_of, rows_page, timeframe
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.application import ApiError
 
+T = TypeVar("T")
+
 topics = Blueprint("topics", __name__)
 
 _CONFIRMED: Final = ("empty", "delete")
 _LIMITS: Final = ("10", "25", "100")
+_MAX_FIND: Final = 200
 
 
 @topics.get("/topics")
@@ -32,7 +41,7 @@ def list_() -> str:
 def topic(topic: str) -> str:
     queries = Queries()
     stats = _topic_or_inactive(queries, topic)
-    if request.args.get("confirm") in _CONFIRMED:
+    if request.args.get("confirm") in _CONFIRMED and stats.nodes:
         return _confirmation(stats)
     rate = service().history.rate(stats.key)
     return render_template(
@@ -41,6 +50,7 @@ def topic(topic: str) -> str:
         rate=rate,
         page=rows_page(stats.channels),
         nodes=part_of(stats.nodes, request.args, "nodes"),
+        silent=queries.silent,
         charts=charts_of(stats.key, stats.waiting, rate, service().now()),
         warnings=queries.warnings,
         timeframe=timeframe(),
@@ -50,7 +60,7 @@ def topic(topic: str) -> str:
 @topics.get("/topics/<topic>/<channel>")
 def channel(topic: str, channel: str) -> str:
     queries = Queries()
-    stats = queries.channel(topic, channel)
+    stats = _on_nodes(queries, topic, lambda: queries.channel(topic, channel))
     if request.args.get("confirm") in _CONFIRMED:
         return _confirmation(stats)
     row = row_of(stats)
@@ -59,6 +69,7 @@ def channel(topic: str, channel: str) -> str:
         channel=stats,
         row=row,
         nodes=part_of(stats.nodes, request.args, "nodes"),
+        silent=queries.silent,
         clients=part_of(stats.clients or [], request.args, "clients"),
         charts=charts_of(stats.key, stats.depth, row.rate, service().now()),
         warnings=queries.warnings,
@@ -74,14 +85,16 @@ def messages(topic: str, channel: str) -> str:
     # Viewers see stats, but not the contents of messages.
     require(Role.OPERATOR)
     queries = Queries()
-    stats = queries.channel(topic, channel)
+    stats = _on_nodes(queries, topic, lambda: queries.channel(topic, channel))
     limit = _limit()
+    peeks = peek(queries.client, [part.node for part in stats.nodes], int(limit), *stats.key)
     return render_template(
         "topics/messages.html",
         channel=stats,
-        peeks=peek(service().cluster.client, [part.node for part in stats.nodes], int(limit), *stats.key),
-        limit=limit,
-        limits=_LIMITS,
+        peeks=[_matching(each) for each in peeks],
+        supported=any(each.supported for each in peeks),
+        chosen=request.args.get("all") == "1",
+        **_view(limit),
         warnings=queries.warnings,
     )
 
@@ -91,20 +104,45 @@ def watch(topic: str) -> str:
     """The messages published last. Not below /topics, where "messages" may be a channel."""
     require(Role.OPERATOR)
     queries = Queries()
-    stats = queries.topic(topic)
+    stats = _on_nodes(queries, topic, lambda: queries.topic(topic))
     limit = _limit()
-    peeks = peek(service().cluster.client, [part.node for part in stats.nodes], int(limit), topic)
+    peeks = peek(queries.client, [part.node for part in stats.nodes], int(limit), topic)
     published = [(each.node, message) for each in peeks for message in each.messages]
     published.sort(key=lambda pair: (pair[1].timestamp, pair[1].id), reverse=True)
+    published = [pair for pair in published[: int(limit)] if _matches(pair[1])]
     return render_template(
         "topics/watch.html",
         topic=stats,
-        published=published[: int(limit)],
+        published=published,
         failed=[each for each in peeks if each.error],
-        limit=limit,
-        limits=_LIMITS,
+        **_view(limit),
         warnings=queries.warnings,
     )
+
+
+def _view(limit: str) -> dict[str, Any]:
+    """What the pages of messages have in common."""
+    form = request.args.get("form", "")
+    form = form if form in FORMS else FORMS[0]
+    return {"limit": limit, "limits": _LIMITS, "find": _wanted(), "form": form, "forms": FORMS}
+
+
+def _wanted() -> str:
+    return request.args.get("find", "").strip()[:_MAX_FIND]
+
+
+def _matches(message: Message) -> bool:
+    """Whether the message has the text that the visitor looks for: in its id, or in the shown part of its body."""
+    wanted = _wanted()
+    if not wanted or wanted.lower() in message.id or wanted.encode() in message.body:
+        return True
+    return message.text is not None and wanted.lower() in message.text.lower()
+
+
+def _matching(each: Peek) -> Peek:
+    kinds = (each.messages, each.deferred, each.in_flight)
+    messages, deferred, in_flight = (tuple(filter(_matches, found)) for found in kinds)
+    return replace(each, messages=messages, deferred=deferred, in_flight=in_flight)
 
 
 def _limit() -> str:
@@ -115,12 +153,88 @@ def _limit() -> str:
 # --- Actions ----------------------------------------------------------------------------------------------------------
 
 
+@topics.get("/create")
+def new() -> str:
+    """The form that creates a topic, or a channel of the given topic."""
+    require(Role.OPERATOR)
+    return _creation_form(Queries(), request.args)
+
+
 @topics.post("/topics")
-def create() -> Response:
-    topic, channel = (request.form.get(name, "").strip() for name in ("topic", "channel"))
-    node = request.form.get("node", "")
+def create() -> "Response | tuple[str, int]":
+    """NSQ's API registers a topic at nsqlookupd only. The form also creates it on nodes, where it can be used."""
+    check_form()
+    require(Role.OPERATOR)
+    queries, form = Queries(), request.form
+    topic, channel = (form.get(name, "").strip() for name in ("topic", "channel"))
+    try:
+        nodes = _chosen_nodes(queries, topic)
+        answer = actions.create_on(nodes, topic, channel)
+    except ApiError as error:
+        if error.code not in ("INVALID_TOPIC", "INVALID_CHANNEL", "NO_NODE"):
+            raise
+        return _creation_form(queries, form, invalid=error.code), 400
     name = f"{topic}/{channel}" if channel else topic
-    return perform(lambda: actions.create(topic, channel, node), f"Created {name}.", url_for("cluster.lookup"))
+    if not answer.value and (nodes or answer.errors):
+        return _creation_form(queries, form, errors=answer.errors), 502
+    if not nodes:
+        done = f"Registered {name} at nsqlookupd. No nsqd has it yet."
+    elif len(nodes) == 1:
+        done = f"Created {name} on {nodes[0]}."
+    else:
+        of_all = f"{len(nodes)} nodes" if answer.value == nodes else f"{len(answer.value)} of {len(nodes)} nodes"
+        done = f"Created {name} on {of_all}."
+    if channel and form.get("on") == "holders":
+        return show_outcome(done, answer.errors, url_for("topics.channel", topic=topic, channel=channel))
+    return show_outcome(done, answer.errors, url_for("topics.topic", topic=topic, form="publish"))
+
+
+def _creation_form(queries: Queries, values: Mapping[str, str], invalid: str = "", errors: Sequence[str] = ()) -> str:
+    topic = values.get("topic", "")
+    return render_template(
+        "topics/new.html",
+        values=values,
+        invalid=invalid,
+        errors=[named(error) for error in errors],
+        naming_rule=actions.NAMING_RULE,
+        holders=_holders(topic),
+        nodes=queries.nodes(),
+        least=_least_loaded([node.http_address for node in queries.nodes()]),
+        lookupds=service().cluster.lookupds,
+        warnings=queries.warnings,
+    )
+
+
+def _chosen_nodes(queries: Queries, topic: str) -> list[str]:
+    """The nodes that the form of a new topic selects. Raises `ApiError` if none is selected."""
+    chosen = request.form.getlist("node")
+    where = request.form.get("on", "chosen" if chosen else "all")
+    if where == "holders":
+        return _holders(topic)
+    if where == "chosen":
+        if not chosen:
+            raise ApiError(400, "NO_NODE")
+        return chosen
+    addresses = [node.http_address for node in queries.nodes()]
+    return [_least_loaded(addresses)] if where == "least" and addresses else addresses
+
+
+def _holders(topic: str) -> list[str]:
+    """The nodes that have the topic."""
+    with suppress(AllFailed):
+        return [node.http_address for node in service().cluster.producers(topic).value] if is_valid_name(topic) else []
+    return []
+
+
+def _least_loaded(addresses: Sequence[str]) -> str:
+    """The node with the fewest messages, of those that answer; empty without nodes."""
+    stats = current_snapshot().node_stats
+
+    def load(address: str) -> tuple[bool, int, int]:
+        topics = stats[address].topics if address in stats else []
+        return address not in stats, sum(topic.lost_by("delete") for topic in topics), len(topics)
+
+    return min(addresses, key=load, default="")
 
 
 @topics.post("/topics/<topic>/<channel>")
@@ -130,28 +244,44 @@ def act(topic: str, channel: str = "") -> Response:
     parent = url_for("topics.topic", topic=topic) if channel else url_for("topics.list_")
     here = url_for("topics.channel", topic=topic, channel=channel) if channel else url_for("topics.topic", topic=topic)
     name = f"{topic}/{channel}" if channel else topic
+    on_nodes = partial(partial, _on_nodes, Queries(), topic)
     if action in actions.CHANGES:
         done = {"pause": "Paused", "unpause": "Unpaused", "empty": "Emptied"}[action]
         done = f"{done} {name} on {node}." if node else f"{done} {name}."
-        return perform(lambda: actions.change(action, topic, channel, node), done, here, actions.CHANGES[action])
+        here = url_for("cluster.overview") if request.form.get("next") == "overview" else here
+        return perform(
+            on_nodes(lambda: actions.change(action, topic, channel, node)), done, here, actions.CHANGES[action]
+        )
     if action == "delete":
-        return perform(lambda: actions.delete(topic, channel), f"Deleted {name}.", parent, Role.ADMIN)
+        return perform(on_nodes(lambda: actions.delete(topic, channel)), f"Deleted {name}.", parent, Role.ADMIN)
     if action == "publish" and not channel:
         body, defer = request.form.get("body", "").encode("utf-8", "replace"), request.form.get("defer", "")
-        return perform(lambda: actions.publish(topic, node, body, defer), f"Published to {node}.", here)
+        again = url_for("topics.topic", topic=topic, form="publish", node=node)
+        done = f"Published a message to {topic} on {node}."
+        return perform(lambda: actions.publish(topic, node, body, defer), done, again)
     raise ApiError(400, "INVALID_ACTION")
 
 
 def _topic_or_inactive(queries: Queries, name: str) -> TopicStats:
     """The topic; an empty one if only nsqlookupd knows it."""
     try:
-        return queries.topic(name)
-    except AllFailed as failure:
-        if name not in queries.topics():
-            raise ApiError(404, "TOPIC_NOT_FOUND") from None
-        reason = str(failure).partition(": ")[2]
-        queries.add_warning((str(failure),) if reason else ())
+        return _on_nodes(queries, name, lambda: queries.topic(name))
+    except ApiError as error:
+        if error.code != "NO_NODE_HAS_TOPIC":
+            raise
         return TopicStats(topic_name=name)
+
+
+def _on_nodes(queries: Queries, topic: str, query: Callable[[], T]) -> T:
+    """The result of a query for a topic. Raises `ApiError` 404 if the cluster, or its nodes, do not have the topic."""
+    try:
+        return query()
+    except AllFailed as failure:
+        if topic not in queries.topics():
+            raise ApiError(404, "TOPIC_NOT_FOUND") from None
+        if failure.errors:
+            raise
+        raise ApiError(404, "NO_NODE_HAS_TOPIC") from None
 
 
 def _confirmation(stats: TopicStats | ChannelStats) -> str:

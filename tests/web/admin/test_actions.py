@@ -101,7 +101,8 @@ def test_an_unknown_node_receives_no_request(request, browser, submit, service, 
 def test_a_known_node_receives_the_request(submit, browser, lookupd, nsqd):
     assert set(everything_that_names(submit, browser, nsqd.address)) == {200, 303}
     assert len(nsqd.orders) == 9
-    assert lookupd.orders[0].startswith("topic/tombstone?topic=orders&node=127.0.0.1%3A")
+    assert lookupd.orders[:2] == ["topic/create?topic=new", "channel/create?topic=new&channel=c"]
+    assert lookupd.orders[2].startswith("topic/tombstone?topic=orders&node=127.0.0.1%3A")
 
 
 @pytest.mark.parametrize("spelling", ["LOCALHOST:{}", "localhost.:{}", "Localhost:{}"])

@@ -61,8 +61,8 @@ def test_links_are_below_the_base_path(service):
 
 
 def test_a_cookie_set_over_https_is_secure(browser):
-    assert "Secure" in browser.get("/lookup", headers={"X-Scheme": "https"}).headers["Set-Cookie"]
-    assert "Secure" not in browser.get("/lookup").headers.get("Set-Cookie", "")
+    assert "Secure" in browser.get("/create", headers={"X-Scheme": "https"}).headers["Set-Cookie"]
+    assert "Secure" not in browser.get("/create").headers.get("Set-Cookie", "")
 
 
 def test_an_exception_is_an_internal_error_and_logged(browser, service, monkeypatch, caplog):

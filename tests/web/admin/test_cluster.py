@@ -5,13 +5,44 @@ import html
 import pytest
 
 from nsq_compat.cluster.cluster import take_snapshot
-from tests.web.admin.conftest import NOW, shown, topic_json
+from tests.web.admin.conftest import NOW, channel_json, shown, topic_json
 
 
 def test_the_overview_shows_alerts_with_links(browser):
     page = browser.get("/")
     assert "orders / archive 12,304 messages and no consumer" in shown(page)
     assert 'href="/topics/orders/archive"' in page.text
+
+
+def test_what_an_alert_offers_is_done_by_its_link(browser, submit, nsqd):
+    paused = channel_json("held", paused=True, depth=1)
+    nsqd.has(topic_json("orders", paused), topic_json("loose", depth=2), topic_json("held", paused=True))
+    page = browser.get("/").text
+    assert 'href="/create?topic=loose">Create a channel…' in page
+    for path in ("/topics/orders/held", "/topics/held"):
+        form = page.partition(f'<form method="post" action="{path}"')[2].partition("</form>")[0]
+        assert 'value="unpause"' in form
+        assert ">Unpause</button>" in form
+        assert submit(path, action="unpause", next="overview").headers["Location"] == "/"
+    assert nsqd.orders == ["channel/unpause?topic=orders&channel=held", "topic/unpause?topic=held"]
+
+
+def test_the_link_of_an_alert_says_what_it_shows(behind_login, service, nsqd):
+    nsqd.says("stats", {"health": "NOK - disk full", "topics": [topic_json("orders", channel_json("c", depth=1))]})
+    page = shown(behind_login.get("/", auth=("vic", "vic-pw")))
+    assert "NOK - disk full Show node" in page
+    assert "1 message and no consumer Show channel" in page
+
+
+def test_a_warning_names_the_daemon(browser, service, nsqd, make_nsqd):
+    broken = make_nsqd()
+    broken.says("stats", b"oops", 500)
+    service.cluster.nsqds = [nsqd.address, broken.address]
+    for path in ("/", "/topics/orders", "/topics/orders/mail", "/counter"):
+        assert f"{broken.address}: got response 500 Internal Server Error &#34;oops&#34;" in browser.get(path).text, (
+            path
+        )
+    assert "WARNING: got response 500" in browser.get("/api/topics/orders").get_json(force=True)["message"]
 
 
 def test_the_overview_says_if_there_are_no_problems(browser, nsqd):

@@ -143,7 +143,7 @@ def test_a_cluster_without_answers_is_an_error_page(browser, nsqd):
     nsqd.says("stats", b"", 500)
     page = browser.get("/topics/orders", headers={"Accept": "text/html"})
     assert page.status_code == 502
-    assert "failed to query any nsqd" in page.text
+    assert f"failed to query any nsqd: {nsqd.address}: got response 500" in page.text
 
 
 @pytest.mark.parametrize("action", ["pause", "unpause"])
@@ -212,10 +212,125 @@ def test_an_unknown_action_is_refused(submit):
     assert submit("/topics/orders/mail", action="publish").status_code == 400
 
 
-def test_an_inactive_topic_has_a_page(browser, lookupd):
+def test_an_inactive_topic_has_a_page_from_which_it_is_created_on_nodes_or_deleted(browser, lookupd):
     lookupd.says("topics", {"topics": ["shadow"]}).says("lookup", {"producers": []})
-    assert "No nsqd has this topic" in browser.get("/topics/shadow").text
+    page = browser.get("/topics/shadow")
+    assert "Only nsqlookupd knows this topic" in shown(page)
+    assert 'href="/create?topic=shadow">Create on nodes…' in page.text
+    assert 'href="/lookup?confirm=delete&amp;topic=shadow">Delete…' in page.text
     assert "shadow" in shown(browser.get("/lookup"))
+    assert "Create shadow on nodes" in shown(browser.get("/create?topic=shadow"))
+
+
+@pytest.mark.parametrize("path", ["/topics/shadow/c", "/topics/shadow/c/messages", "/messages/shadow"])
+def test_pages_below_an_inactive_topic_say_that_no_nsqd_has_it(browser, lookupd, path):
+    lookupd.says("topics", {"topics": ["shadow"]}).says("lookup", {"producers": []})
+    answer = browser.get(path, headers={"Accept": "text/html"})
+    assert (answer.status_code, "Only nsqlookupd knows the topic shadow." in answer.text) == (404, True)
+    lookupd.says("topics", {"topics": []}).says("lookup", {"message": "TOPIC_NOT_FOUND"}, 404)
+    answer = browser.get(path, headers={"Accept": "text/html"})
+    assert (answer.status_code, "The cluster has no topic shadow." in answer.text) == (404, True)
+
+
+def test_actions_on_a_topic_that_was_deleted_meanwhile_say_so(submit, lookupd, nsqd):
+    lookupd.says("topics", {"topics": []}).says("lookup", {"message": "TOPIC_NOT_FOUND"}, 404)
+    assert [submit("/topics/orders", action=action).status_code for action in ("pause", "empty", "delete")] == 3 * [404]
+    assert nsqd.orders == []
+
+
+# --- Creating ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(make_nsqd, lookupd, nsqd):
+    """Three nsqds; the second has the fewest messages. nsqlookupd lists a new topic on all of them."""
+    nodes = [nsqd, make_nsqd(), make_nsqd()]
+    nodes[2].has(topic_json("orders", depth=1))
+    producers = {"producers": [node.info(topics=["orders"], hostname=f"h{at}") for at, node in enumerate(nodes)]}
+    lookupd.says("nodes", producers).says("lookup", producers)
+    return nodes
+
+
+def made_on(nodes):
+    return [bool(node.orders) for node in nodes]
+
+
+def test_a_topic_is_created_at_nsqlookupd_and_on_all_nodes_and_can_be_published_to(browser, submit, lookupd, three):
+    answer = submit("/topics", topic="new", channel="c", on="all")
+    assert answer.headers["Location"] == "/topics/new?form=publish"
+    for daemon in (lookupd, *three):
+        assert daemon.orders == ["topic/create?topic=new", "channel/create?topic=new&channel=c"]
+        daemon.has(topic_json("new"))
+    page = browser.get("/topics/new?form=publish")
+    assert "Created new/c on 3 nodes." in shown(page)
+    assert '<textarea name="body"' in page.text
+
+
+def test_a_topic_is_created_on_the_node_with_the_fewest_messages_or_on_chosen_nodes(browser, submit, three):
+    assert f"fewest messages, now {three[1].address}" in shown(browser.get("/create"))
+    submit("/topics", topic="new", on="least")
+    assert made_on(three) == [False, True, False]
+    browser_form = submit("/topics", topic="new", on="chosen", node=[three[0].address, three[2].address])
+    assert browser_form.status_code == 303
+    assert made_on(three) == [True, True, True]
+
+
+def test_a_channel_is_created_on_the_nodes_that_have_the_topic(browser, submit, lookupd, three):
+    lookupd.says("lookup", {"producers": [three[0].info(), three[1].info()]})
+    assert "the 2 nodes with orders" in shown(browser.get("/create?topic=orders"))
+    assert submit("/topics", topic="orders", channel="c", on="holders").headers["Location"] == "/topics/orders/c"
+    assert made_on(three) == [True, True, False]
+
+
+def test_a_node_that_cannot_create_a_topic_is_named(browser, submit, three):
+    three[1].says("topic/create", b"disk full", 500)
+    submit("/topics", topic="new", on="all")
+    text = shown(browser.get("/topics"))
+    assert "Created new on 2 of 3 nodes." in text
+    assert f"{three[1].address}: got response 500 Internal Server Error" in text
+
+
+def test_a_topic_that_no_node_created_leaves_the_form_with_the_reasons(submit, service, three):
+    for node in three:
+        node.says("topic/create", b"disk full", 500)
+    answer = submit("/topics", topic="new", channel="c", on="all")
+    assert answer.status_code == 502
+    assert all(f"{node.address}: got response 500" in answer.text for node in three)
+    assert 'value="new"' in answer.text
+    assert 'value="c"' in answer.text
+    assert [told["node"] for told in service.notified if told["action"] == "create_topic"] == [
+        node.address for node in three
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"topic": "a b"}, "“a b” is not a valid name of a topic."),
+        ({"topic": ""}, "“” is not a valid name of a topic."),
+        ({"topic": "x" * 65}, "is not a valid name of a topic."),
+        ({"topic": "new", "channel": "#ephemeral"}, "“#ephemeral” is not a valid name of a channel."),
+        ({"topic": "new", "on": "chosen"}, "Choose at least one node."),
+    ],
+)
+def test_an_invalid_form_says_why_and_keeps_what_was_typed(submit, three, fields, reason):
+    answer = submit("/topics", **{"on": "all", **fields})
+    assert answer.status_code == 400
+    assert reason in shown(answer)
+    assert "A name has 1 to 64 letters" in shown(answer)
+    assert f'value="{fields["topic"]}"' in answer.text
+    assert made_on(three) == [False, False, False]
+
+
+def test_without_an_nsqd_a_topic_is_registered_at_nsqlookupd_only(browser, submit, lookupd):
+    lookupd.says("nodes", {"producers": []}).says("lookup", {"producers": []}).says("topics", {"topics": ["new"]})
+    assert "No nsqd has registered with nsqlookupd" in shown(browser.get("/create"))
+    submit("/topics", topic="new")
+    assert "Registered new at nsqlookupd. No nsqd has it yet." in shown(browser.get("/topics/new"))
+
+
+def test_a_viewer_cannot_open_the_form(behind_login):
+    assert behind_login.get("/create", auth=("vic", "vic-pw")).status_code == 403
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
