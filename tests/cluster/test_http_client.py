@@ -7,6 +7,7 @@ import pytest
 
 from nsq_compat.cluster.http_client import MAX_CONCURRENT, AllFailed, HttpClient, call_all, query_all
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
+from tests.cluster.hostile import DEADLINE, HostileServer, silent
 
 
 def test_an_answer_is_a_json_value(client, daemon):
@@ -151,3 +152,13 @@ def test_more_calls_start_while_all_concurrent_calls_hang(monkeypatch):
 
     answer = call_all(range(10), ask, 20, max_concurrent=4)
     assert answer.value == [(item, True) for item in range(10)]
+
+
+def test_a_client_of_a_page_asks_a_daemon_that_hangs_only_once(client):
+    with HostileServer(silent) as server:
+        bounded = client.within(DEADLINE)
+        for _ in range(3):
+            with pytest.raises(UpstreamError, match=": timeout$"):
+                bounded.get(server.address, "stats")
+        assert server.requests == 1
+        assert client.timeout == 20

@@ -50,6 +50,7 @@ def topic(topic: str) -> str:
         rate=rate,
         page=rows_page(stats.channels),
         nodes=part_of(stats.nodes, request.args, "nodes"),
+        silent=queries.silent,
         charts=charts_of(stats.key, stats.waiting, rate, service().now()),
         warnings=queries.warnings,
         timeframe=timeframe(),
@@ -68,6 +69,7 @@ def channel(topic: str, channel: str) -> str:
         channel=stats,
         row=row,
         nodes=part_of(stats.nodes, request.args, "nodes"),
+        silent=queries.silent,
         clients=part_of(stats.clients or [], request.args, "clients"),
         charts=charts_of(stats.key, stats.depth, row.rate, service().now()),
         warnings=queries.warnings,
@@ -85,7 +87,7 @@ def messages(topic: str, channel: str) -> str:
     queries = Queries()
     stats = _on_nodes(queries, topic, lambda: queries.channel(topic, channel))
     limit = _limit()
-    peeks = peek(service().cluster.client, [part.node for part in stats.nodes], int(limit), *stats.key)
+    peeks = peek(queries.client, [part.node for part in stats.nodes], int(limit), *stats.key)
     return render_template(
         "topics/messages.html",
         channel=stats,
@@ -104,7 +106,7 @@ def watch(topic: str) -> str:
     queries = Queries()
     stats = _on_nodes(queries, topic, lambda: queries.topic(topic))
     limit = _limit()
-    peeks = peek(service().cluster.client, [part.node for part in stats.nodes], int(limit), topic)
+    peeks = peek(queries.client, [part.node for part in stats.nodes], int(limit), topic)
     published = [(each.node, message) for each in peeks for message in each.messages]
     published.sort(key=lambda pair: (pair[1].timestamp, pair[1].id), reverse=True)
     published = [pair for pair in published[: int(limit)] if _matches(pair[1])]
