@@ -5,7 +5,15 @@ import threading
 
 import pytest
 
-from nsq_compat.cluster.http_client import MAX_CONCURRENT, AllFailed, HttpClient, call_all, query_all
+from nsq_compat.cluster.http_client import (
+    MAX_CONCURRENT,
+    AllFailed,
+    DaemonError,
+    HttpClient,
+    call_all,
+    named,
+    query_all,
+)
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
 
 
@@ -151,3 +159,18 @@ def test_more_calls_start_while_all_concurrent_calls_hang(monkeypatch):
 
     answer = call_all(range(10), ask, 20, max_concurrent=4)
     assert answer.value == [(item, True) for item in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (r'got response 404 Not Found "{\"message\":\"TOPIC_NOT_FOUND\"}"', "h:1: answered 404 TOPIC_NOT_FOUND"),
+        ('got response 500 Internal Server Error "oops"', 'h:1: got response 500 Internal Server Error "oops"'),
+        ('Post "http://h:1/pub?topic=t": timeout', "h:1: timeout"),
+        ("http://h:1/stats: invalid answer: not JSON", "h:1: invalid answer: not JSON"),
+        ("h:1: timeout", "h:1: timeout"),
+    ],
+)
+def test_an_error_on_a_page_begins_with_the_daemon(error, shown):
+    assert named(DaemonError("h:1", error)) == shown
+    assert named("text") == "text"
