@@ -16,18 +16,20 @@ the watchdog is a greenlet. Only name resolution is not interrupted: the resolve
 import contextlib
 import heapq
 import itertools
+import json
 import os
 import socket
 import ssl
 import threading
 import time
-from http.client import HTTPException
+from http.client import BadStatusLine, HTTPException, RemoteDisconnected
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Final, NamedTuple, Self
 
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
+from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
@@ -196,6 +198,29 @@ def root_error(error: BaseException) -> BaseException:
         causes.append(cause)
     system = (cause for cause in reversed(causes) if isinstance(cause, OSError) and cause.strerror)
     return next(system, causes[-1])
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a connection or a request failed, for people: the system's words, because the libraries' contain the URL."""
+    if isinstance(error, InvalidURL | InvalidSchema | MissingSchema):
+        return "not a URL of HTTP"
+    if isinstance(error, requests.TooManyRedirects):
+        return f"more than {MAX_REDIRECTS} redirects"
+    root = root_error(error)
+    if isinstance(error, requests.Timeout | TimeoutError) or isinstance(root, TimeoutError):
+        return "timeout"
+    if isinstance(root, ssl.SSLCertVerificationError):
+        return f"TLS: {root.verify_message}"
+    if isinstance(root, ssl.SSLError):
+        return f"TLS: {(root.reason or 'failed').lower().replace('_', ' ')}"
+    if isinstance(root, OSError) and root.strerror:
+        return root.strerror.lower()
+    if isinstance(error, json.JSONDecodeError):
+        return "the answer is not JSON"
+    if type(error) in (ValueError, AnswerTooLarge):
+        return str(error)
+    is_other_protocol = isinstance(root, BadStatusLine) and not isinstance(root, RemoteDisconnected)
+    return "no answer in HTTP" + ("; is this an HTTP port?" if is_other_protocol else "")
 
 
 def _drop_body_of_redirect(response: requests.Response, *_: Any, **__: Any) -> None:

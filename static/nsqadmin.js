@@ -21,7 +21,9 @@
 
   function inUse(part) {
     const focused = document.activeElement;
-    return part.contains(focused) && focused.matches("input, select, textarea");
+    if (part.contains(focused) && focused.matches("input, select, textarea")) return true;
+    // Ticked messages and unfolded bodies stay until they are unticked and folded.
+    return part.querySelector("input:checked, details.body[open]") !== null;
   }
 
   function replaceLiveParts(fresh) {
@@ -35,6 +37,7 @@
       const links = [...part.querySelectorAll("a, button, summary, .chart")];
       const focused = links.indexOf(document.activeElement);
       part.innerHTML = other.innerHTML;
+      offerCopies(part);
       part.querySelectorAll("details").forEach((details, index) => { details.open = Boolean(open[index]); });
       preparePlots(part);
       if (focused >= 0) part.querySelectorAll("a, button, summary, .chart")[focused]?.focus({ preventScroll: true });
@@ -146,6 +149,33 @@
   }
   schedule();
   showTimes();
+
+  // --- Copying bodies -----------------------------------------------------------------------------------------------
+
+  function offerCopies(root) {
+    for (const each of root.querySelectorAll("[data-copy]")) each.hidden = false;
+  }
+
+  document.addEventListener("click", async (event) => {
+    const copy = event.target.closest("[data-copy]");
+    if (copy === null) return;
+    const text = copy.closest("li").querySelector("pre").textContent;
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      // Without HTTPS there is no clipboard API.
+      const area = document.createElement("textarea");
+      area.value = text;
+      copy.after(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    copy.textContent = "Copied";
+    setTimeout(() => { copy.textContent = "Copy"; }, 2000);
+  });
+
+  offerCopies(document);
 
   // --- Confirmations ------------------------------------------------------------------------------------------------
 

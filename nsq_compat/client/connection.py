@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
+from nsq_compat.bounded_http import reason_of
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings, split_address
 from nsq_compat.protocol import command_writer
@@ -43,7 +44,14 @@ _TLS_READ_SIZE = 1 << 16
 
 
 class ConnectionLost(Exception):
-    """The connection failed or could not be made. nsqd may or may not have executed unanswered commands."""
+    """The connection failed or could not be made. nsqd may or may not have executed unanswered commands.
+
+    `reason` is the text without the address.
+    """
+
+    def __init__(self, reason: object, address: str = "") -> None:
+        super().__init__(f"{address}: {reason}" if address else str(reason))
+        self.reason = str(reason)
 
 
 class NotExecuted(ConnectionLost):
@@ -168,8 +176,23 @@ class Connection:
             if self._socket is not None:
                 self._socket.close()
             self._finished.set()
-            raise ConnectionLost(f"{self.address}: {error}") from error
-        log.info("[%s] connected: %s", self.address, session.response)
+            raise ConnectionLost(self._why_not_open(error), self.address) from error
+        version = session.response.version if session.response else ""
+        log.info("[%s] connected%s", self.address, f" to nsqd v{version}" if version else "")
+        if session.response is not None:
+            log.debug("[%s] IDENTIFY response: %s", self.address, session.response.encode().decode("utf-8", "replace"))
+
+    def _why_not_open(self, error: Exception) -> str:
+        if isinstance(error, NsqError) or self._socket is None or self._session.response is not None:
+            return why(error)
+        # Anything may listen at the address, and the ports of nsqd are often confused.
+        if isinstance(error, TimeoutError):
+            what = "no answer"
+        elif isinstance(error, ConnectionLost | OSError):
+            what = why(error)
+        else:
+            what = "the answer is not NSQ's protocol"
+        return f"{what}; is this nsqd's TCP port?"
 
     def _step(self, sock: socket.socket, deadline: float) -> None:
         """One round trip of opening the connection."""
@@ -204,7 +227,7 @@ class Connection:
         sock.close()
         unknown = NotExecuted if self._session.failure is not None else ConnectionLost
         while self._session.unanswered:
-            _resolve(self._session.unanswered.popleft(), unknown(f"{self.address}: {self._reason}"))
+            _resolve(self._session.unanswered.popleft(), unknown(why(self._reason), self.address))
         self._finished.set()
         self._observer.closed(self, self._reason or ConnectionLost("closed"))
 
@@ -258,7 +281,7 @@ class Connection:
         answer: Future[bytes] = Future()
         with self._lock:
             if self.is_closed:
-                answer.set_exception(NotExecuted(f"{self.address}: {self._reason or 'not connected'}"))
+                answer.set_exception(NotExecuted(why(self._reason), self.address))
                 return answer
             self._session.ask(command, answer)
         self._flush_soon()
@@ -337,7 +360,7 @@ class Connection:
                 return
             self.is_closed = True
             self._reason = reason or ConnectionLost("closed")
-        log.info("[%s] connection closed: %s", self.address, self._reason)
+        log.info("[%s] connection closed%s", self.address, "" if self._closing else f": {why(self._reason)}")
         # Shutting down wakes the threads that use the socket. `run` closes it, when no thread can use its number.
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -359,6 +382,13 @@ def do_together(calls: Iterable[Callable[[], object]]) -> None:
         call()
     for thread in threads:
         thread.join()
+
+
+def why(error: Exception | None) -> str:
+    """Why a connection ended, without its address."""
+    if isinstance(error, ConnectionLost):
+        return error.reason
+    return reason_of(error) if isinstance(error, OSError) else str(error or "not connected")
 
 
 def _time_left(deadline: float) -> float:

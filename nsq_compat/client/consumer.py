@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import wait
 from typing import Any, Self
 
-from nsq_compat.bounded_http import FAILURES
-from nsq_compat.client.connection import Connection, ConnectionLost, Observer, do_together, start_thread
+from nsq_compat.bounded_http import FAILURES, reason_of
+from nsq_compat.client.connection import Connection, ConnectionLost, Observer, do_together, start_thread, why
 from nsq_compat.client.discovery import Discovery, ask
 from nsq_compat.client.message import Handler, Message, finish_or_requeue, log_giving_up, requeue_after_error
 from nsq_compat.client.ready import Backoff, Pace, ReadyCounts
@@ -42,7 +42,8 @@ SETTLE_SECONDS = 0.25
 class Subscription(Observer):
     """`deliver` is called with the number of new `waiting` messages, in their connection's thread; it must be quick.
 
-    `options` are those of ``SubscriptionSettings``.
+    `unreachable` is called in a thread of its own when the first attempt to subscribe at a named nsqd fails, with the
+    address and the error. Without it, the attempt is repeated. `options` are those of ``SubscriptionSettings``.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Subscription(Observer):
         lookupd_http_addresses: str | Iterable[str] | None,
         options: Mapping[str, Any],
         heartbeat: Callable[[Connection], object] | None = None,
+        unreachable: Callable[[str, Exception], object] | None = None,
     ) -> None:
         for noun, name in (("topic", topic), ("channel", channel)):
             if not is_valid_name(name):
@@ -66,6 +68,7 @@ class Subscription(Observer):
         """Messages that no handler has begun, oldest first."""
         self._deliver = deliver
         self._heartbeat = heartbeat
+        self._unreachable = unreachable
         nsqds, lookupds = address_list(nsqd_tcp_addresses), address_list(lookupd_http_addresses)
         for address in nsqds:
             split_address(address)
@@ -76,6 +79,8 @@ class Subscription(Observer):
         self._connections: dict[str, Connection] = {}
         self._retry_at = dict.fromkeys(nsqds, 0.0)
         """When a named node is tried again, if it is not connected."""
+        self._untried = set(nsqds)
+        """Named nodes whose first attempt has no outcome yet."""
         self._retry_delays = dict.fromkeys(nsqds, settings.reconnect_delay)
         self._ready: ReadyCounts[Connection] = ReadyCounts(
             self.max_in_flight, settings.low_rdy_idle_timeout, settle_time=SETTLE_SECONDS
@@ -198,9 +203,14 @@ class Subscription(Observer):
                 self._retry_at[address] = now + delay
         with self._answers:
             self._answers.notify_all()  # the connection's messages are no longer in flight
+            is_first = address in self._untried
+            self._untried.discard(address)
         if self._stopping:
             return
-        log.warning("[%s/%s] (%s) %s", self.topic, self.channel, address, reason)
+        if is_first and self._unreachable is not None:
+            self._unreachable(address, reason)
+            return
+        log.warning("[%s/%s] (%s) %s", self.topic, self.channel, address, why(reason))
         if delay is not None:
             log.info("[%s/%s] (%s) re-connecting in %g s", self.topic, self.channel, address, delay)
             self._retry_delays[address] = min(2 * delay, self.settings.max_reconnect_delay)
@@ -240,7 +250,7 @@ class Subscription(Observer):
         try:
             listing = ask(lookupd, self.topic, self.settings)
         except FAILURES as error:
-            log.warning("[%s] nsqlookupd %s: %s", self.topic, lookupd, error)
+            log.warning("[%s] nsqlookupd %s: %s", self.topic, lookupd, reason_of(error))
         except Exception:  # the top of a thread
             log.exception("[%s] nsqlookupd %s: internal error", self.topic, lookupd)
         with self._lock:
@@ -266,6 +276,7 @@ class Subscription(Observer):
             self.closed(connection, error)
             return
         with self._lock:
+            self._untried.discard(connection.address)
             if self._stopping:
                 connection.abort()
             elif connection.address in self._retry_delays:
@@ -320,7 +331,7 @@ class Consumer(Subscription):
     ``message.enable_async()`` to do so later.
 
     `giving_up` is called instead of the handler, and the message finished, after more than `max_tries` deliveries (0:
-    no limit). Other options are those of ``SubscriptionSettings``.
+    no limit). `unreachable` is that of ``Subscription``. Other options are those of ``SubscriptionSettings``.
     """
 
     def __init__(
@@ -334,11 +345,20 @@ class Consumer(Subscription):
         concurrency: int = 1,
         max_tries: int = 5,
         giving_up: Callable[[Message], object] | None = None,
+        unreachable: Callable[[str, Exception], object] | None = None,
         **options: Any,
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency must be 1 or more, not {concurrency!r}")
-        super().__init__(topic, channel, self._wake_workers, nsqd_tcp_addresses, lookupd_http_addresses, options)
+        super().__init__(
+            topic,
+            channel,
+            self._wake_workers,
+            nsqd_tcp_addresses,
+            lookupd_http_addresses,
+            options,
+            unreachable=unreachable,
+        )
         self._handler = handler
         self._max_tries = max_tries
         self._giving_up = giving_up or log_giving_up

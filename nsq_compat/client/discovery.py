@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _MAX_ANSWER_BYTES = 16 << 20
 _MAX_LOGGED = 5
+_NOT_NSQLOOKUPD = "is this nsqlookupd's HTTP address?"
 
 
 def lookup_url(address: str, topic: str) -> str:
@@ -49,10 +50,10 @@ def ask(address: str, topic: str, settings: SubscriptionSettings) -> Listing:
             headers={"Accept": "application/vnd.nsq; version=1.0"},
             follow_redirects=True,
         )
-    if answer.status == 404:
+    if answer.status == 404 and b"TOPIC_NOT_FOUND" in answer.body:
         return Listing(set())
     if answer.status >= 400:
-        raise ValueError(f"got status {answer.status}")
+        raise ValueError(f"got status {answer.status}" + (f"; {_NOT_NSQLOOKUPD}" if answer.status == 404 else ""))
     return _listing(json.loads(answer.body))
 
 
@@ -60,7 +61,7 @@ def _listing(answer: Any) -> Listing:
     data = answer.get("data", answer) if isinstance(answer, dict) else None
     producers = data.get("producers") if isinstance(data, dict) else None
     if not isinstance(producers, list):
-        raise ValueError("the response has no list of producers")
+        raise ValueError(f"the answer has no list of producers; {_NOT_NSQLOOKUPD}")
     nodes, skipped = set(), []
     for producer in producers:
         fields = producer if isinstance(producer, dict) else {}
@@ -83,6 +84,8 @@ class Discovery:
         self._topic = topic
         self._settings = settings
         self._listings = {address: Listing(set()) for address in sorted(set(lookupd_http_addresses))}
+        self._without_nodes: set[str] = set()
+        """The nsqlookupds whose last answer was that no nsqd has the topic."""
 
     def poll(self, now: float) -> list[str]:
         """The nsqlookupds to query now: all that have responded to their last query."""
@@ -99,6 +102,11 @@ class Discovery:
             self._listings[lookupd] = Listing(set(), before)
             return set()
         self._listings[lookupd] = listing
+        if listing.nodes:
+            self._without_nodes.discard(lookupd)
+        elif lookupd not in self._without_nodes:
+            self._without_nodes.add(lookupd)
+            log.info("[%s] nsqlookupd %s: no nsqd has this topic", self._topic, lookupd)
         # nsqlookupd lists an invalid registration with every poll; it is logged once.
         new = sorted(set(listing.skipped) - set(before))
         for registration in new[:_MAX_LOGGED]:

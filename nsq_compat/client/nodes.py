@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from nsq_compat.client.connection import ConnectionLost
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, E_BAD_TOPIC, E_INVALID, NsqError
 
 _MESSAGE_ERRORS: Final = frozenset({E_INVALID, E_BAD_TOPIC, E_BAD_BODY, E_BAD_MESSAGE})
@@ -30,7 +31,9 @@ class Attempt:
     error: Exception | None = None
 
     def __str__(self) -> str:
-        return f"{self.address} {self.outcome.value}" + (f" ({self.error})" if self.error else "")
+        error = self.error.reason if isinstance(self.error, ConnectionLost) else self.error
+        doubt = "; nsqd may have the message" if self.outcome is Outcome.UNKNOWN else ""
+        return f"{self.address}: {error or self.outcome.value}{doubt}"
 
     @property
     def is_final(self) -> bool:
@@ -64,7 +67,7 @@ class PublishError(Error):
 
     def __init__(self, attempts: Sequence[Attempt]) -> None:
         self.attempts = tuple(attempts)
-        super().__init__("; ".join(map(str, attempts)) or "no time was left to try a node")
+        super().__init__("; ".join(dict.fromkeys(map(str, attempts))) or "no time was left to try a node")
 
     @property
     def nodes(self) -> tuple[str, ...]:

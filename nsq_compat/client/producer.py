@@ -43,7 +43,7 @@ class Producer:
         batch_workers: int = 1,
         **options: Any,
     ) -> None:
-        self._settings = ConnectionSettings(**options)
+        self.settings = ConnectionSettings(**options)
         self._nodes = Nodes(address_list(nsqd_tcp_addresses))
         for address in self._nodes.addresses:
             split_address(address)
@@ -125,11 +125,11 @@ class Producer:
     def _connect(self, node: str, deadline: float) -> Connection:
         """The open connection to a node, made if necessary. Raises ``ConnectionLost``, by the deadline."""
         if not self._connecting[node].acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise ConnectionLost(f"{node}: not connected in time")
+            raise ConnectionLost("not connected in time", node)
         try:
             connection = self._connections.get(node)
             if connection is None or connection.is_closed:
-                connection = Connection(node, self._settings)
+                connection = Connection(node, self.settings)
                 connection.open(deadline)
                 self._connections[node] = connection
                 start_thread(f"nsqd {node}", connection.run)

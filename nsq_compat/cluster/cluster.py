@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -26,6 +27,8 @@ _Listing = tuple[list[Node], Errors]
 _MAX_SKIPPED_NAMED: Final = 5
 """Skipped registrations of an nsqlookupd that are named in warnings and in the log. Further ones are counted."""
 _MAX_SKIPPED_REMEMBERED: Final = 1000
+_DISCOVERY_SHARE: Final = 0.45
+"""The part of the time of a page that a request may take which finds out what nodes to ask."""
 _REGISTRATION_SECONDS: Final = 2.0
 
 
@@ -33,11 +36,22 @@ class Cluster:
     """`lookupds` and `nsqds` are HTTP addresses. They may be replaced at any time."""
 
     def __init__(self, client: HttpClient, lookupds: Sequence[str] = (), nsqds: Sequence[str] = ()) -> None:
-        self.client = client
+        self.client = self._discovery_client = client
         self.lookupds = lookupds
         self.nsqds = nsqds
         self._logged: dict[str, set[str]] = {}
         self._logged_lock = threading.Lock()
+
+    def within(self, seconds: float) -> "Cluster":
+        """The same cluster for queries that all end within `seconds`.
+
+        A daemon that does not answer in time is named in the errors of each query, and asked only once. What finds the
+        nodes has less than half of the time, because the nodes are asked afterwards.
+        """
+        bounded = copy(self)
+        bounded.client = self.client.within(seconds)
+        bounded._discovery_client = bounded.client.at_most(_DISCOVERY_SHARE * seconds)
+        return bounded
 
     # --- Queries ------------------------------------------------------------------------------------------------------
 
@@ -95,7 +109,7 @@ class Cluster:
         parameters = {name: value for name, value in parameters.items() if value}
 
         def query(node: Node) -> NodeStats:
-            stats = read_node_stats(node, self._get_stats(node.http_address, **parameters))
+            stats = read_node_stats(node, _get_stats(self.client, node.http_address, **parameters))
             # A topic that was not requested must not be added to the sums.
             stats.topics = [each for each in stats.topics if topic in ("", each.topic_name)]
             return stats
@@ -183,7 +197,7 @@ class Cluster:
     # --- Requests to one daemon ---------------------------------------------------------------------------------------
 
     def _query_lookupds(self, query: Callable[[str], T]) -> Answer[list[tuple[str, T]]]:
-        return query_all("nsqlookupd", self.lookupds, query, self.client.timeout)
+        return query_all("nsqlookupd", self.lookupds, query, self._discovery_client.timeout)
 
     def _query_nsqds(self, query: Callable[[str], T]) -> Answer[list[tuple[str, T]]]:
         # Twice the timeout: some of these queries make two requests.
@@ -191,13 +205,14 @@ class Cluster:
 
     def _names(self, kind: str, **parameters: str) -> Answer[list[str]]:
         def query(address: str) -> list[str]:
-            return reading.array(reading.text, reading.mapping(self.client.get(address, kind, **parameters)).get(kind))
+            answer = reading.mapping(self._discovery_client.get(address, kind, **parameters))
+            return reading.array(reading.text, answer.get(kind))
 
         return _merged(self._query_lookupds(query))
 
     def _listing(self, address: str, path: str, **parameters: str) -> _Listing:
         """The nodes that an nsqlookupd lists, and a text for each skipped registration."""
-        answer = reading.mapping(self.client.get(address, path, **parameters))
+        answer = reading.mapping(self._discovery_client.get(address, path, **parameters))
         nodes, skipped = read_registrations(answer.get("producers"))
         texts = [f"nsqlookupd {address}: skipped {each}" for each in skipped[:_MAX_SKIPPED_NAMED]]
         if len(skipped) > _MAX_SKIPPED_NAMED:
@@ -220,13 +235,10 @@ class Cluster:
         for text in new:
             log.warning("%s", text)
 
-    def _get_stats(self, address: str, **parameters: str) -> Any:
-        # Memory stats are not used, and cost nsqd time.
-        return self.client.get(address, "stats", format="json", include_mem="false", **parameters)
-
     def _get_topics(self, address: str, **parameters: str) -> list[str]:
-        stats = reading.mapping(self._get_stats(address, include_clients="false", **parameters))
-        return reading.array(lambda topic: reading.text(reading.mapping(topic).get("topic_name")), stats.get("topics"))
+        stats = _get_stats(self._discovery_client, address, include_clients="false", **parameters)
+        topics = reading.array(reading.mapping, reading.mapping(stats).get("topics"))
+        return [reading.text(topic.get("topic_name")) for topic in topics]
 
     def _get_node(self, address: str) -> Node:
         node = self._get_info(address)
@@ -241,13 +253,18 @@ class Cluster:
         return node
 
     def _get_info(self, address: str) -> Node:
-        node = read_node(self.client.get(address, "info"))
+        node = read_node(self._discovery_client.get(address, "info"))
         if not node.broadcast_address:
             # An nsqd without a broadcast address is at the address of the request.
             host, _, port = address.rpartition(":")
             node.broadcast_address, node.http_port = host.strip("[]"), int(port) if port.isdigit() else 0
         node.hostname = node.hostname or node.broadcast_address
         return node
+
+
+def _get_stats(client: HttpClient, address: str, **parameters: str) -> Any:
+    # Memory stats are not used, and cost nsqd time.
+    return client.get(address, "stats", format="json", include_mem="false", **parameters)
 
 
 def _merged(answer: Answer[list[tuple[str, list[str]]]]) -> Answer[list[str]]:

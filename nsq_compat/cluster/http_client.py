@@ -5,23 +5,23 @@ If a daemon requires TLS, it answers 403 with its HTTPS port, and the request is
 hangs does not delay the answers of the others.
 """
 
-import errno
 import http.client
+import math
 import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlencode
 
-import requests
 import urllib3
 
-from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, root_error
+from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, reason_of
 from nsq_compat.bounded_http import Answer as HttpAnswer
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
@@ -35,7 +35,10 @@ MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 _MAX_QUOTED_BYTES: Final = 300
 _REQUEST: Final = re.compile(r'^(?:\w+ )?"?https?://[^" ]+"?: ')
 _REFUSAL: Final = re.compile(r'^got response (\d+) .*"\{\\"message\\":\\"(\w+)\\"\}"$')
-_NOT_CONNECTED: Final = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
+
+
+class TimedOut(UpstreamError):
+    """A daemon did not answer in time."""
 
 
 class HttpClient:
@@ -52,7 +55,9 @@ class HttpClient:
         tls_skip_verify: bool = False,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
-        self.timeout = request_timeout
+        self._timeout = request_timeout
+        self._due = math.inf
+        self._silent: set[str] = set()
         # nsqadmin: no proxies from the environment. No cookies, because one session serves all daemons.
         session = bounded_session()
         # A kept connection would fail the first request after a restart of the daemon.
@@ -65,19 +70,63 @@ class HttpClient:
         self._session = session
         self._exchange = partial(exchange, session, connect_timeout=connect_timeout, max_body=max_answer_bytes)
 
+    @property
+    def timeout(self) -> float:
+        """Seconds that a request may take if it begins now."""
+        return max(0.0, min(self._timeout, self._due - time.monotonic()))
+
+    def within(self, seconds: float) -> "HttpClient":
+        """A client for requests that all end within `seconds`. It does not ask a daemon again that did not answer."""
+        bounded = copy(self)
+        bounded._due = time.monotonic() + seconds
+        bounded._silent = set()
+        return bounded
+
+    def at_most(self, seconds: float) -> "HttpClient":
+        """The same client with a shorter time for each request."""
+        bounded = copy(self)
+        bounded._timeout = min(self._timeout, seconds)
+        return bounded
+
     def get(self, address: str, path: str, **parameters: str) -> Any:
         """The JSON value of a daemon's answer. Raises `UpstreamError`, as all methods do."""
-        body = self._request("GET", address, path, parameters, None)
+        return self._load(address, path, parameters, self._request("GET", address, path, parameters, None))
+
+    def post(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> None:
+        self._request("POST", address, path, parameters, body)
+
+    def post_for_answer(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> Any:
+        """The JSON value of the answer to a POST."""
+        return self._load(address, path, parameters, self._request("POST", address, path, parameters, body))
+
+    def put(self, address: str, path: str, body: bytes) -> Any:
+        """The JSON value of the answer to a PUT."""
+        return self._load(address, path, {}, self._request("PUT", address, path, {}, body))
+
+    def _load(self, address: str, path: str, parameters: dict[str, str], body: bytes) -> Any:
         try:
             return reading.load(body)
         except InvalidAnswer as error:
             raise UpstreamError(f"{_url_of('http', address, path, parameters)}: {error}") from None
 
-    def post(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> None:
-        self._request("POST", address, path, parameters, body)
-
     def _request(self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None) -> bytes:
         url = _url_of("http", address, path, parameters)
+        if address in self._silent:
+            raise TimedOut(f'{method.title()} "{url}": timeout')
+        try:
+            status, answer = self._try(method, url, address, path, parameters, body)
+        except TimedOut:
+            if self._due < math.inf:
+                self._silent.add(address)
+            raise
+        if status != 200:
+            reason = http.client.responses.get(status, "")
+            raise UpstreamError(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}")
+        return answer
+
+    def _try(
+        self, method: str, url: str, address: str, path: str, parameters: dict[str, str], body: bytes | None
+    ) -> tuple[int, bytes]:
         deadline = Deadline(self.timeout)
         status, _, answer = self.exchange(method, url, body, deadline=deadline)
         if status == 403:
@@ -85,10 +134,7 @@ class HttpClient:
                 if port := reading.integer(reading.mapping(reading.load(answer)).get("https_port")):
                     url = _url_of("https", f"{address.rpartition(':')[0]}:{port}", path, parameters)
                     status, _, answer = self.exchange(method, url, body, deadline=deadline)
-        if status != 200:
-            reason = http.client.responses.get(status, "")
-            raise UpstreamError(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}")
-        return answer
+        return status, answer
 
     def exchange(
         self,
@@ -101,16 +147,10 @@ class HttpClient:
         """A request to any URL, with any status of the answer. Errors begin like Go's."""
         try:
             return self._exchange(method, url, deadline or Deadline(self.timeout), body=body, headers=headers)
-        except (requests.Timeout, TimeoutError):
-            reason = "timeout"
         except FAILURES as error:
-            root = root_error(error)
-            reason = f"{type(root).__name__}: {root}"
-            if isinstance(root, OSError) and root.strerror:
-                reason = root.strerror.lower()
-                if root.errno in _NOT_CONNECTED:
-                    reason = f"dial tcp {url.split('/')[2]}: connect: {reason}"
-        raise UpstreamError(f'{method.title()} "{url}": {reason}')
+            reason = reason_of(error)
+        kind = TimedOut if reason == "timeout" else UpstreamError
+        raise kind(f'{method.title()} "{url}": {reason}')  # outside, so that it does not keep the socket
 
 
 def _url_of(scheme: str, address: str, path: str, parameters: dict[str, str]) -> str:
@@ -124,8 +164,8 @@ MAX_CONCURRENT: Final = 128
 """Maximum number of concurrent calls, unless all of them are stuck."""
 _STUCK_SECONDS: Final = 1.0
 """If no call finishes for this time, the same number of further calls is started."""
-_GRACE_SECONDS: Final = 1.0
-"""Time by which a call may exceed its own timeout."""
+_GRACE: Final = 1.2
+"""Factor by which a call may exceed its own timeout, because name resolution cannot be interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +224,7 @@ def call_all(
     items: Sequence[T], call: Callable[[T], R], timeout: float, max_concurrent: int = MAX_CONCURRENT
 ) -> Answer[list[tuple[T, R]]]:
     """As `query_all`, but does not raise if no call succeeds."""
-    deadline = time.monotonic() + -(-len(items) // max_concurrent) * (timeout + _GRACE_SECONDS)
+    deadline = time.monotonic() + -(-len(items) // max_concurrent) * timeout * _GRACE
     slots = threading.Semaphore(max_concurrent)
 
     def run(item: T, outcome: Future[R]) -> None:

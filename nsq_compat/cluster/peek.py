@@ -1,4 +1,6 @@
-"""Messages of a topic or channel, without delivering them. Only our nsqd supports it; Go's answers 404."""
+"""Messages of a topic or channel, without delivering them, and actions on them. Only our nsqd supports it; Go's answers
+404.
+"""
 
 import base64
 import binascii
@@ -79,6 +81,49 @@ def peek(client: HttpClient, nodes: Sequence[str], limit: int, topic: str, chann
         # Go's nsqd does not have the path; ours would name the missing topic or channel.
         found[node] = Peek(node, error=error.removeprefix(f"{node}: "), supported=_NO_SUCH_PATH not in error)
     return [found[node] for node in nodes]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a node did with the messages of an action."""
+
+    done: int = 0
+    not_found: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
+    """Those that the dead-letter topic has refused for now; nsqd tries again."""
+    topic: str = ""
+    """The dead-letter topic."""
+    error: str = ""
+
+
+DONE: Final[Mapping[str, str]] = {"finish": "finished", "requeue": "requeued", "dead_letter": "dead_lettered"}
+"""The actions on messages, and the name of their count in an answer."""
+
+
+def act_on_messages(
+    client: HttpClient, node: str, action: str, topic: str, channel: str, ids: Sequence[str], delay_ms: int = 0
+) -> Outcome:
+    """Perform an action of ``DONE`` on messages of a channel. Raises ``UpstreamError``."""
+    parameters = {"topic": topic, "channel": channel} | ({"delay": str(delay_ms)} if delay_ms else {})
+    answer = client.post_for_answer(node, f"channel/{action}", parameters, "\n".join(ids).encode("ascii"))
+    fields = reading.mapping(answer)
+    return Outcome(
+        reading.integer(fields.get(DONE[action])),
+        tuple(reading.array(reading.text, fields.get("not_found"))),
+        tuple(reading.array(reading.text, fields.get("pending"))),
+        reading.text(fields.get("topic")),
+        reading.text(fields.get("error")),
+    )
+
+
+def redrive(client: HttpClient, node: str, topic: str, channel: str, to: str, limit: int) -> tuple[int, int]:
+    """Move the next messages to another topic of the node; returns their number, and that of those left.
+
+    Raises ``UpstreamError``.
+    """
+    parameters = {"topic": topic, "channel": channel, "to": to, "limit": str(limit)}
+    answer = reading.mapping(client.post_for_answer(node, "channel/redrive", parameters))
+    return reading.integer(answer.get("moved")), reading.integer(answer.get("depth"))
 
 
 def oldest_messages(client: HttpClient, snapshot: Snapshot) -> Mapping[Key, float]:

@@ -10,10 +10,11 @@ messages are kept here: control records are written at once, and channels keep d
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from nsq_compat.log.segment import Group
+from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import MESSAGES
 
 _TRIM_MESSAGES: Final = 256
@@ -82,6 +83,12 @@ class MemoryTail:
             size += sum(map(len, self._batches[at]))
             at += 1
         return Group(MESSAGES, first, 0, merged)
+
+    def holding(self, ids: Iterable[bytes]) -> list[Group]:
+        """The publishes that may have these messages. Ids grow with the numbers."""
+        firsts = [message_id(batch[0]) for batch in self._batches]
+        found = {bisect_right(firsts, each) - 1 for each in ids}
+        return [Group(MESSAGES, self._seqs[at], 0, self._batches[at]) for at in sorted(found) if at >= 0]
 
     def latest(self, count: int) -> list[Group]:
         """The newest publishes, oldest first, with `count` messages if there are so many."""

@@ -432,6 +432,30 @@ class ReadableLog:
             self.damage.report_ids(self.folder, lost)
         return found
 
+    def numbered(self, ids: Iterable[bytes]) -> dict[int, bytes]:
+        """Return the frames of those of these messages that have a number, by number.
+
+        Searches about INDEX_STEP bytes for each id. Deferred messages have no number.
+        """
+        wanted = set(ids)
+        groups = self.tail.holding(wanted) if self.tail is not None else []
+        limits = [*(each.first_seq for each in self.segments[1:]), self.next_seq]
+        parts = split_by_segment(self.segments, sorted(wanted), self.damage)
+        for (segment, some), limit in zip(parts, limits, strict=True) if self.segments else ():
+            if some:
+                self._index([segment])
+            for (begin, end), _ in group_by_span(segment, some, self.damage) if some else ():
+                reader = GroupReader(segment, self.damage, begin, counts_all=False)
+                while reader.offset < end and (found := reader.read(_BLOCK)):
+                    groups += [each for each in found if each.first_seq < limit]  # not of a failed write
+        return {
+            seq: frame
+            for group in groups
+            if group.kind == MESSAGES
+            for seq, frame in enumerate(group.frames, group.first_seq)
+            if message_id(frame) in wanted
+        }
+
     def locate(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """Return the locations that a bounded search finds, by id. It finds more if the ids are close together."""
         found: dict[bytes, bytes] = {}

@@ -104,7 +104,9 @@ class Daemon:
             began = time.monotonic()
             try:
                 with_clients = samples % _CLIENTS_INTERVAL == 0
-                snapshot = take_snapshot(self.cluster, time.time(), clients=with_clients)
+                # Twice: nsqlookupds are asked first, and an nsqd may then take its whole time.
+                cluster = self.cluster.within(2 * seconds(self.options.http_client_request_timeout))
+                snapshot = take_snapshot(cluster, time.time(), clients=with_clients)
                 self.history.add(snapshot)
                 if with_clients:
                     self.history.oldest = oldest_messages(self._client, snapshot)

@@ -69,6 +69,9 @@ class NsqadminOptions(DaemonOptions):
         STRING, "", "`name:role`: read a password from stdin, print a line for --user-file", in_file=False
     )
 
+    page_timeout: int = option(
+        DURATION, 2 * SECOND, "time in which a page is complete; it marks daemons that did not answer by then"
+    )
     sample_interval: int = option(
         DURATION, 10 * SECOND, "time between two samples of the cluster, for history; 0s for none"
     )
@@ -81,6 +84,8 @@ def validate(options: NsqadminOptions) -> None:
         raise OptionError("--nsqd-http-address or --lookupd-http-address required")
     if lookupds and nsqds:
         raise OptionError("use --nsqd-http-address or --lookupd-http-address not both")
+    if options.page_timeout <= 0:
+        raise OptionError("--page-timeout must be > 0")
     _check_tls(options)
     for flag, addresses in (("lookupd-http-address", lookupds), ("nsqd-http-address", nsqds)):
         for address in addresses:

@@ -33,6 +33,7 @@ from nsq_compat.nsqd.http_calls import AuthServers
 from nsq_compat.nsqd.lookup_peers import LookupPeers, TopicChannels
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, settle
 from nsq_compat.nsqd.statsd import StatsdPush
+from nsq_compat.policy.dead_letters import DeadLetterQueues, Transfer
 from nsq_compat.policy.enforcer import PolicyEnforcer
 from nsq_compat.policy.policies import Policies
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
@@ -53,6 +54,8 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 5.0
 """How long a stop waits for connections to end."""
 _DRAIN_POLL_SECONDS = 0.1
+_SETTLE_SECONDS = 2.0
+_SETTLE_POLL_SECONDS = 0.005
 _TOPICS_PER_EXEMPTION = 500
 """Collecting the objects of a thousand topics takes 10 ms."""
 
@@ -305,6 +308,15 @@ class Daemon:
         self.options.nsqlookupd_tcp_addresses = tuple(addresses or ())
         if not self.draining:
             self._lookup_peers.set_addresses(self.options.nsqlookupd_tcp_addresses)
+
+    @property
+    def dead_letters(self) -> DeadLetterQueues:
+        return self._enforcer.dead_letters
+
+    def settle(self, transfer: Transfer) -> None:
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while not transfer.is_settled and time.monotonic() < deadline:
+            gevent.sleep(_SETTLE_POLL_SECONDS)
 
     def set_policies(self, written: object) -> None:
         self._apply(Policies(written))

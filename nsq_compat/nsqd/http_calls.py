@@ -23,17 +23,15 @@ from urllib.parse import urlencode, urlsplit
 import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
-from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, TooManyRedirects
 
 from nsq_compat import __version__
 from nsq_compat.bounded_http import (
     FAILURES,
-    MAX_REDIRECTS,
     AnswerTooLarge,
     Deadline,
     bounded_session,
     exchange,
-    root_error,
+    reason_of,
 )
 from nsq_compat.nsqd.durability import in_thread
 from nsq_compat.protocol.errors import without_secrets
@@ -121,7 +119,7 @@ class HttpCalls:
         except AnswerTooLarge:
             return CallFailed(f"answered with more than {max_answer} bytes")
         except FAILURES as error:
-            return CallFailed(self._too_late if deadline.left <= 0 else _reason(error))
+            return CallFailed(self._too_late if deadline.left <= 0 else reason_of(error))
 
     def _ask(self, url: str, body: bytes | None, max_answer: int, deadline: Deadline) -> bytes:
         with bounded_session(tls=self._tls) as session:
@@ -170,22 +168,6 @@ def _over_tls(url: str, refusal: bytes) -> str:
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return parts._replace(scheme="https", netloc=f"{host}:{port}").geturl()
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost cause with a text from the system, because the libraries' texts contain the URL."""
-    if isinstance(error, InvalidURL | InvalidSchema | MissingSchema):
-        return "not a URL of HTTP"
-    if isinstance(error, TooManyRedirects):
-        return f"more than {MAX_REDIRECTS} redirects"
-    cause = root_error(error)
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"TLS: {cause.verify_message}"
-    if isinstance(cause, ssl.SSLError):
-        return f"TLS: {(cause.reason or 'failed').lower().replace('_', ' ')}"
-    if isinstance(cause, TimeoutError):
-        return "connection timed out"
-    return (cause.strerror if isinstance(cause, OSError) and cause.strerror else "").lower() or "no answer in HTTP"
 
 
 # --- Auth servers -----------------------------------------------------------------------------------------------------

@@ -10,12 +10,14 @@ even if another channel is created to inspect them and deleted again.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Final
 
-from nsq_compat.policy.policies import DeadLettering
-from nsq_compat.protocol.message import attempts, body, message_id, next_attempts
+from nsq_compat.log.data_path import reason
+from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
+from nsq_compat.protocol.message import attempts, body, message_id, next_attempts, with_attempts
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
@@ -48,6 +50,29 @@ class LogThrottle:
         return to_log
 
 
+class Transfer:
+    """Messages that an operator sends to the dead-letter topic of their channel, and what has become of them."""
+
+    def __init__(self, queue: "DeadLetterQueue") -> None:
+        self.pending: set[bytes] = set()
+        """The ids of those that the dead-letter topic does not have yet. They stay in the queue until it has them."""
+        self.moved = 0
+        self.error = ""
+        """Why the last attempt to move them failed."""
+        self.queue = queue
+
+    def add(self, frames: Sequence[bytes]) -> None:
+        """Enqueue messages that were taken out of the channel; their attempts are those of the next delivery."""
+        self.queue.enqueue([with_attempts(frame, (attempts(frame) - 1) % _UNLIMITED) for frame in frames])
+        self.pending.update(map(message_id, frames))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all are moved, or an attempt failed. Messages that have left the queue otherwise do not count."""
+        self.pending &= self.queue.in_flight.frames.keys()
+        return not self.pending or self.error != ""
+
+
 class DeadLetterQueue:
     """The dead letters of one channel."""
 
@@ -56,6 +81,7 @@ class DeadLetterQueue:
         self.channel = channel
         self.target = ""  # the dead-letter topic's name
         self.log_throttle = LogThrottle()
+        self.transfers: list[Transfer] = []
         self._queues = queues
         self._max_attempts = _UNLIMITED
 
@@ -76,10 +102,14 @@ class DeadLetterQueue:
         if self._max_attempts == _UNLIMITED or self.channel.topic_name in self._queues.targets:
             return frames
         dead = [frame for frame in frames if attempts(frame) >= self._max_attempts]
-        if dead:
-            self.in_flight.frames.update((message_id(frame), frame) for frame in dead)
-            self._queues.schedule(self)
+        self.enqueue(dead)
         return [frame for frame in frames if attempts(frame) < self._max_attempts]
+
+    def enqueue(self, frames: Sequence[bytes]) -> None:
+        """Keep messages until the dead-letter topic has them."""
+        if frames:
+            self.in_flight.frames.update((message_id(frame), frame) for frame in frames)
+            self._queues.schedule(self)
 
 
 class DeadLetterQueues:
@@ -106,6 +136,23 @@ class DeadLetterQueues:
         if queue is not None:
             queue.apply(policy)
             self.targets = {each.target for each in self._queues.values()}
+
+    @contextmanager
+    def transfer(self, channel: Channel) -> Iterator[Transfer]:
+        """Send messages to the channel's dead-letter topic, without a policy to the default one. Raises ``Refused``."""
+        queue = self._queues.get(channel)
+        if queue is None or not queue.target:
+            self.apply(channel, DeadLettering(_UNLIMITED, DEFAULT_DEAD_LETTER_TOPIC))
+            queue = self._queues[channel]
+        if not queue.target or channel.topic_name in self.targets:
+            reason = "is a dead-letter topic itself" if queue.target else "has no valid name for a dead-letter topic"
+            raise Refused(f"{channel.full_name} {reason}")
+        transfer = Transfer(queue)
+        queue.transfers.append(transfer)
+        try:
+            yield transfer
+        finally:
+            queue.transfers.remove(transfer)
 
     def forget(self, channel: Channel) -> None:
         """Remove the queue of a deleted channel, with its messages."""
@@ -140,8 +187,13 @@ class DeadLetterQueues:
         except (Refused, OSError) as error:
             if queue.log_throttle.add(len(ids), now):
                 log.error("CHANNEL(%s): cannot move dead letters to %s - %s", name, queue.target, error)
+            for transfer in queue.transfers:
+                transfer.error = reason(error) if isinstance(error, OSError) else str(error)
             return False
         else:
+            for transfer in queue.transfers:
+                transfer.moved += len(transfer.pending.intersection(ids))
+                transfer.pending.difference_update(ids)
             channel.dead_letter_count += len(ids) - len(in_flight.finish(ids))
             channel.on_change()
             if count := queue.log_throttle.add(len(ids), now):

@@ -1,6 +1,7 @@
 """The messages that a topic or a channel has to deliver: its part of the stream, returned frames, deferred frames.
 
-A ``Backlog`` consists of four parts, and a message is in exactly one of them. It leaves by ``take`` or ``empty`` only.
+A ``Backlog`` consists of four parts, and a message is in exactly one of them. It leaves by ``take``, ``remove`` or
+``empty`` only.
 
 - The *stream* of the topic, from the channel's position on (``Cursor``). The next messages are in memory as far as they
   fit. The rest is read from the log, a block at a time, when those in memory are used up.
@@ -17,9 +18,10 @@ list, so a fan-out to twenty channels takes twenty appends, however many message
 
 import errno
 import heapq
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from itertools import accumulate, chain, islice, repeat
 from typing import Final, NamedTuple
@@ -27,7 +29,7 @@ from typing import Final, NamedTuple
 from nsq_compat.log.checkpoint import ChannelState, copied_messages
 from nsq_compat.log.segment import Group
 from nsq_compat.log.topic_log import LogReader, TopicLog
-from nsq_compat.protocol.message import with_attempts
+from nsq_compat.protocol.message import message_id, with_attempts
 from nsq_compat.queue.deferred import Deferred, Fetch
 from nsq_compat.queue.in_flight import InFlight
 
@@ -88,6 +90,25 @@ class FrameQueue:
         self._batches.clear()
         self._offset = self.length = 0
 
+    def remove(self, ids: AbstractSet[bytes]) -> list[tuple[int, bytes]]:
+        """Take these messages out, wherever they are; returns their places in the queue, in order, and their frames."""
+        removed: list[tuple[int, bytes]] = []
+        kept: list[Sequence[bytes]] = []
+        begin = 0
+        for batch in self.batches():
+            if ids.isdisjoint(map(message_id, batch)):
+                kept.append(batch)
+            else:
+                removed += [(place, frame) for place, frame in enumerate(batch, begin) if message_id(frame) in ids]
+                if rest := [frame for frame in batch if message_id(frame) not in ids]:
+                    kept.append(rest)
+            begin += len(batch)
+        if removed:
+            self.empty()
+            for batch in kept:
+                self.extend(batch)
+        return removed
+
     def batches(self) -> Iterator[Sequence[bytes]]:
         """Yield the frames in order. The queue must not be changed meanwhile."""
         for number, batch in enumerate(self._batches):
@@ -117,8 +138,8 @@ class Cursor:
     """A position in a topic's stream, with the next messages in memory, in `window`, as far as there is room.
 
     The messages of a stream are numbered. `position` is the number of the next one to be taken, `end` that of the next
-    one to be published. The ranges of `gaps` are passed over: messages that a paused topic held and dropped are not for
-    its channels, which may still have to read messages before them.
+    one to be published. The ranges of `gaps` are passed over: messages that were removed, and messages that a paused
+    topic held and dropped, which are not for its channels.
 
     `memory` bounds the frames in memory; with a log, MAX_IN_MEMORY and MAX_BYTES_IN_MEMORY bound them too. Bytes are
     estimated as if all frames were as long as the last one. A block just read may exceed both bounds.
@@ -230,6 +251,54 @@ class Cursor:
             self.gaps_size += position - self.end
         self.end = position
 
+    def remove(self, ids: AbstractSet[bytes]) -> list[bytes]:
+        """Take out the messages that are in memory; returns their frames."""
+        removed = self.window.remove(ids)
+        if self._log is None:
+            self.end -= len(removed)
+        elif removed:
+            self._skip(self._numbers([place for place, _ in removed]))
+        return [frame for _, frame in removed]
+
+    def remove_logged(self, ids: AbstractSet[bytes]) -> list[bytes]:
+        """Like ``remove``, for a few messages that may be in the log only. Raises ``OSError``, as ``take`` does."""
+        if self._log is None or not self.behind:
+            return self.remove(ids)
+        found = self._log.numbered(ids)
+        frames = self.remove(ids)
+        (begin,) = self._numbers([self.window.length])
+        behind = {seq: frame for seq, frame in found.items() if begin <= seq < self.end and not self._is_in_gap(seq)}
+        self._skip(sorted(behind))
+        return [*frames, *behind.values()]
+
+    def _numbers(self, places: Sequence[int]) -> list[int]:
+        """The numbers of the messages at these places in memory, given in order; the last may be behind them."""
+        numbers: list[int] = []
+        gaps, shift = deque(self.gaps), self.position
+        for place in places:
+            while gaps and gaps[0][0] <= place + shift:
+                begin, stop = gaps.popleft()
+                shift += stop - begin
+            numbers.append(place + shift)
+        return numbers
+
+    def _is_in_gap(self, seq: int) -> bool:
+        return any(begin <= seq < stop for begin, stop in self.gaps)
+
+    def _skip(self, numbers: Sequence[int]) -> None:
+        """Make gaps of these numbers, which are in none."""
+        merged: list[tuple[int, int]] = []
+        for begin, stop in sorted([*self.gaps, *((number, number + 1) for number in numbers)]):
+            if merged and merged[-1][1] == begin:
+                merged[-1] = (merged[-1][0], stop)
+            else:
+                merged.append((begin, stop))
+        self.gaps.clear()
+        self.gaps.extend(merged)
+        self.gaps_size += len(numbers)
+        self._stop_reading()  # what was read ahead may begin with one of them
+        self._advance(0)
+
     def skip_to_end(self) -> None:
         """Drop all messages."""
         self.window.empty()
@@ -250,12 +319,14 @@ class Cursor:
         if not self.window.length and self.position < self.end:
             self._read_block()
         frames = list(islice(self.window.frames(), count))
-        if len(frames) < count and self.behind and not self.gaps:
+        if len(frames) < count and self.behind:
             assert self._log is not None, "messages that are not in memory are in the log"
             with suppress(BlockingIOError):  # these frames suffice
-                for group in self._log.reader(self.position + self.window.length).read():
-                    frames += group.frames[: max(0, self.end - group.first_seq)]
-        return frames[:count]
+                for group in self._log.reader(self._numbers([self.window.length])[0]).read():
+                    wanted = islice(enumerate(group.frames, group.first_seq), max(0, self.end - group.first_seq))
+                    fitting = (frame for seq, frame in wanted if not self._is_in_gap(seq))
+                    frames += islice(fitting, max(0, count - len(frames)))
+        return frames
 
     def _advance(self, count: int) -> None:
         self.position += count
@@ -369,6 +440,33 @@ class Backlog:
             frames = [*frames, *more]
         return frames
 
+    def remove(self, ids: AbstractSet[bytes]) -> list[bytes]:
+        """Take out messages that are in memory or were restored, not deferred; returns their frames.
+
+        Raises ``OSError``, having taken nothing. The frames of restored messages are read, some in each call, so call
+        it again while it returns any.
+        """
+        restored = [each for each in self._restored if each[0] in ids][:_SEARCHED_AT_ONCE]
+        frames = self._fetch_restored(restored)
+        if restored:
+            self._restored = deque(each for each in self._restored if each not in restored)
+            self._read, self._searched = [], 0
+        frames += self.cursor.remove(ids)
+        removed = self.returned.remove(ids)
+        if removed:
+            frames += [frame for _, frame in removed]
+            places = [place for place, _ in removed]
+            self._before_next_restored -= bisect_left(places, self._before_next_restored)
+            points, self._return_points = self._return_points, deque()
+            begin = 0
+            for point, count in points:
+                left = count - (bisect_left(places, begin + count) - bisect_left(places, begin))
+                begin += count
+                if left:
+                    self._return_points.append((point, left))
+            self._note_room()
+        return frames
+
     def empty(self) -> None:
         self.cursor.skip_to_end()
         self.deferred.empty()
@@ -439,14 +537,18 @@ class Backlog:
                 self._return_points.popleft()
                 if len(frames) < count:
                     self._return_points.appendleft((point, count - len(frames)))
-                if self.on_room is not None and self.returned.length <= self._memory // 2:
-                    on_room, self.on_room = self.on_room, None
-                    on_room()
+                if self.on_room is not None:
+                    self._note_room()
                 return frames
             limit = min(limit, point - self._passed)
         frames = self.cursor.take(limit, max_bytes)
         self._passed += len(frames)
         return frames
+
+    def _note_room(self) -> None:
+        if self.on_room is not None and self.returned.length <= self._memory // 2:
+            on_room, self.on_room = self.on_room, None
+            on_room()
 
     def _read_restored(self) -> None:
         """Read a batch of restored messages. Raises ``BlockingIOError`` after each step but the last."""

@@ -14,10 +14,12 @@ Invariants:
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final, Protocol
 
 from nsq_compat.log.checkpoint import ChannelState
 from nsq_compat.protocol.message import attempts, next_attempts
+from nsq_compat.protocol.message import message_id as id_of
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, Peek
 from nsq_compat.queue.in_flight import NEVER, InFlight
@@ -39,6 +41,8 @@ _EXPIRED_AT_ONCE: Final = 1024
 """Timeouts handled by one alarm, about 2 ms of work; other clients are served before the next."""
 _RELEASE_SECONDS: Final = 0.002
 """Pause between two releases of deferred messages, so that messages with close due times are released together."""
+_HOLD_SECONDS: Final = 1.0
+"""Time in which an operator's search must take its next step; deliveries go on after it in any case."""
 
 NOT_IN_FLIGHT: Final = "ID not in flight"
 NOT_OWNER: Final = "client does not own message"
@@ -302,6 +306,73 @@ class Channel:
         self.backlog.put_back(frames)
         if self._wait_queue.waiting:
             self._wake()
+
+    # --- Messages taken out by an operator (``withdrawal``) -----------------------------------------------------------
+
+    def hold(self, now: float) -> float:
+        """Deliver nothing, and release no deferred message, for a moment; returns until when."""
+        until = now + _HOLD_SECONDS
+        self._log_retry.wait_until(until)
+        self._deferred_retry.wait_until(until)
+        self._schedule.at(until, self)
+        return until
+
+    def is_held_until(self, until: float) -> bool:
+        """Whether the last ``hold`` that returned this time is still in force."""
+        return self._log_retry.until == until
+
+    def end_hold(self) -> None:
+        self._log_retry.wait_until(NEVER)
+        self._deferred_retry.wait_until(NEVER)
+        self._schedule.at(AT_ONCE, self)
+        self._wake()
+
+    def take_in_flight(self, ids: AbstractSet[bytes]) -> list[bytes]:
+        """Take messages from the consumers that have them; returns their frames, for the next delivery.
+
+        An answer of such a consumer then fails, as for any message that is not in flight.
+        """
+        frames: list[bytes] = []
+        for consumer in self.consumers:
+            if taken := consumer.in_flight.take_all(ids):
+                frames += taken
+                consumer.wake()  # it has room again
+        for in_flight in self.in_flight_sets():  # of consumers that left, and of the dead-letter queue
+            frames += in_flight.take_all(ids)
+        return next_attempts(frames)
+
+    def set_aside(self, limit: int, now: float, timeout: float) -> InFlight:
+        """Take the next messages out, also of a paused channel; they are in flight until `now + timeout`.
+
+        The caller finishes them in the result, or returns them with ``return_set_aside``. Raises ``OSError``, having
+        taken nothing, as ``Backlog.take`` does.
+        """
+        aside = InFlight()
+        if not self._log_retry.is_waiting:
+            aside.add(self.backlog.take(min(limit, MAX_BATCH), MAX_BATCH_BYTES), now, timeout)
+            self._left_behind.append(aside)
+            self._schedule.at(now + timeout, self)
+            self.on_change()
+        return aside
+
+    def return_set_aside(self, aside: InFlight) -> None:
+        """Deliver the rest as if it had never been taken out."""
+        frames = aside.take_all(aside.frames.keys())
+        self.put_back(frames)
+
+    def requeue_withdrawn(self, frames: Sequence[bytes], now: float, delay: float) -> None:
+        """Deliver messages that were taken out again, after `delay` seconds. It is not a failed attempt."""
+        self.requeue_count += len(frames)
+        self.on_change()
+        if delay <= 0:
+            self.put_back(frames)
+            return
+        due = now + delay
+        self.backlog.deferred.add(frames, due)
+        self._schedule.at(due, self)
+        if self._on_requeued is not None:
+            for frame in frames:
+                self._on_requeued(self.name, id_of(frame), attempts(frame), due)
 
     # --- Consumers ----------------------------------------------------------------------------------------------------
 

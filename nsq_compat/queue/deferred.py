@@ -13,6 +13,7 @@ import heapq
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Set as AbstractSet
 from itertools import chain, islice, repeat
 from typing import Final
 
@@ -24,7 +25,7 @@ from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.schedule import AT_ONCE, Schedule
 
 _MAX_SEARCHED = 50_000
-"""Keys that `latest` examines; more would block the event loop for too long."""
+"""Keys that `latest` and a part of `remove` examine; more would block the event loop for too long."""
 _LOCATED_AT_ONCE: Final = 256
 _SEARCHED_AT_ONCE: Final = 16
 """Messages without a location that are released at once; others are served before the next."""
@@ -115,6 +116,42 @@ class Deferred:
                 self._frames.pop(message_id, None)
                 released.append(frame if attempts(frame) == attempt else with_attempts(frame, attempt))
         return released
+
+    def remove(self, ids: AbstractSet[bytes], at: int) -> tuple[list[bytes], int]:
+        """Take these messages out of a part of the heap; returns their frames, and where the next part begins.
+
+        That is -1 after the last part. Call it with 0 first, and release nothing before the last part is searched.
+        Raises ``OSError`` and ``BlockingIOError`` if a frame cannot be read, or not at once, having taken nothing.
+        """
+        heap = self._keys
+        for key in [key for key in self._unlocated if entry_id(key) in ids]:
+            self._frames[entry_id(key)] = self._unlocated.pop(key)
+            heapq.heappush(heap, key)
+            at = 0  # it may have moved up
+        removed: list[bytes] = []
+        stop = min(len(heap), at + _MAX_SEARCHED)
+        while len(removed) < _SEARCHED_AT_ONCE and at < stop:
+            # The last key takes the place of the one that is removed, so it has to be none that is sought.
+            if entry_id(heap[-1]) in ids:
+                index = len(heap) - 1
+            else:
+                index = next((index for index in range(at, stop) if entry_id(heap[index]) in ids), stop)
+                at = index
+            if index == stop:
+                break
+            try:
+                entries, frames = self._read([heap[index]])
+            except OSError:
+                if removed:
+                    break  # the next call raises
+                raise
+            _remove(heap, index)
+            stop = min(len(heap), stop)
+            for _, _, message_id, attempt in entries:
+                if message_id in frames:
+                    removed.append(with_attempts(frames[message_id], attempt))
+                    self._frames.pop(message_id, None)
+        return removed, at if at < len(heap) else -1
 
     def peek(self, count: int) -> list[tuple[float, bytes]]:
         """Return the messages that are due first, with due times. Raises ``OSError``."""
@@ -243,6 +280,24 @@ class Deferred:
             due, serial, message_id, attempt = ENTRY.unpack_from(key)
             heapq.heappush(self._keys, pack_key(due, serial, message_id, attempt, found.get(message_id, NOWHERE)))
         self._unlocated.clear()
+
+
+def _remove(heap: list[bytes], index: int) -> None:
+    """Remove a key of a heap. Only the last key, and keys after `index`, may move to a smaller index."""
+    last = heap.pop()
+    if index == len(heap):
+        return
+    while index and last < heap[(index - 1) >> 1]:
+        heap[index] = heap[(index - 1) >> 1]
+        index = (index - 1) >> 1
+    while (child := 2 * index + 1) < len(heap):
+        if child + 1 < len(heap) and heap[child + 1] < heap[child]:
+            child += 1
+        if last <= heap[child]:
+            break
+        heap[index] = heap[child]
+        index = child
+    heap[index] = last
 
 
 def _first(heap: Sequence[bytes], count: int) -> list[bytes]:

@@ -11,6 +11,7 @@ Invariant: every id in `frames` has exactly one deadline, in `_own_deadlines` if
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -81,6 +82,10 @@ class InFlight:
         if frame is not None and self._own_deadlines.pop(message_id, None) is None:
             self._void_places.add(message_id)
         return frame
+
+    def take_all(self, ids: AbstractSet[bytes]) -> list[bytes]:
+        """Remove those of these that are in flight; returns their frames."""
+        return [frame for each in sorted(self.frames.keys() & ids) if (frame := self.take(each)) is not None]
 
     def touch(self, message_id: bytes, deadline: float, max_lifetime: float) -> float | None:
         """Move a deadline, at most to `max_lifetime` seconds after the delivery. None if it is not in flight."""

@@ -7,21 +7,50 @@ that our client does not have are checked and ignored.
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from nsq_compat.cli.kinds import INTEGER, parse_bool
+from nsq_compat.cli.kinds import BOOLEAN, INTEGER, parse_bool
 from nsq_compat.cli.options import option, repeated
-from nsq_compat.client import Consumer, Producer
+from nsq_compat.client import Connection, ConnectionLost, Consumer, Producer
+from nsq_compat.client.connection import do_together, start_thread, why
 from nsq_compat.client.message import Handler
 from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.http_client import HttpClient
+from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient
+from nsq_compat.cluster.nodes import Node
 from nsq_compat.protocol.durations import MILLISECOND, parse_duration, seconds
-from nsq_compat.tools.program import ProgramOptions, Refused, Rule, unless_one_kind
+from nsq_compat.tools.program import ProgramOptions, Refused, Rule, Stopping, say, unless_one_kind
 
 _HOUR = 3600.0
+_RETRY_SECONDS: Final = 2.0
+
+T = TypeVar("T")
+
+
+class Unreachable(Refused):
+    """A daemon that was named does not answer."""
+
+
+@dataclass(kw_only=True)
+class RetryOptions(ProgramOptions):
+    """The flag of a utility that depends on daemons."""
+
+    retry: bool = option(BOOLEAN, False, "wait for a daemon that cannot be reached at the start, instead of exiting")
+
+    def reached(self, act: Callable[[], T], stopping: Stopping) -> T | None:
+        """The result of `act`. With ``--retry``, repeat it while it raises ``Unreachable``; None after a signal."""
+        while not stopping.is_set():
+            try:
+                return act()
+            except Unreachable as error:
+                if not self.retry:
+                    raise
+                say(f"{error}; trying again in {_RETRY_SECONDS:g} s")
+                stopping.wait(_RETRY_SECONDS)
+        return None
 
 
 @dataclass(kw_only=True)
@@ -38,7 +67,7 @@ class ProducerOptions(ProgramOptions):
 
 
 @dataclass(kw_only=True)
-class ReadingOptions(ProgramOptions):
+class ReadingOptions(RetryOptions):
     """The flags of every utility that reads a channel, as NSQ names them."""
 
     nsqd_tcp_addresses: tuple[str, ...] = repeated("host:port of an nsqd", flag="nsqd-tcp-address")
@@ -51,10 +80,18 @@ class ReadingOptions(ProgramOptions):
         return unless_one_kind(self.nsqd_tcp_addresses, self.lookupd_http_addresses)
 
     def consumer(
-        self, topic: str, channel: str, handler: Handler, *, defaults: Mapping[str, Any] | None = None, **settings: Any
+        self,
+        topic: str,
+        channel: str,
+        handler: Handler,
+        *,
+        fail: Callable[[str], object] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> Consumer:
         """Make a consumer that never gives a message up unless ``--consumer-opt`` says so. Raises ``Refused``.
 
+        Without ``--retry``, `fail` is called with an error text if a named nsqd cannot be reached at the start.
         ``--consumer-opt`` takes precedence over `defaults`, and `settings` over both.
         """
         settings = {
@@ -67,12 +104,16 @@ class ReadingOptions(ProgramOptions):
             **client_settings("consumer-opt", self.consumer_opt),
             **settings,
         }
+        if fail is not None and not self.retry:
+            settings["unreachable"] = lambda address, error: fail(
+                f"{unreachable(address, error)} (--retry waits for it)"
+            )
         with refusing():
             return Consumer(topic, channel, handler, **settings)
 
 
 @dataclass(kw_only=True)
-class ClusterOptions(ProgramOptions):
+class ClusterOptions(RetryOptions):
     """The flags of a utility that queries the daemons."""
 
     nsqd_http_addresses: tuple[str, ...] = repeated("host:port of an nsqd", flag="nsqd-http-address")
@@ -84,13 +125,35 @@ class ClusterOptions(ProgramOptions):
     def cluster(self, connect_timeout: float = 2.0, request_timeout: float = 5.0) -> Cluster:
         """Times are in seconds."""
         client = HttpClient(connect_timeout=connect_timeout, request_timeout=request_timeout)
-        return Cluster(client, self.nsqlookupd_http_addresses, self.nsqd_http_addresses)
+        lookupds, nsqds = (
+            tuple(dict.fromkeys(each)) for each in (self.nsqlookupd_http_addresses, self.nsqd_http_addresses)
+        )
+        return Cluster(client, lookupds, nsqds)
 
 
 def cluster_of(lookupds: Iterable[str], connect_timeout: float, request_timeout: float) -> Cluster:
     """The cluster that these nsqlookupds know, at ``host:port`` or URLs."""
     addresses = tuple(urlsplit(each if "://" in each else f"//{each}").netloc for each in lookupds)
     return ClusterOptions(nsqlookupd_http_addresses=addresses).cluster(connect_timeout, request_timeout)
+
+
+def producers_of(cluster: Cluster, topic: str, *, all_named: bool) -> Answer[list[Node]]:
+    """The nsqds that have a topic. An nsqlookupd that does not know the topic causes no error.
+
+    Raises ``Unreachable`` if no daemon answers, and with `all_named` if a named nsqd does not.
+    """
+    try:
+        found = cluster.producers(topic)
+    except AllFailed as failure:
+        errors = str(failure).splitlines()
+        if all(_UNKNOWN_TOPIC in error for error in errors):
+            return Answer([])
+        hint = "; is this the HTTP address of the right daemon?" if "got response 404" in errors[-1] else ""
+        raise Unreachable(f"{failure}{hint}") from None
+    errors = [error for error in found.errors if _UNKNOWN_TOPIC not in error]
+    if errors and all_named and not cluster.lookupds:
+        raise Unreachable("; ".join(errors))
+    return replace(found, errors=tuple(errors))
 
 
 @contextmanager
@@ -101,6 +164,45 @@ def refusing(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except refused as error:
         raise Refused(str(error)) from error
+
+
+# --- Nodes that cannot be reached -------------------------------------------------------------------------------------
+
+_UNKNOWN_TOPIC: Final = "TOPIC_NOT_FOUND"
+_REMEDIES: Final = {
+    "E_AUTH_FIRST": "give a secret with --{flag}=auth_secret,SECRET",
+    "TLS required": "use --{flag}=tls_v1",
+}
+"""What to do, by a part of nsqd's error."""
+
+
+def with_remedy(text: str, flag: str) -> str:
+    """The text of an error, and the option of the client library that would help."""
+    remedy = next((remedy for part, remedy in _REMEDIES.items() if part in text), "")
+    return f"{text}; {remedy.format(flag=flag)}" if remedy else text
+
+
+def unreachable(address: str, error: Exception, flag: str = "consumer-opt") -> str:
+    return with_remedy(f"nsqd {address}: {why(error)}", flag)
+
+
+def reach(addresses: Iterable[str], settings: ConnectionSettings, flag: str) -> None:
+    """Connect to each of these nsqd once. Raises ``Unreachable`` with the reasons of those that fail."""
+    failures: list[str] = []
+
+    def probe(address: str) -> None:
+        connection = Connection(address, settings)
+        try:
+            connection.open()
+        except ConnectionLost as error:
+            failures.append(unreachable(address, error, flag))
+        else:
+            start_thread(f"nsqd {address}", connection.run)
+            connection.close()
+
+    do_together(partial(probe, address) for address in dict.fromkeys(addresses))
+    if failures:
+        raise Unreachable("; ".join(failures))
 
 
 # --- Options of go-nsq ------------------------------------------------------------------------------------------------

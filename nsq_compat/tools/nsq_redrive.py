@@ -25,7 +25,15 @@ from nsq_compat.cluster.stats import TopicStats
 from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
 from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.tools.client_options import ClusterOptions, ProducerOptions, client_settings, refusing
+from nsq_compat.tools.client_options import (
+    ClusterOptions,
+    ProducerOptions,
+    client_settings,
+    producers_of,
+    refusing,
+    unreachable,
+    with_remedy,
+)
 from nsq_compat.tools.http_consumers.on_demand import OnDemand
 from nsq_compat.tools.program import Refused, Stopping, console_script, log_plainly, refuse, say
 
@@ -66,7 +74,8 @@ def main(options: Options) -> None:
     log_plainly()
     stopping = Stopping()
     cluster = options.cluster()
-    found = _find(cluster, source)
+    if (found := options.reached(lambda: _find(cluster, source), stopping)) is None:
+        return
     if not options.all_channels:
         _refuse_other_channels(cluster, [node for node, _ in found], destination, options.channel)
     left = options.count or sum(_waiting(topic, options.dead_letter_channel) for _, topic in found)
@@ -103,10 +112,10 @@ def _check(options: Options) -> str:
 
 def _find(cluster: Cluster, topic: str) -> list[tuple[Node, TopicStats]]:
     """The nodes that have a topic, with their statistics of it. Nodes that do not answer are reported on stderr."""
+    nodes = producers_of(cluster, topic, all_named=True)
+    if not nodes.value:
+        raise Refused("; ".join([f"no nsqd has the topic {topic}", *nodes.errors]))
     with refusing(AllFailed):
-        nodes = cluster.producers(topic)
-        if not nodes.value:
-            raise Refused("; ".join([f"no nsqd has the topic {topic}", *map(str, nodes.errors)]))
         statistics = cluster.stats(nodes.value, topic)
     for complaint in (*nodes.errors, *statistics.errors):
         say(f"WARNING: {complaint}")
@@ -143,6 +152,8 @@ def _move(
     )
     rate = options.rate
     batch_size = min(_MAX_IN_FLIGHT, max(1, rate // _BATCHES_PER_SECOND)) if rate else _MAX_IN_FLIGHT
+    if not options.retry:
+        make_consumer = partial(make_consumer, unreachable=lambda *failure: stop.fail(unreachable(*failure)))
     with options.producer(node.tcp_address) as producer:
         with refusing():
             messages = OnDemand(make_consumer, _MAX_IN_FLIGHT)
@@ -158,9 +169,11 @@ def _move(
                 moved += len(batch) - len(errors)
                 if errors:
                     messages.put_back(list(errors))
-                    raise Refused(f"after {moved} messages: {next(iter(errors.values()))}")
+                    text = with_remedy(str(next(iter(errors.values()))), "producer-opt")
+                    raise Refused(f"after {moved} messages: {text}")
                 if rate:
                     stop.wait(max(0.0, began + moved / rate - time.monotonic()))
+            stop.wait(0)  # raises if nsqd cannot be reached
             return moved
 
 

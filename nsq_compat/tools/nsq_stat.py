@@ -1,6 +1,6 @@
 """``nsq_stat``: the statistics of a channel over all its nodes, a row for each interval.
 
-Better than Go's: a node that does not answer is reported on stderr and counted with its last values, instead of ending
+Better than Go's: a node that stops answering is reported on stderr and counted with its last values, instead of ending
 the program; a new node does not look like a burst of messages; the program ends after the last row of ``--count``.
 """
 
@@ -15,7 +15,8 @@ from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import AllFailed
 from nsq_compat.cluster.stats import ChannelStats, sum_channel
 from nsq_compat.protocol.durations import SECOND, seconds
-from nsq_compat.tools.client_options import ClusterOptions
+from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.tools.client_options import ClusterOptions, Unreachable, producers_of
 from nsq_compat.tools.program import Refused, Stopping, console_script, refuse, say, unless_positive
 
 _ENDLESS: Final = -1
@@ -42,6 +43,8 @@ def main(options: Options) -> None:
     named, lookupds = options.nsqd_http_addresses, options.nsqlookupd_http_addresses
     refuse(
         (not options.topic or not options.channel, "--topic and --channel are required"),
+        (not is_valid_name(options.topic), "--topic is invalid"),
+        (not is_valid_name(options.channel), "--channel is invalid"),
         *unless_positive(options, "interval", "http_client_connect_timeout", "http_client_request_timeout"),
         (options.count <= 0 and options.count != _ENDLESS, "--count should be positive"),
         *options.address_rules(),
@@ -52,7 +55,8 @@ def main(options: Options) -> None:
     timeouts = seconds(options.http_client_connect_timeout), seconds(options.http_client_request_timeout)
     sampler = ChannelSampler(options.cluster(*timeouts), options.topic, options.channel)
     interval = seconds(options.interval)
-    before = sampler.sample()
+    if (before := options.reached(sampler.sample, stopping)) is None:
+        return
     for number in itertools.count() if options.count == _ENDLESS else range(options.count):
         if number % _ROWS_UNDER_A_HEADER == 0:
             print(_HEADER, flush=True)
@@ -81,19 +85,22 @@ class ChannelSampler:
     _seen: dict[str, ChannelStats] = field(default_factory=dict, init=False)
 
     def sample(self) -> Sample:
-        """Raises ``Refused`` if no node has ever answered, and when no node has the channel any more."""
+        """Raises ``Refused`` when the first sample fails, and when no node has the channel any more."""
         try:
             self._update()
-        except AllFailed as error:
+        except (Unreachable, AllFailed) as error:
             if not self._seen:
-                raise Refused(f"ERROR: failed to get nsqd stats - {error}") from error
+                raise Unreachable(f"ERROR: failed to get nsqd stats - {error}") from error
             say(f"WARNING: {error}")
         if not self._seen:
             raise Refused(f"ERROR: failed to find channel({self.channel}) in stats metadata for topic({self.topic})")
         return dict(self._seen)
 
     def _update(self) -> None:
-        producers = self.cluster.producers(self.topic)
+        producers = producers_of(self.cluster, self.topic, all_named=not self._seen)
+        if not producers.value and not self._seen:
+            unsure = "".join(f"; {error}" for error in producers.errors)
+            raise Refused(f"ERROR: topic {self.topic} is unknown: no nsqd has it{unsure}")
         statistics = self.cluster.stats(producers.value, self.topic, self.channel)
         for error in (*producers.errors, *statistics.errors):
             say(f"WARNING: {error}")

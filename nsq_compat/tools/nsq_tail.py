@@ -42,12 +42,13 @@ def main(options: Options) -> None:
     for topic in options.topic:
         print(f"Adding consumer for topic: {topic}", file=sys.stderr)
         handler = screen.handler(f"{topic} | " if options.print_topic else "")
-        screen.consumers.append(options.consumer(topic, options.channel, handler, max_in_flight=max_in_flight))
+        consumer = options.consumer(topic, options.channel, handler, fail=stopping.fail, max_in_flight=max_in_flight)
+        screen.consumers.append(consumer)
     with ExitStack() as running:
         for consumer in screen.consumers:
             running.enter_context(consumer)
+        running.callback(screen.end)
         stopping.wait()
-        screen.end()
 
 
 class _Screen:

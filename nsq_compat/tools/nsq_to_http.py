@@ -18,9 +18,10 @@ from typing import Final
 from urllib.parse import quote_plus
 
 import requests
+from requests.exceptions import InvalidHeader
 
 from nsq_compat import NSQ_VERSION
-from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, root_error
+from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, reason_of
 from nsq_compat.cli.kinds import DURATION, FLOAT, INTEGER, STRING, choice
 from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Message
@@ -88,7 +89,7 @@ def main(options: Options) -> None:
     stopping = Stopping()
     times = RequestTimes(addresses, options.status_every)
     relay = Relay(sender, MODES[options.mode](addresses), times, options.sample)
-    consumer = options.consumer(options.topic, options.channel, relay, concurrency=options.n)
+    consumer = options.consumer(options.topic, options.channel, relay, fail=stopping.fail, concurrency=options.n)
     backlog = channel_backlog([options.topic], options.channel, options.lookupd_http_addresses)
     with Progress(lambda: times.count, backlog), consumer:
         stopping.wait()
@@ -164,7 +165,8 @@ class HttpSender:
             self._session.get_adapter(address)
         except FAILURES as error:
             # The full text would show secrets in the URL or in headers.
-            raise NotSent(f"{without_secrets(address)}: {type(error).__name__}") from None
+            what = "a header is not valid" if isinstance(error, InvalidHeader) else "not a URL of HTTP"
+            raise NotSent(f"{without_secrets(address)}: {what}") from None
 
     def send(self, address: str, body: bytes) -> None:
         """Raises ``NotSent``."""
@@ -177,13 +179,8 @@ class HttpSender:
                     raise
                 # The server may have closed a kept connection just now.
                 self._exchange(address, body)
-        except (requests.Timeout, TimeoutError):
-            raise NotSent("timeout") from None
         except FAILURES as error:
-            # The system's words without those of the libraries, which show the URL and so the message.
-            root = root_error(error)
-            text = root.strerror.lower() if isinstance(root, OSError) and root.strerror else type(root).__name__
-            raise NotSent(text) from None
+            raise NotSent(reason_of(error)) from None
 
     def _exchange(self, address: str, body: bytes) -> None:
         request = self._request(address, body)

@@ -76,7 +76,10 @@ def main(options: Options) -> None:
         producers = {each: closing.enter_context(options.producer(each)) for each in dict.fromkeys(addresses)}
         times = RequestTimes(list(producers), options.status_every)
         publisher = Publisher(producers, MODES[options.mode](addresses), times, retries)
-        consumers = [options.consumer(each, options.channel, Relay(options, each, publisher)) for each in topics]
+        consumers = [
+            options.consumer(each, options.channel, Relay(options, each, publisher), fail=stopping.fail)
+            for each in topics
+        ]
         backlog = channel_backlog(topics, options.channel, options.lookupd_http_addresses)
         closing.enter_context(Progress(lambda: times.count, backlog))
         for consumer in consumers:

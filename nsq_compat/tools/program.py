@@ -136,6 +136,7 @@ class Stopping(threading.Event):
 
     def __init__(self) -> None:
         super().__init__()
+        self._failure = ""
         self._readable, self._writable = os.pipe()
         on_signals(dict.fromkeys(STOP_SIGNALS, self.set))
 
@@ -147,3 +148,14 @@ class Stopping(threading.Event):
         if not self.is_set():
             super().set()
             os.write(self._writable, b"!")
+
+    def fail(self, text: str) -> None:
+        """Stop the program with an error: `wait` raises ``Refused``. Of several errors the first counts."""
+        self._failure = self._failure or text
+        self.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        is_set = super().wait(timeout)
+        if self._failure:
+            raise Refused(self._failure)
+        return is_set

@@ -19,8 +19,8 @@ from nsq_compat.cli.kinds import INTEGER, STRING, STRINGS
 from nsq_compat.cli.options import option
 from nsq_compat.client import Error, Producer, Published
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.tools.client_options import ProducerOptions
-from nsq_compat.tools.program import Refused, Stopping, console_script, refuse
+from nsq_compat.tools.client_options import ProducerOptions, RetryOptions, reach, with_remedy
+from nsq_compat.tools.program import Refused, Stopping, console_script, refuse, say
 from nsq_compat.tools.progress import Progress
 
 _READ_SIZE: Final = 1 << 16
@@ -29,7 +29,7 @@ _MAX_UNANSWERED: Final = 2000
 
 
 @dataclass(kw_only=True)
-class Options(ProducerOptions):
+class Options(ProducerOptions, RetryOptions):
     program = "to_nsq"
     topic: str = option(STRING, "", "topic to publish to")
     delimiter: str = option(STRING, "\n", "character that ends a record")
@@ -52,6 +52,8 @@ def main(options: Options) -> None:
     addresses = list(dict.fromkeys(options.nsqd_tcp_addresses))
     # One producer for all nodes: a record is published when each of them has it.
     with options.producer(addresses, copies=len(addresses)) as producer:
+        if options.retry:
+            options.reached(lambda: reach(addresses, producer.settings, "producer-opt"), stopping)
         published = _Records(producer, options.topic)
         with Progress(lambda: published.answered):
             for record in _paced(records(partial(_standard_input, stopping), delimiter), options.rate):
@@ -59,6 +61,12 @@ def main(options: Options) -> None:
                 if stopping.is_set():
                     break
             published.finish()
+    count, nsqds = published.answered, len(addresses)
+    say(
+        f"published {count} {'record' if count == 1 else 'records'} to topic {options.topic}"
+        + (f" on each of {nsqds} nsqd" if nsqds > 1 else "")
+        + (", stopped by a signal" if stopping.is_set() else "")
+    )
 
 
 class _Records:
@@ -83,7 +91,8 @@ class _Records:
         try:
             self._waiting.popleft().result()
         except Error as error:
-            raise Refused(f"record {self.answered + 1}: {error}") from error
+            text = with_remedy(f"record {self.answered + 1}: {error}", "producer-opt")
+            raise Refused(f"{text} ({self.answered} published before it)") from error
         self.answered += 1
 
 

@@ -1,22 +1,27 @@
 """/topic/..., /channel/... and /config/:opt: create, delete, empty, pause, peek, and change options while nsqd runs.
 
 The order of the checks and both spellings of their codes (INVALID_TOPIC for topics, INVALID_ARG_TOPIC for channels) are
-nsqd's. peek and recent do not exist in NSQ (docs/differences.md: peek).
+nsqd's. peek and recent do not exist in NSQ (docs/differences.md: peek), nor do finish, requeue, dead_letter and redrive
+(message actions).
 """
 
 import base64
 import json
-from collections.abc import Callable
+import logging
+import re
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
+from nsq_compat.log.data_path import reason
 from nsq_compat.net.event_loop import let_others_run
 from nsq_compat.policy.policies import PolicyError
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.channel import MAX_BATCH, Channel
 from nsq_compat.queue.topic import MAX_RECENT, Topic
-from nsq_compat.queue.values import Exiting
+from nsq_compat.queue.values import Exiting, Refused
+from nsq_compat.queue.withdrawal import Withdrawal
 from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.application import (
     EMPTY,
@@ -37,6 +42,14 @@ from nsq_compat.web.publishing import topic_of
 MAX_SHOWN_BODY_BYTES: Final = 16 * 1024
 _DEFAULT_LIMIT: Final = "10"
 _NS_PER_SECOND: Final = 1_000_000_000
+_NS_PER_MS: Final = 1_000_000
+MAX_IDS: Final = 1000
+"""Messages of one request to finish, requeue or dead-letter them."""
+_REDRIVE_SECONDS: Final = 60.0
+"""Time after which messages are delivered again if the topic that they are published to is not done with them."""
+_ID: Final = re.compile(rb"[0-9a-f]{16}")
+
+log = logging.getLogger(__name__)
 
 _Target = TypeVar("_Target", Topic, Channel)
 _Read = TypeVar("_Read")
@@ -61,7 +74,15 @@ class Administration:
             "/channel/unpause": partial(self._pause, self._channel_of, Channel.unpause),
         }
         reads: dict[str, Handler] = {"/channel/peek": self._peek, "/topic/recent": self._recent}
-        if not self._service.options.peeking_over_http:
+        on_messages: dict[str, Handler] = {
+            "/channel/finish": self._finish,
+            "/channel/requeue": self._requeue,
+            "/channel/dead_letter": self._dead_letter,
+            "/channel/redrive": self._redrive,
+        }
+        if self._service.options.peeking_over_http:
+            changes |= on_messages
+        else:
             reads = {}
         return {
             **{path: {"POST": Route(handler)} for path, handler in changes.items()},
@@ -130,6 +151,83 @@ class Administration:
             }
         )
 
+    # --- Messages of a channel, by their ids --------------------------------------------------------------------------
+
+    def _finish(self, request: Request) -> Response:
+        channel, ids = self._channel_of(request), _ids(request)
+        finished, rest = self._take_out(channel, ids, lambda frames: None)
+        return _done(channel, {"finished": finished, **rest})
+
+    def _requeue(self, request: Request) -> Response:
+        channel, ids = self._channel_of(request), _ids(request)
+        delay = parse_query(request.query).get("delay", "0")
+        if not (delay.isascii() and delay.isdigit() and len(delay) < 16):
+            raise ApiError(400, "INVALID_ARG_DELAY")
+        delay_ns = int(delay) * _NS_PER_MS
+        if delay_ns > self._service.options.max_req_timeout:
+            raise ApiError(400, "INVALID_ARG_DELAY")
+        seconds = delay_ns / _NS_PER_SECOND
+        requeued, rest = self._take_out(
+            channel, ids, lambda frames: channel.requeue_withdrawn(frames, self._service.now(), seconds)
+        )
+        return _done(channel, {"requeued": requeued, **rest})
+
+    def _dead_letter(self, request: Request) -> Response:
+        """Answers when the dead-letter topic has the messages, or has refused them: those are then `pending`."""
+        channel, ids = self._channel_of(request), _ids(request)
+        if self._service.draining:
+            raise ApiError(503, "EXITING")
+        try:
+            with self._service.dead_letters.transfer(channel) as transfer:
+                _, rest = self._take_out(channel, ids, transfer.add)
+                self._service.settle(transfer)
+        except Refused as failure:
+            raise ApiError(400, f"INVALID_CHANNEL: {failure}") from None
+        pending = sorted(each.decode("ascii") for each in transfer.pending)
+        answer = {"topic": transfer.queue.target, "dead_lettered": transfer.moved, "pending": pending, **rest}
+        if transfer.error:
+            answer["error"] = transfer.error
+        return _done(channel, answer)
+
+    def _redrive(self, request: Request) -> Response:
+        """Publish the next messages to another topic, then finish them. After a crash in between, both have them."""
+        channel = self._channel_of(request)
+        to = required_name(request, "to")
+        if to == channel.topic_name:
+            raise ApiError(400, "INVALID_ARG_TO")
+        limit, now = _limit(request, MAX_BATCH), self._service.now()
+        aside = self._read(lambda: channel.set_aside(limit, now, _REDRIVE_SECONDS))
+        frames = list(aside.frames.values())
+        try:
+            if frames:
+                self._broker.topic(to).publish(list(map(body, frames)), now, self._service.now_ns())
+        except (Refused, OSError) as failure:
+            channel.return_set_aside(aside)
+            text = reason(failure) if isinstance(failure, OSError) else str(failure)
+            raise ApiError(503, f"PUB_FAILED: {text}") from None
+        aside.finish(list(aside.frames))
+        channel.on_change()
+        return json_response({"moved": len(frames), "depth": channel.depth})
+
+    def _take_out(
+        self, channel: Channel, ids: Sequence[bytes], use: Callable[[Sequence[bytes]], None]
+    ) -> tuple[int, dict[str, Any]]:
+        """Pass the frames to `use`, in steps; returns their number, and what became of the other messages."""
+        search, count, problem = Withdrawal(channel, ids), 0, {}
+        try:
+            while not search.is_done:
+                frames = search.step(self._service.now())
+                if frames:
+                    use(frames)
+                count += len(frames)
+                if not search.is_done:
+                    let_others_run()
+        except OSError as failure:
+            problem = {"error": reason(failure)}  # those that are left may be where it cannot read
+        finally:
+            search.end()
+        return count, {"not_found": [each.decode("ascii") for each in search.missing], **problem}
+
     # --- Common -------------------------------------------------------------------------------------------------------
 
     def _pause(
@@ -172,9 +270,26 @@ class Administration:
         return self._service.now_ns() + int((monotonic - self._service.now()) * _NS_PER_SECOND)
 
 
-def _limit(request: Request) -> int:
+def _ids(request: Request) -> list[bytes]:
+    """The message ids of the query and of the body, which has one in a line. Raises ``ApiError``."""
+    ids = [value for name, _, value in (pair.partition(b"=") for pair in request.query.split(b"&")) if name == b"id"]
+    ids += request.body.split()
+    if not ids:
+        raise ApiError(400, "MISSING_ARG_ID")
+    if len(ids) > MAX_IDS or not all(_ID.fullmatch(each) for each in ids):
+        raise ApiError(400, "INVALID_ARG_ID")
+    return ids
+
+
+def _done(channel: Channel, answer: dict[str, Any]) -> Response:
+    counts = ", ".join(f"{key} {len(each) if isinstance(each, list) else each}" for key, each in answer.items())
+    log.info("CHANNEL(%s:%s): messages taken out over HTTP: %s", channel.topic_name, channel.name, counts)
+    return json_response(answer)
+
+
+def _limit(request: Request, largest: int = MAX_RECENT) -> int:
     text = parse_query(request.query).get("limit", _DEFAULT_LIMIT)
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= MAX_RECENT):
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= largest):
         raise ApiError(400, "INVALID_ARG_LIMIT")
     return int(text[:9])
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from nsq_compat.policy.dead_letters import DeadLetterQueues, Transfer
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.values import ClientStats
 from nsq_compat.web.metrics import Metrics
@@ -15,6 +16,8 @@ class NsqdOptions(Protocol):
     max_msg_size: int
     max_body_size: int
     max_defer_timeout: int
+    """Nanoseconds."""
+    max_req_timeout: int
     """Nanoseconds."""
     metrics_max_names: int
 
@@ -39,6 +42,11 @@ class NsqdService(Protocol):
 
     @property
     def draining(self) -> bool: ...
+    @property
+    def dead_letters(self) -> DeadLetterQueues: ...
+
+    def settle(self, transfer: Transfer) -> None:
+        """Wait until the dead-letter topic has these messages or has refused them, for some seconds at most."""
 
     def now(self) -> float:
         """Monotonic seconds."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, root_error
+from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, reason_of
 from nsq_compat.protocol.names import address_error, printable
 from pyspark_nsq.options import ReadOptions
 
@@ -76,8 +76,7 @@ def _exchange(
         if answer.status not in (200, 404):
             raise ValueError(f"status {answer.status} {answer.body[:200].decode('utf-8', 'replace')}")
     except FAILURES as error:
-        reason = error if isinstance(error, TimeoutError) else root_error(error)
-        raise HttpFailed(f"{url}: {reason}") from None
+        raise HttpFailed(f"{url}: {reason_of(error)}") from None
     return answer.status, answer.body
 
 

@@ -216,7 +216,8 @@ def test_logging_to_a_closed_descriptor_does_nothing_even_when_the_number_is_use
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_logging_survives_a_reader_that_has_gone_before_or_later(handler_on, late):
+def test_logging_survives_a_reader_that_has_gone_before_or_later(handler_on, late, monkeypatch):
+    monkeypatch.setattr(logs, "MAX_FLUSH_SECONDS", 60.0)
     reader, writer = os.pipe()
     if not late:
         os.close(reader)

@@ -49,7 +49,7 @@ def test_the_deadline_includes_the_request_to_the_https_port(hasty, daemon):
 
 
 def test_endless_headers_are_refused(client):
-    with HostileServer(endless_headers) as server, pytest.raises(UpstreamError, match="got more than 100 headers"):
+    with HostileServer(endless_headers) as server, pytest.raises(UpstreamError, match="no answer in HTTP"):
         client.get(server.address, "stats")
 
 

@@ -15,6 +15,7 @@ from nsq_compat.cluster.http_client import (
     query_all,
 )
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
+from tests.cluster.hostile import DEADLINE, HostileServer, silent
 
 
 def test_an_answer_is_a_json_value(client, daemon):
@@ -36,16 +37,16 @@ def test_an_error_has_the_daemons_text(client, daemon):
     assert str(error.value) == r'got response 404 Not Found "{\"message\":\"TOPIC_NOT_FOUND\"}"'
 
 
-def test_a_refused_connection_has_gos_error_text(client, no_listener):
+def test_a_refused_connection_is_named_once_with_the_reason_of_the_system(client, no_listener):
     with pytest.raises(UpstreamError) as error:
         client.get(no_listener, "topics")
-    assert str(error.value) == f'Get "http://{no_listener}/topics": dial tcp {no_listener}: connect: connection refused'
+    assert str(error.value) == f'Get "http://{no_listener}/topics": connection refused'
 
 
 def test_a_daemon_that_requires_tls_is_asked_at_its_https_port(client, daemon, no_listener):
     port = int(no_listener.rpartition(":")[2])
     daemon.says("info", {"message": "TLS_REQUIRED", "https_port": port}, 403)
-    with pytest.raises(UpstreamError, match=re.escape(f'Get "https://{no_listener}/info": dial tcp {no_listener}')):
+    with pytest.raises(UpstreamError, match=re.escape(f'Get "https://{no_listener}/info": connection refused')):
         client.get(daemon.address, "info")
 
 
@@ -137,7 +138,7 @@ def test_no_items_are_a_failed_query_but_a_successful_call():
 
 def test_a_call_that_never_returns_is_a_timeout():
     never = threading.Event()
-    answer = query_all("nsqd", ["a", "b"], lambda name: name == "a" or never.wait(50), 0.1)
+    answer = query_all("nsqd", ["a", "b"], lambda name: name == "a" or never.wait(50), 2)
     never.set()
     assert answer.value == [("a", True)]
     assert answer.errors == ("b: timeout",)
@@ -159,6 +160,16 @@ def test_more_calls_start_while_all_concurrent_calls_hang(monkeypatch):
 
     answer = call_all(range(10), ask, 20, max_concurrent=4)
     assert answer.value == [(item, True) for item in range(10)]
+
+
+def test_a_client_of_a_page_asks_a_daemon_that_hangs_only_once(client):
+    with HostileServer(silent) as server:
+        bounded = client.within(DEADLINE)
+        for _ in range(3):
+            with pytest.raises(UpstreamError, match=": timeout$"):
+                bounded.get(server.address, "stats")
+        assert server.requests == 1
+        assert client.timeout == 20
 
 
 @pytest.mark.parametrize(

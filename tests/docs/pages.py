@@ -113,6 +113,7 @@ END""",
         hosts={"one": "127.0.0.1", "two": "127.0.0.1"},
         addresses=("10.0.0.2",),
     ),
+    "conformance/README.md": Setup(in_checkout=True, bare=True, installs=True, pasted=True),
     "contrib/README.md": Setup(in_checkout=True, installs=True),
     "docs/runbook.md": Setup(
         f"""{_CALLS}
@@ -148,7 +149,19 @@ NOT_RUN: Final[Mapping[tuple[str, str], str]] = {
     ("README.md", "scripts/run"): "conformance/test_demo.py runs it",
     ("README.md", "scripts/test"): "it runs this test",
     ("benchmarks/README.md", "```sh"): "minutes each, on an idle machine, with tools from the package index",
-    ("conformance/README.md", "```sh"): "minutes each, and another nsqd; scripts/test runs pytest conformance",
+    (
+        "conformance/README.md",
+        "# a table that compares both, behaviour by behaviour; see --help",
+    ): "minutes each, and another nsqd; scripts/test runs pytest conformance",
+    (
+        "conformance/README.md",
+        '.venv/bin/python -m nsq_conformance.differential.fuzz --peer "/path/to/nsqd" --streams 25000 --seed 1',
+    ): "minutes, and another nsqd; conformance/test_differential.py plays some",
+    (
+        "conformance/README.md",
+        'conformance/run --nsqd "env PYTHONPATH=$PWD .venv/bin/python -m tests.mutants.broken_wire'
+        ' one_fin_in_50_is_swallowed /path/to/nsqd"',
+    ): "minutes, and another nsqd; tests/mutants does the same",
     ("contrib/README.md", "docker build --file contrib/container/Containerfile --tag nsq_compat ."): (
         "no container engine; tests/packaging/test_container.py runs the same steps"
     ),

@@ -160,7 +160,7 @@ class Daemon(_Disturbed, NsqdProcess):
             place = last.channels[channel]
         except (FileNotFoundError, KeyError):
             return _NONE_FINISHED
-        return len(place.entries) + last.end.seq - place.position
+        return len(place.entries) + last.end.seq - place.position - sum(end - begin for begin, end in place.gaps)
 
 
 class Directory(_Disturbed, NsqlookupdProcess):

@@ -2,12 +2,15 @@
 interval has passed, and while messages move to a dead-letter topic.
 """
 
+import base64
 import contextlib
+import json
 import os
 import time
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -144,6 +147,77 @@ def test_a_requeue_delay_survives_a_crash_and_a_lost_checkpoint(start: StartDaem
             assert channel["deferred_count"] == 1
             assert not lost or "there is no checkpoint" in daemon.log
             wait_for_checkpoint(daemon, 3)
+
+
+# --- Messages taken out by an operator --------------------------------------------------------------------------------
+
+
+def peek_ids(daemon: Daemon, channel: str = "c", topic: str = "t") -> dict[bytes, str]:
+    """The ids of the next messages in each state, by body."""
+    answer = json.loads(daemon.http("channel/peek", topic=topic, channel=channel, limit=100)[1])
+    messages = [*answer["messages"], *answer["deferred"], *answer["in_flight"]]
+    return {base64.b64decode(each["body"]): each["id"] for each in messages}
+
+
+def act(daemon: Daemon, action: str, *ids: str) -> dict[str, Any]:
+    status, answer = daemon.http(f"channel/{action}", "\n".join(ids).encode(), topic="t", channel="c")
+    assert status == 200, answer
+    return dict(json.loads(answer))
+
+
+@pytest.mark.parametrize("level", ["memory", "os", "fsync"])
+def test_an_operators_finish_is_as_durable_as_a_consumers(start: StartDaemon, level: str):
+    """Of a message that waits in memory or in the log, is deferred, or in flight."""
+    options = (f"--durability={level}", "--mem-queue-size=2", "--sync-timeout=50ms")
+    daemon = start(*options)
+    daemon.create_channel("t", "c")
+    bodies = [b"%d" % number for number in range(20)]
+    daemon.publishes(*bodies)
+    daemon.http("pub", b"later", topic="t", defer=3_600_000)
+    with daemon.client() as consumer:
+        [taken] = consumer.subscribes(ready=1).takes(1)
+        ids = peek_ids(daemon)
+        answer = act(daemon, "finish", ids[taken.body], ids[b"7"], ids[b"19"], ids[b"later"], "0" * 16)
+        assert answer == {"finished": 4, "not_found": ["0" * 16]}
+        consumer.finishes([taken]).hears(b"E_FIN_FAILED FIN " + taken.id + b" failed ID not in flight")
+    if level == "memory":  # its promise is a clean stop
+        assert daemon.stop() == 0
+    else:
+        wait_for_checkpoint(daemon, 17)
+        daemon.kill()
+    daemon = start(*options)
+    assert daemon.unfinished("t") == {"c": 17}
+    left = daemon.consumes(17)
+    assert sorted(left) == sorted(body for body in bodies if body not in (taken.body, b"7", b"19"))
+
+
+@pytest.mark.parametrize("level", ["os", "fsync"])
+def test_a_message_sent_to_the_dead_letter_topic_is_there_after_a_kill(start: StartDaemon, level: str):
+    """It may be in its channel as well, but never in neither."""
+    daemon = start(f"--durability={level}", "--sync-timeout=60s")
+    daemon.create_channel("t", "c")
+    daemon.publishes(b"one", b"two", b"three")
+    ids = peek_ids(daemon)
+    answer = act(daemon, "dead_letter", ids[b"one"], ids[b"three"])
+    daemon.kill()
+    assert answer == {"topic": "t.c.dead", "dead_lettered": 2, "pending": [], "not_found": []}
+    daemon = start(f"--durability={level}")
+    assert set(peek_ids(daemon, "redrive", "t.c.dead")) == {b"one", b"three"}
+    assert b"two" in peek_ids(daemon)
+
+
+@pytest.mark.parametrize("level", ["os", "fsync"])
+def test_a_redrive_that_is_killed_loses_nothing(start: StartDaemon, level: str):
+    daemon = start(f"--durability={level}", "--sync-timeout=60s")
+    daemon.create_channel("t", "c")
+    daemon.create_channel("again", "c")
+    daemon.publishes(b"one", b"two", b"three")
+    status, answer = daemon.http("channel/redrive", b"", topic="t", channel="c", to="again", limit=2)
+    daemon.kill()
+    assert (status, json.loads(answer)) == (200, {"moved": 2, "depth": 1})
+    daemon = start(f"--durability={level}")
+    assert peek_ids(daemon, "c", "again").keys() == {b"one", b"two"}
+    assert b"three" in peek_ids(daemon)
 
 
 # --- Dead letters -----------------------------------------------------------------------------------------------------

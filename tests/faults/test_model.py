@@ -51,6 +51,7 @@ from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import ClientStats, QueueLimits
 from nsq_compat.queue.wait_queue import Locality
+from nsq_compat.queue.withdrawal import Withdrawal
 from tests.faults.conftest import LONG_ROUNDS
 from tests.faults.disk import SECTOR, SimulatedDisk
 
@@ -245,6 +246,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.topics: dict[str, Known] = {}
         self.clients: dict[Channel, dict[int, Client]] = {}
         self.frames: dict[Body, bytes] = {}
+        self.ids: dict[Body, bytes] = {}
         self.durability = Durability.OS
         self.broker = Broker(QueueLimits())
 
@@ -381,7 +383,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         real, known = self.topic(topic)
         bodies = self.bodies(count, size)
         real.publish(bodies, self.now, self.now_ns, float(delay))
-        self.note_published(known, bodies, delay)
+        self.note_published(known, real, bodies, delay)
 
     @rule(topic=topics, count=st.integers(1, 7), size=st.sampled_from([0, 400]), delay=delays)
     def publish_to_a_full_disk(self, topic: str, count: int, size: int, delay: int) -> None:
@@ -394,7 +396,7 @@ class QueueOnDisk(RuleBasedStateMachine):
             pass
         else:
             assert self.durability is Durability.MEMORY
-            self.note_published(known, bodies, delay)
+            self.note_published(known, real, bodies, delay)
         finally:
             self.disk.full = False
 
@@ -402,7 +404,11 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.serial += count
         return [b"%d" % number + b"." * size for number in range(self.serial - count, self.serial)]
 
-    def note_published(self, known: Known, bodies: list[Body], delay: int) -> None:
+    def note_published(self, known: Known, real: Topic, bodies: list[Body], delay: int) -> None:
+        last = int(real.frames.ids.last, 16)
+        for back, body in enumerate(reversed(bodies)):
+            number = ((last >> 22) << 12 | last & 0xFFF) - back  # without the id of the node, which is 0
+            self.ids[body] = b"%016x" % ((number >> 12) << 22 | number & 0xFFF)
         for each in known.all:
             clock = self.now if each is known.live else self.wall
             each.publish(bodies, clock + delay if delay else None)
@@ -484,6 +490,56 @@ class QueueOnDisk(RuleBasedStateMachine):
             assert real.finish(sent.owner, [self.id_of(body)]) == []
             del messages.in_flight[body]
         self.checkpoint(real.topic_name)
+
+    # --- Operators ----------------------------------------------------------------------------------------------------
+
+    @has_channels
+    @rule(
+        channel=pick,
+        choices=st.sets(pick, min_size=1, max_size=6),
+        what=st.sampled_from(["finish", "finish", "requeue"]),
+        delay=delays,
+        unknown=st.booleans(),
+    )
+    def an_operator_takes_some_out(self, channel: int, choices: set[int], what: str, delay: int, unknown: bool) -> None:
+        """Messages waiting, deferred and in flight are finished or requeued; others are not found."""
+        real, messages = self.channel(channel)
+        there = [*messages.waiting, *messages.deferred, *messages.in_flight]
+        chosen = {self.ids[body]: body for number, body in enumerate(there) if number in choices}
+        present = {self.ids[body] for body in there}  # another topic may have the same ids
+        others = [*dict.fromkeys(each for each in self.ids.values() if each not in present)][: 3 * unknown]
+        search = Withdrawal(real, [*chosen, *others])
+        found = []
+        while not search.is_done:
+            frames = search.step(self.now)
+            found += frames
+            if what == "requeue" and frames:
+                real.requeue_withdrawn(frames, self.now, float(delay))
+        assert list(search.missing) == others
+        assert sorted(map(message.message_id, found)) == sorted(chosen)
+        for frame in found:
+            body, attempts = message.body(frame), message.attempts(frame)
+            assert body == chosen[message.message_id(frame)]
+            if (sent := messages.in_flight.pop(body, None)) is not None:
+                assert attempts == sent.attempts + 1
+            else:
+                assert attempts == (messages.waiting.pop(body, None) or messages.deferred.pop(body)[1])
+            if what == "requeue" and delay:
+                messages.deferred[body] = (self.now + delay, attempts)
+            elif what == "requeue":
+                messages.waiting[body] = attempts
+        self.serve()
+
+    @has_channels
+    @rule(channel=pick, count=st.integers(1, 20))
+    def a_peek_shows_what_waits(self, channel: int, count: int) -> None:
+        real, messages = self.channel(channel)
+        try:
+            seen = real.peek(count)
+        except BlockingIOError:
+            return
+        assert {message.body(frame) for frame in seen.waiting} <= messages.waiting.keys()
+        assert {message.body(frame) for _, frame in seen.deferred} <= messages.deferred.keys()
 
     # --- Time ---------------------------------------------------------------------------------------------------------
 

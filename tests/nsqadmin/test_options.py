@@ -35,7 +35,7 @@ NSQ_FLAGS = {
     "verbose": ("", ""),
     "version": ("", ""),
 }
-OURS = {"check-config", "log-format", "user-file", "make-user", "sample-interval"}
+OURS = {"check-config", "log-format", "user-file", "make-user", "page-timeout", "sample-interval"}
 
 
 def test_flags_types_and_defaults_are_nsqs():

@@ -277,7 +277,7 @@ WRONG: dict[str, tuple[bytes | Answer, str]] = {
     ),
     "line without end": (endlessly(b"HTTP/1.1 200 OK\r\nA: ", b"a" * 65536), "no answer in HTTP"),
     "headers without end": (endlessly(b"HTTP/1.1 200 OK\r\n", b"A: b\r\n"), "no answer in HTTP"),
-    "garbage": (b"\x00\xff\x00garbage\r\n\r\n", "no answer in HTTP"),
+    "garbage": (b"\x00\xff\x00garbage\r\n\r\n", "no answer in HTTP; is this an HTTP port?"),
     "garbled headers": (b"HTTP/1.1 404 x\r\n: no name\r\nContent-Length: 0\r\n\r\n", "status 404"),
     "hangs up": (lambda client, heard: client.shutdown(socket.SHUT_RDWR), "no answer in HTTP"),
     "wrong chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "no answer in HTTP"),

@@ -1,11 +1,12 @@
-"""Bytes to requests, without a socket: however the input is cut, and whatever it is."""
+"""Bytes to requests, without a socket: however the input is cut, and whatever it is. And how long a client may take."""
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
-from nsq_compat.session.http_session import RequestReader
+from nsq_compat.session.http_session import HttpSession, RequestReader
 from tests.cuts import cut
 
 LIMIT = 300
@@ -182,3 +183,82 @@ def test_many_small_chunks_are_held_as_one_body():
 def test_nothing_is_read_behind_a_refusal():
     (refusal,) = read_all([REQUESTS[10] + REQUESTS[0], REQUESTS[0]])
     assert refusal is TOO_BIG
+
+
+# --- Deadlines --------------------------------------------------------------------------------------------------------
+
+
+class Echo:
+    """Answers with the body."""
+
+    def admit(self, method: str, path: str) -> Admission:
+        return Admission(LIMIT, TOO_BIG)
+
+    def respond(self, request: Request) -> Response:
+        return Response(200, request.body)
+
+
+PING = REQUESTS[0]
+HEAD_OF_300 = b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 300\r\n\r\n"
+
+
+class TimedSession:
+    """A session whose client says something at a time."""
+
+    def __init__(self) -> None:
+        limits = HttpLimits(head_seconds=1.0, body_seconds=2.0, slowest_rate=100.0, idle_seconds=50.0)
+        self.session = HttpSession(Echo(), limits, remote_address="peer", wake=lambda: None, now=0.0, now_ns=0)
+
+    def says(self, data: bytes, now: float) -> bytes:
+        """Receive and answer; the time limits are checked as after every read."""
+        self.session.receive_data(data, now, 0)
+        while self.session.has_unread:
+            self.session.read_on(now, 0)
+        return self.session.data_to_send(now)
+
+    def is_closed_at(self, now: float) -> bool:
+        assert not self.session.closing
+        self.session.data_to_send(now - 0.001)
+        assert not self.session.closing, "not before"
+        self.session.data_to_send(now)
+        return bool(self.session.closing)
+
+
+def test_a_body_that_moves_fast_enough_is_given_time():
+    client = TimedSession()
+    client.says(HEAD_OF_300, now=0.5)
+    for second in (1.0, 2.0):
+        assert client.says(b"x" * 100, now=second) == b""
+    assert client.says(b"x" * 100, now=3.0).endswith(b"x" * 300)
+
+
+def test_a_body_that_moves_slowly_is_closed():
+    client = TimedSession()
+    client.says(HEAD_OF_300, now=0.0)
+    for second in (1.0, 2.0, 3.0):
+        assert client.says(b"x" * 50, now=second) == b""
+    assert client.is_closed_at(2.0 + 150 / 100)
+
+
+def test_a_byte_now_and_then_does_not_extend_the_deadline_of_a_head():
+    client = TimedSession()
+    for second, byte in ((0.75, b"G"), (1.0, b"E"), (1.25, b"T"), (1.5, b" ")):
+        assert client.says(byte, now=second) == b""
+    assert client.is_closed_at(1.75)
+
+
+def test_an_idle_connection_is_closed_after_the_idle_time_only():
+    client = TimedSession()
+    assert client.says(PING, now=0.5)
+    assert client.says(PING, now=50.0)
+    assert client.is_closed_at(100.0)
+
+
+def test_the_applications_time_does_not_count_for_the_client():
+    client = TimedSession()
+    client.session.receive_data(PING, 0.5, 0)
+    assert client.session.data_to_send(1000.0) == b""
+    assert (client.session.closing, client.session.next_wakeup) == (False, NEVER)
+    client.session.read_on(1000.0, 0)
+    assert client.session.data_to_send(1000.0)
+    assert client.is_closed_at(1050.0)

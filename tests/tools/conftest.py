@@ -114,7 +114,9 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 
     def start_it(name: str, *flags: str) -> "subprocess.Popen[str]":
         command = [str(Path(sys.executable).with_name(name)), *flags]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        started.append(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
         return started[-1]
 
     yield start_it

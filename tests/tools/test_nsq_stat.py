@@ -8,6 +8,8 @@ from nsq_compat.cluster.stats import ChannelStats
 from nsq_compat.tools.nsq_stat import ChannelSampler, Options, row
 from nsq_compat.tools.program import Refused
 from nsq_conformance.nsqd_process import installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from tests.client.waiting import wait_until
 from tests.tools.nsqd import Nsqd
 
 
@@ -63,8 +65,26 @@ def test_a_node_that_does_not_answer_is_reported_and_keeps_its_values(nsqds, sam
     nsqds[1].stop()
     assert sum(each.depth for each in sampler.sample().values()) == 6
     assert nsqds[1].http_address in capfd.readouterr().err
+    nsqds[0].publish("t", b"4")
+    assert sum(each.depth for each in sampler.sample().values()) == 7
     nsqds[0].stop()
-    assert sum(each.depth for each in sampler.sample().values()) == 6
+    assert sum(each.depth for each in sampler.sample().values()) == 7
+
+
+def test_an_unknown_topic_is_called_unknown(run, nsqds, lookupd):
+    for kind, address in (("nsqd", nsqds[0].http_address), ("lookupd", lookupd.http_address)):
+        done = run("nsq_stat", "--topic=nix", "--channel=c", f"--{kind}-http-address={address}")
+        assert done.returncode == 1
+        assert done.stderr.endswith(b"ERROR: topic nix is unknown: no nsqd has it\n")
+
+
+def test_an_nsqlookupd_that_does_not_know_the_topic_is_not_reported_beside_one_that_does(run, lookupd, announced_nsqd):
+    announced_nsqd.create_channel("t", "c")
+    with NsqlookupdProcess(installed_nsqlookupd()) as other:
+        flags = [f"--lookupd-http-address={each.http_address}" for each in (lookupd, other)]
+        wait_until(lambda: b"t" in lookupd.asks("GET", "/lookup?topic=t").body)
+        done = run("nsq_stat", "--topic=t", "--channel=c", "--count=1", "--interval=10ms", *flags)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_missing_channel_is_an_error(nsqds, sampler):

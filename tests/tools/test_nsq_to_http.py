@@ -253,7 +253,7 @@ def test_an_answer_whose_headers_are_drawn_out_is_a_timeout(answer, method):
 @pytest.mark.parametrize("answer", [each for each in hostile.DRIPPING if each not in _BEFORE_THE_END_OF_HEADERS])
 def test_a_drawn_out_body_is_not_waited_for(answer):
     with hostile.HostileServer(answer) as server:
-        sender(request_timeout=hostile.DEADLINE).send(f"http://{server.address}/", b"x")
+        sender(request_timeout=hostile.STEP * hostile.STEPS * 0.7).send(f"http://{server.address}/", b"x")
 
 
 def test_a_tls_handshake_that_is_drawn_out_is_a_timeout():
@@ -264,11 +264,11 @@ def test_a_tls_handshake_that_is_drawn_out_is_a_timeout():
 @pytest.mark.parametrize("answer", [hostile.redirecting, hostile.redirecting_with_endless_body])
 def test_redirects_in_a_loop_end_after_ten_and_their_bodies_are_not_read(answer):
     with hostile.HostileServer(answer) as server:
-        with pytest.raises(NotSent, match="TooManyRedirects"):
+        with pytest.raises(NotSent, match="more than 10 redirects"):
             sender(request_timeout=20).send(f"http://{server.address}/", b"x")
         assert server.requests == 11
 
 
 def test_headers_without_end_are_refused():
-    with hostile.HostileServer(hostile.endless_headers) as server, pytest.raises(NotSent, match="HTTPException"):
+    with hostile.HostileServer(hostile.endless_headers) as server, pytest.raises(NotSent, match="no answer in HTTP"):
         sender(request_timeout=20).send(f"http://{server.address}/", b"x")

@@ -3,6 +3,7 @@ refuse wrong options.
 """
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -11,6 +12,9 @@ import sys
 import pytest
 
 from nsq_compat import build_line, version_text
+from nsq_conformance.certificates import Certificates
+from nsq_conformance.nsqd_process import installed_nsqd
+from tests.tools.nsqd import Nsqd
 
 PROGRAM = """
 import threading, time
@@ -87,7 +91,8 @@ REFUSALS = {
         "--post=http://h/ --sample=1.1": "ERROR: --sample must be between 0.0 and 1.0",
         "--post=http://h/ --sample=nan": "ERROR: --sample must be between 0.0 and 1.0",
         "--post=http://h/ --n=0": "no handlers",
-        "--post=h": "h: MissingSchema",
+        "--post=h": "h: not a URL of HTTP",
+        "--post=http://h/ --header='A B: c\nd'": "a header is not valid",
         "--post=http://h/ --http-client-request-timeout=0": "--http-client-request-timeout should be positive",
         "--post=http://h/ --topic='a b'": "'a b' is not a valid topic name",
         "--lookupd-http-address=h:1": "use --nsqd-tcp-address or --lookupd-http-address not both",
@@ -141,3 +146,96 @@ def test_wrong_options_are_refused_with_the_reason(run, command, text):
     assert text in log
     assert "Traceback" not in log
     assert (done.returncode, done.stdout) == (2 if f"Usage of {program}:" in log else 1, b"")
+
+
+CONSUMERS = {
+    "nsq_tail": "--topic=t",
+    "nsq_to_file": "--topic=t --output-dir={folder}",
+    "nsq_to_http": "--topic=t --post=http://127.0.0.1:1/",
+    "nsq_to_nsq": "--topic=t --destination-nsqd-tcp-address=127.0.0.1:2",
+    "nsq_pubsub": "--http-address=127.0.0.1:0",
+    "nsq_pull": "--topic=t --channel=c --http-address=127.0.0.1:0",
+}
+TCP_HINT = "is this nsqd's TCP port?"
+WRONG_ADDRESSES = [
+    *((f"{program} {flags}", "tcp", text) for program, flags in CONSUMERS.items() for text in ("refused", TCP_HINT)),
+    *(("to_nsq --topic=t", "tcp", text) for text in ("refused", TCP_HINT)),
+    *(
+        (f"{program} --topic=t --channel=c", "http", text)
+        for program in ("nsq_stat", "nsq_redrive")
+        for text in ("refused", "is this an HTTP port?")
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "kind", "text"), WRONG_ADDRESSES)
+def test_a_named_nsqd_that_cannot_be_used_at_the_start_ends_the_program(run, nsqd, tmp_path, command, kind, text):
+    wrong = nsqd.http_address if kind == "tcp" else nsqd.tcp_address
+    address = "127.0.0.1:1" if text == "refused" else wrong
+    program, *flags = shlex.split(command.format(folder=tmp_path))
+    # The right one beside it does not help: the program would silently lack a part of its messages.
+    right = [] if program == "to_nsq" else [f"--nsqd-{kind}-address={getattr(nsqd, f'{kind}_address')}"]
+    done = run(program, f"--nsqd-{kind}-address={address}", *right, *flags, data=b"x")
+    assert (done.returncode, done.stdout) == (1, b"")
+    [line] = [each for each in done.stderr.decode().splitlines() if text in each]
+    assert line.count(address) == 1
+    assert not re.search("Traceback|Errno|_Http|Error\\(", done.stderr.decode())
+
+
+def test_an_nsqd_that_requires_tls_or_a_secret_is_reported_with_the_option_to_use(run, tmp_path):
+    certificates = Certificates(tmp_path)
+    for name, remedy, options in (
+        ("tls", "use --{}=tls_v1", [*certificates.options, "--tls-required=true"]),
+        ("auth", "give a secret with --{}=auth_secret,SECRET", ["--auth-http-address=127.0.0.1:1"]),
+    ):
+        (tmp_path / name).mkdir()
+        with Nsqd(installed_nsqd(), tmp_path / name, options=options) as nsqd:
+            tail = run("nsq_tail", "--topic=t", f"--nsqd-tcp-address={nsqd.tcp_address}")
+            publish = run("to_nsq", "--topic=t", f"--nsqd-tcp-address={nsqd.tcp_address}", data=b"x")
+        assert (tail.returncode, publish.returncode) == (1, 1)
+        assert remedy.format("consumer-opt") in tail.stderr.decode()
+        assert remedy.format("producer-opt") in publish.stderr.decode()
+
+
+def test_with_retry_it_waits_for_an_nsqd_that_starts_later(start, tmp_path):
+    with Nsqd(installed_nsqd(), tmp_path) as nsqd:
+        nsqd.create_channel("t", "c")
+        nsqd.publish("t", b"one")
+        tcp, http = nsqd.tcp_address, nsqd.http_address
+    waiting = [
+        start("nsq_tail", "--topic=t", "--channel=c", f"--nsqd-tcp-address={tcp}", "--n=1", "--retry"),
+        start("nsq_stat", "--topic=t", "--channel=c", f"--nsqd-http-address={http}", "--count=1", "--retry"),
+        start(
+            "nsq_redrive",
+            "--topic=x",
+            "--channel=c",
+            "--dead-letter-topic=t",
+            f"--nsqd-http-address={http}",
+            "--retry",
+            "--dry-run",
+        ),
+        start("to_nsq", "--topic=t", f"--nsqd-tcp-address={tcp}", "--retry"),
+    ]
+    for process in waiting:
+        while "connection refused" not in process.stderr.readline():
+            assert process.poll() is None
+    tcp_port, http_port = (int(address.rpartition(":")[2]) for address in (tcp, http))
+    with Nsqd(installed_nsqd(), tmp_path, tcp_port=tcp_port, http_port=http_port):
+        for process in waiting:
+            _, log = process.communicate("two\n" if "to_nsq" in process.args[0] else None, timeout=60)
+            assert process.returncode == 0, log
+    assert "published 1 record to topic t\n" in log
+
+
+def test_a_dead_nsqlookupd_is_reported_in_one_line_and_an_unknown_topic_too(start, lookupd, nsqd):
+    flags = [f"--lookupd-http-address={each}" for each in ("127.0.0.1:1", lookupd.http_address, nsqd.http_address)]
+    tail = start("nsq_tail", "--topic=nowhere", *flags)
+    wanted = {
+        "[nowhere] nsqlookupd 127.0.0.1:1: connection refused",
+        f"[nowhere] nsqlookupd {lookupd.http_address}: no nsqd has this topic",
+        f"[nowhere] nsqlookupd {nsqd.http_address}: got status 404; is this nsqlookupd's HTTP address?",
+    }
+    assert tail.stderr.readline() == "Adding consumer for topic: nowhere\n"
+    assert {tail.stderr.readline()[24:].rstrip() for _ in wanted} == wanted
+    tail.terminate()
+    assert (tail.wait(timeout=60), tail.stderr.read()) == (0, "")

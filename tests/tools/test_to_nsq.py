@@ -35,7 +35,9 @@ def to_nsq(run, nsqd):
 
 
 def test_a_last_record_without_delimiter_is_published_whole(to_nsq, nsqd):
-    assert to_nsq(b"abc\ndef").returncode == 0
+    done = to_nsq(b"abc\ndef")
+    assert done.returncode == 0
+    assert done.stderr.endswith(b" published 2 records to topic t\n")
     assert nsqd.stat("t", "depth") == 2
 
 
@@ -44,6 +46,7 @@ def test_the_first_refused_record_ends_it_with_its_number(to_nsq, nsqd):
     assert done.returncode == 1
     assert b"record 3: " in done.stderr
     assert b"E_BAD_MESSAGE" in done.stderr
+    assert done.stderr.endswith(b" (2 published before it)\n")
 
 
 def test_many_records_are_all_published(to_nsq, nsqd):

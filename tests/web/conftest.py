@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import pytest
 
+from nsq_compat.policy.dead_letters import DeadLetterQueues, Transfer
 from nsq_compat.policy.policies import Policies
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.in_flight import InFlight
@@ -28,6 +30,7 @@ class Options:
     max_msg_size: int = 100
     max_body_size: int = 500
     max_defer_timeout: int = 3600 * SECOND
+    max_req_timeout: int = 3600 * SECOND
     publishing_over_http: bool = True
     peeking_over_http: bool = True
     metrics_max_names: int = 1000
@@ -56,6 +59,14 @@ class Daemon:
     config: dict[str, object] = field(default_factory=dict)
     saves: int = 0
     draining: bool = False
+
+    @cached_property
+    def dead_letters(self) -> DeadLetterQueues:
+        return DeadLetterQueues(self.broker)
+
+    def settle(self, transfer: Transfer) -> None:
+        while not transfer.is_settled:
+            self.dead_letters.send(self.now(), self.now_ns())
 
     def now(self) -> float:
         return 50.0

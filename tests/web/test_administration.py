@@ -9,7 +9,7 @@ from nsq_compat.log.data_path import make_our_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.values import QueueLimits
+from nsq_compat.queue.values import QueueLimits, Refused
 from tests.web.conftest import SECOND, Caller, code, refused
 
 TOPIC_ROUTES = ["create", "delete", "empty", "pause", "unpause"]
@@ -278,3 +278,156 @@ def test_a_drain_starts_with_true_and_cannot_be_undone(call, daemon):
     assert b"\nnsqd_draining 1.0\n" in call.get("/metrics").body
     assert code(call.put("/config/drain", b"false")) == refused(400, "INVALID_VALUE")
     assert daemon.draining
+
+
+# --- Messages by their ids --------------------------------------------------------------------------------------------
+
+
+def ids_in(call, state="messages"):
+    return [message["id"] for message in json.loads(call.get("/channel/peek?topic=t&channel=c").body)[state]]
+
+
+def acted(call, action, ids, more=""):
+    response = call.post(f"/channel/{action}?topic=t&channel=c{more}", "\n".join(ids).encode())
+    assert response.status == 200
+    return json.loads(response.body)
+
+
+def test_messages_are_finished_wherever_they_are_and_others_are_named(call, daemon, channel, drain):
+    daemon.broker.topic("t").publish([b"later"], 50.0, 1, 7.5)
+    channel.add_consumer(drain)
+    channel.take(drain, 1, 50.0, 60.0)
+    ids = [ids_in(call)[1], *ids_in(call, "deferred"), *ids_in(call, "in_flight")]
+    assert acted(call, "finish", [*ids, "0" * 16]) == {"finished": 3, "not_found": ["0" * 16]}
+    assert acted(call, "finish", ids) == {"finished": 0, "not_found": ids}
+    assert (channel.depth, channel.deferred_count, channel.in_flight_count) == (1, 0, 0)
+    assert bodies(call.get("/channel/peek?topic=t&channel=c")) == [b"two"]
+
+
+def test_ids_may_be_in_the_query(call, channel):
+    one, two, _ = ids_in(call)
+    response = call.post(f"/channel/finish?topic=t&channel=c&id={one}&id={two}")
+    assert json.loads(response.body) == {"finished": 2, "not_found": []}
+
+
+def test_messages_are_requeued_at_once_or_later(call, channel):
+    one, two, _ = ids_in(call)
+    assert acted(call, "requeue", [one]) == {"requeued": 1, "not_found": []}
+    assert bodies(call.get("/channel/peek?topic=t&channel=c")) == [b"two", b"three", b"one"]
+    assert acted(call, "requeue", [two], "&delay=5000") == {"requeued": 1, "not_found": []}
+    assert (channel.depth, channel.deferred_count, channel.requeue_count) == (2, 1, 2)
+    assert acted(call, "requeue", [two]) == {"requeued": 1, "not_found": []}
+    assert (channel.depth, channel.deferred_count) == (3, 0)
+
+
+def test_dead_letters_leave_the_channel_when_the_dead_letter_topic_has_them(call, daemon, channel):
+    one, _, three = ids_in(call)
+    assert acted(call, "dead_letter", [one, three, "f" * 16]) == {
+        "topic": "t.c.dead",
+        "dead_lettered": 2,
+        "pending": [],
+        "not_found": ["f" * 16],
+    }
+    assert (channel.depth, channel.in_flight_count, channel.dead_letter_count) == (1, 0, 2)
+    shown = call.get("/channel/peek?topic=t.c.dead&channel=redrive")
+    assert bodies(shown) == [b"one", b"three"]
+
+
+def test_messages_that_the_dead_letter_topic_refuses_stay_on_their_way(call, daemon, channel):
+    def refuse(count, now):
+        raise Refused("topic t.c.dead is full")
+
+    daemon.broker.topic("t.c.dead").channel("redrive")
+    daemon.broker.topic("t.c.dead").admission = refuse
+    one, *_ = ids_in(call)
+    answer = acted(call, "dead_letter", [one])
+    assert (answer["dead_lettered"], answer["pending"], answer["error"]) == (0, [one], "topic t.c.dead is full")
+    assert (channel.depth, channel.in_flight_count) == (2, 1)
+    assert acted(call, "requeue", [one]) == {"requeued": 1, "not_found": []}
+    assert (channel.depth, channel.in_flight_count) == (3, 0)
+
+
+def test_a_dead_letter_topic_has_no_dead_letters(call, channel):
+    one, *_ = ids_in(call)
+    acted(call, "dead_letter", [one])
+    (moved,) = json.loads(call.get("/channel/peek?topic=t.c.dead&channel=redrive").body)["messages"]
+    response = call.post("/channel/dead_letter?topic=t.c.dead&channel=redrive", moved["id"].encode())
+    assert response.status == 400
+    assert "is a dead-letter topic itself" in json.loads(response.body)["message"]
+
+
+def test_a_draining_daemon_moves_no_dead_letters(call, daemon, channel):
+    daemon.draining = True
+    response = call.post("/channel/dead_letter?topic=t&channel=c", ids_in(call)[0].encode())
+    assert code(response) == refused(503, "EXITING")
+    assert channel.depth == 3
+
+
+def redrive(call, **query):
+    fields = {"topic": "t", "channel": "c", "to": "again", "limit": 2, **query}
+    return call.post("/channel/redrive?" + "&".join(f"{key}={value}" for key, value in fields.items()))
+
+
+def test_a_redrive_moves_the_next_messages_to_another_topic(call, daemon, channel, drain):
+    channel.pause()
+    again = daemon.broker.topic("again")
+    again.channel("drain")
+    assert json.loads(redrive(call).body) == {"moved": 2, "depth": 1}
+    assert json.loads(redrive(call).body) == {"moved": 1, "depth": 0}
+    assert json.loads(redrive(call).body) == {"moved": 0, "depth": 0}
+    assert channel.in_flight_count == 0
+    assert drain(again) == [b"one", b"two", b"three"]
+
+
+def test_a_redrive_that_is_refused_leaves_the_messages_as_they_were(call, daemon, channel, drain):
+    def refuse(count, now):
+        raise Refused("topic again is full")
+
+    daemon.broker.topic("again").admission = refuse
+    assert code(redrive(call)) == refused(503, "PUB_FAILED: topic again is full")
+    assert (channel.depth, channel.in_flight_count) == (3, 0)
+    channel.add_consumer(drain)
+    frames = channel.take(drain, 10, 50.0, 60.0)
+    assert sorted((frame[34:], frame[17]) for frame in frames) == [(b"one", 1), (b"three", 1), (b"two", 1)]
+
+
+@pytest.mark.parametrize(
+    ("query", "answer"),
+    [
+        ({"to": "t"}, "INVALID_ARG_TO"),
+        ({"to": "no%20name"}, "INVALID_ARG_TO"),
+        ({"limit": 257}, "INVALID_ARG_LIMIT"),
+        ({"limit": 0}, "INVALID_ARG_LIMIT"),
+    ],
+)
+def test_a_redrive_is_checked(call, channel, query, answer):
+    assert code(redrive(call, **query)) == refused(400, answer)
+    assert channel.depth == 3
+
+
+@pytest.mark.parametrize("action", ["finish", "requeue", "dead_letter"])
+@pytest.mark.parametrize(
+    ("body", "answer"),
+    [
+        (b"", "MISSING_ARG_ID"),
+        (b"zzz", "INVALID_ARG_ID"),
+        (b"0123456789abcdeF", "INVALID_ARG_ID"),
+        (b"0" * 16 + b"\n" + b"1" * 17, "INVALID_ARG_ID"),
+        (b"\n".join(b"%016x" % number for number in range(1001)), "INVALID_ARG_ID"),
+    ],
+)
+def test_ids_are_checked(call, channel, action, body, answer):
+    assert code(call.post(f"/channel/{action}?topic=t&channel=c", body)) == refused(400, answer)
+    assert code(call.post(f"/channel/{action}?topic=t&channel=other", body)) == refused(404, "CHANNEL_NOT_FOUND")
+
+
+@pytest.mark.parametrize("delay", ["", "x", "-1", "3600001", "9" * 30])
+def test_an_invalid_delay_is_refused(call, channel, delay):
+    response = call.post(f"/channel/requeue?topic=t&channel=c&delay={delay}", ids_in(call)[0].encode())
+    assert code(response) == refused(400, "INVALID_ARG_DELAY")
+
+
+def test_with_auth_servers_messages_cannot_be_taken_out_over_http(daemon, channel):
+    daemon.options.peeking_over_http = False
+    for action in ("finish", "requeue", "dead_letter", "redrive"):
+        assert code(Caller(daemon).post(f"/channel/{action}?topic=t&channel=c")) == refused(404, "NOT_FOUND")

@@ -21,7 +21,7 @@ from nsq_compat.net.process import raise_descriptor_limit, stop_signal
 from nsq_compat.net.sockets import ListenError, listen
 from nsq_compat.protocol.durations import MILLISECOND, SECOND, seconds
 from nsq_compat.session.http_message import HttpLimits
-from nsq_compat.tools.client_options import ProducerOptions, ReadingOptions, refusing
+from nsq_compat.tools.client_options import ProducerOptions, ReadingOptions, reach, refusing
 from nsq_compat.tools.http_consumers.ack_http import AckHandler, AckHttpServer
 from nsq_compat.tools.http_consumers.on_demand import OnDemand
 from nsq_compat.tools.http_consumers.pulling import Pulling
@@ -51,8 +51,11 @@ class PubSubOptions(HttpOptions):
 @console_script(PubSubOptions)
 def pubsub(options: PubSubOptions) -> None:
     options.check()
-    options.consumer("topic", "channel", print)  # raises what it would raise for each client
-    _serve(options, PubSub(options.consumer, seconds(options.client_timeout)))
+    consumer = options.consumer("topic", "channel", print)  # raises what it would raise for each client
+    stop = _Stop()
+    if not options.retry:
+        reach(options.nsqd_tcp_addresses, consumer.settings, "consumer-opt")
+    _serve(options, stop, PubSub(options.consumer, seconds(options.client_timeout)))
 
 
 @dataclass(kw_only=True)
@@ -79,24 +82,37 @@ def pull(options: PullOptions) -> None:
         (not options.channel, "--channel required"),
         (options.wait < 0, "--wait must not be negative"),
     )
-    queue = OnDemand(partial(options.consumer, options.topic, options.channel), options.max_in_flight)
+    stop = _Stop()
+    queue = OnDemand(partial(options.consumer, options.topic, options.channel, fail=stop.fail), options.max_in_flight)
     addresses = options.destination_nsqd_tcp_addresses or options.nsqd_tcp_addresses
     producer = options.producer(addresses) if addresses else None
     pulling = Pulling(queue, producer, options.topic, wait=seconds(options.wait))
-    _serve(options, pulling, *([producer] if producer else []), queue)
+    _serve(options, stop, pulling, *([producer] if producer else []), queue)
 
 
-def _serve(options: HttpOptions, handler: AckHandler, *parts: AbstractContextManager[object]) -> None:
-    """Serve until a signal, and then stop the server before its parts."""
-    log_plainly()
-    raise_descriptor_limit()
+class _Stop:
+    """Set by a signal, or by a failure."""
+
+    def __init__(self) -> None:
+        log_plainly()
+        raise_descriptor_limit()
+        self.failure = ""
+        self.event = stop_signal()
+
+    def fail(self, text: str) -> None:
+        self.failure = self.failure or text
+        self.event.set()
+
+
+def _serve(options: HttpOptions, stop: _Stop, handler: AckHandler, *parts: AbstractContextManager[object]) -> None:
+    """Serve until the stop, and then stop the server before its parts."""
     with refusing(ListenError):
         listener = listen(options.http_address)
-    stop = stop_signal()
     with ExitStack() as running:
         for part in parts:
             running.enter_context(part)
         server = AckHttpServer(listener, handler, HttpLimits(write_seconds=seconds(options.client_timeout)))
         server.start()
-        stop.wait()
+        stop.event.wait()
         server.stop()
+    refuse((stop.failure, stop.failure))

@@ -21,6 +21,7 @@ from typing import Final
 
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING
 from nsq_compat.cli.options import option
+from nsq_compat.log.data_path import reason
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.tools.client_options import ReadingOptions
 from nsq_compat.tools.nsq_to_file.output_file import OutputFile, cut_unfinished_member, lock, move, repair
@@ -167,6 +168,11 @@ class FileSeries:
         self._revision = 0
         self._opened_at = 0.0
 
+    @property
+    def path(self) -> str:
+        """The open file, or the folder of the next one."""
+        return self._file.path if self._file is not None else self._options.work_dir
+
     def must_rotate(self, now: float, now_ns: int) -> bool:
         """Whether the next message belongs into a new file."""
         file, options = self._file, self._options
@@ -270,7 +276,7 @@ def recover(work_dir: str, output_dir: str, names: FileNames, wants: Callable[[s
         try:
             _recover_one(path, output_dir, *recognized[1:])
         except OSError as error:  # it stays; new messages must be written nevertheless
-            log.error("cannot put %s in place: %s", path, error)
+            log.error("cannot put %s in place: %s", path, reason(error))
 
 
 def _recover_one(path: str, output_dir: str, name: Name, revision: int) -> None:

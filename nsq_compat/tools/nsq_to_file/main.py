@@ -8,6 +8,7 @@ import os
 import queue
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -23,9 +24,11 @@ from nsq_compat.cli.kinds import DURATION, STRING
 from nsq_compat.cli.logs import configure, parse_log_level
 from nsq_compat.cli.options import option, repeated
 from nsq_compat.cluster.http_client import AllFailed
+from nsq_compat.log.data_path import reason
 from nsq_compat.protocol.durations import MINUTE, SECOND, seconds
 from nsq_compat.tools.client_options import client_settings, cluster_of, refusing
 from nsq_compat.tools.nsq_to_file.file_series import FileNames, FileOptions, FileSeries, recover
+from nsq_compat.tools.nsq_to_file.output_file import make_folder
 from nsq_compat.tools.nsq_to_file.recorder import Recording, TopicRecorder
 from nsq_compat.tools.program import STOP_SIGNALS, Refused, console_script, on_signals, refuse, unless_positive
 from nsq_compat.tools.progress import Progress, channel_backlog
@@ -73,10 +76,22 @@ def main(options: Options) -> None:
         ),
     )
     program = NsqToFile(options)
+    for flag, folder in {"work-dir": options.work_dir, "output-dir": options.output_dir}.items():
+        _check_folder(flag, folder)
     configure(options.log_prefix, parse_log_level(options.log_level))
     program.run()
     if program.failed:
         raise SystemExit(EXIT_FAILURE)
+
+
+def _check_folder(flag: str, folder: str) -> None:
+    """Make the folder. Raises ``Refused`` if no file can be made in it, before messages wait for it."""
+    try:
+        make_folder(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise Refused(f"--{flag}={folder}: {reason(error)}") from None
 
 
 def _compiled(pattern: str) -> Any:
@@ -134,7 +149,9 @@ class NsqToFile:
         for recorder in self.recorders.values():
             recorder.reopen()
 
-    def _fail(self) -> None:
+    def _fail(self, text: str) -> None:
+        """May be called by any thread, more than once."""
+        log.critical("%s", text)
         self.failed = True
         self._events.put(None)
 
@@ -194,6 +211,7 @@ class NsqToFile:
                 "lookupd_connect_timeout": seconds(options.http_client_connect_timeout),
                 "lookupd_request_timeout": seconds(options.http_client_request_timeout),
             },
+            fail=self._fail,
             max_tries=0,  # every message is written, however often it was delivered
         )
         return TopicRecorder(recording, subscribe, self._fail)

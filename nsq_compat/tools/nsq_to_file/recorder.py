@@ -17,6 +17,7 @@ from typing import Final
 
 from nsq_compat.client import Consumer, Message
 from nsq_compat.client.message import Handler
+from nsq_compat.log.data_path import reason
 from nsq_compat.protocol.durations import seconds
 from nsq_compat.tools.nsq_to_file.file_series import FileOptions, FileSeries
 
@@ -79,7 +80,7 @@ class Recording:
     def sync(self) -> None:
         if not self.unsynced:
             return
-        log.info("[%s] syncing %d records to disk", self.label, len(self.unsynced))
+        log.debug("[%s] syncing %d records to disk", self.label, len(self.unsynced))
         self.series.sync()
         for message in self.unsynced:
             message.finish()
@@ -107,7 +108,7 @@ class TopicRecorder:
     """`subscribe` makes the consumer, given its handler."""
 
     def __init__(
-        self, recording: Recording, subscribe: Callable[[Handler], Consumer], on_failure: Callable[[], object]
+        self, recording: Recording, subscribe: Callable[[Handler], Consumer], on_failure: Callable[[str], object]
     ) -> None:
         self.recording = recording
         self.consumer = subscribe(self._receive)
@@ -145,8 +146,12 @@ class TopicRecorder:
                 messages, order = self._gather()
                 self._record(messages, order)
         except Exception as error:  # the top of a thread
-            log.critical("[%s] %s", self.recording.label, error, exc_info=None if isinstance(error, OSError) else error)
-            self._on_failure()
+            if isinstance(error, OSError):
+                text = f"{error.filename or self.recording.series.path}: {reason(error)}"
+            else:
+                text = "internal error"
+                log.exception("[%s] %s", self.recording.label, text)
+            self._on_failure(f"[{self.recording.label}] {text}")
             self.consumer.set_max_in_flight(0)
             self.recording.requeue(messages)
             while order is not _Order.END:

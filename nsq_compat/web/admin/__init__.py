@@ -6,6 +6,7 @@
 
     cluster     /, /counter, /lookup, /nodes
     topics      /topics, and messages of topics and channels
+    messages    finish, requeue and dead-letter messages; redrives
     tables      rows, searching, sorting, paging; charts
     formatting  numbers and durations as text, series as SVG coordinates
     graphite    graphs drawn by Graphite

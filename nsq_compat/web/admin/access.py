@@ -64,6 +64,7 @@ class AdminOptions(Protocol):
     acl_http_header: str
     admin_users: tuple[str, ...]
     nsqlookupd_http_addresses: tuple[str, ...]
+    page_timeout: int
 
 
 class AdminService(Protocol):

@@ -5,17 +5,21 @@ The API and the forms of the pages both use it, so that neither omits a step.
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 from urllib.parse import quote
 
 from flask import Response, flash, redirect, request
 
+from nsq_compat.cluster import peek
 from nsq_compat.cluster.cluster import Errors
 from nsq_compat.cluster.http_client import AllFailed, Answer, named
 from nsq_compat.cluster.nodes import canonical_address
+from nsq_compat.cluster.reading import UpstreamError
+from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.names import EPHEMERAL_SUFFIX, MAX_NAME_LENGTH, is_valid_name
 from nsq_compat.web.admin.access import basic_credentials, check_form, require, service, visitor
+from nsq_compat.web.admin.formatting import count_of
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.application import ApiError
 
@@ -29,6 +33,9 @@ NAMING_RULE: Final = (
 )
 _MAX_BODY_BYTES: Final = 1024 * 1024
 _MAX_ERRORS_SHOWN: Final = 5
+_MAX_IDS_AUDITED: Final = 50
+_MAX_IDS_SHOWN: Final = 5
+_DONE_TO_MESSAGES: Final = {"finish": "finished", "requeue": "requeued", "dead_letter": "moved"}
 _MAX_ERROR_LENGTH: Final = 200
 
 
@@ -98,6 +105,56 @@ def publish(topic: str, node: str, body: bytes, defer: str) -> Errors:
     errors = service().cluster.publish(node, topic, body, int(defer or 0))
     _audit("publish", topic, "", node, errors)
     return errors
+
+
+def act_on_messages(
+    action: str, topic: str, channel: str, chosen: Mapping[str, Sequence[str]], delay_ms: int
+) -> Errors:
+    """Perform an action of `peek.DONE` on messages by node and id; flashes what was done."""
+    _check_names(topic, channel)
+    client = service().cluster.client
+    errors: Errors = ()
+    for node, ids in chosen.items():
+        known = _known(node)
+        try:
+            outcome = peek.act_on_messages(client, known, action, topic, channel, ids, delay_ms)
+        except UpstreamError as failure:
+            failed: Errors = (f"{known}: {failure}",)
+        else:
+            failed = tuple(_left(known, action, outcome))
+            if outcome.done:
+                to = f" to {outcome.topic}" if outcome.topic else ""
+                flash(f"{known}: {_DONE_TO_MESSAGES[action]} {count_of(outcome.done, 'message')}{to}.", "done")
+        named = " ".join(ids[:_MAX_IDS_AUDITED]) + (" ..." if len(ids) > _MAX_IDS_AUDITED else "")
+        _audit(f"{action} {count_of(len(ids), 'message')} ({named})", topic, channel, known, failed)
+        errors += failed
+    return errors
+
+
+def _left(node: str, action: str, outcome: peek.Outcome) -> Iterator[str]:
+    if outcome.not_found and not outcome.error:
+        number = count_of(len(outcome.not_found), "message")
+        yield f"{node}: {number} had left the channel: {' '.join(outcome.not_found[:_MAX_IDS_SHOWN])}"
+    if outcome.pending:
+        yield f"{node}: {count_of(len(outcome.pending), 'message')} will be moved when {outcome.topic} accepts them"
+    if outcome.error:
+        yield f"{node}: {action}: {outcome.error}"
+
+
+def put_policies(node: str, written: Sequence[Mapping[str, Any]]) -> Errors:
+    """Put policies into force on a node, until it reads its config file again."""
+    node = _known(node)
+    try:
+        service().cluster.client.put(node, "config/policies", dumps(list(written)).encode("utf-8"))
+        errors: Errors = ()
+    except UpstreamError as failure:
+        errors = (f"{node}: {failure}",)
+    _audit(f"put {count_of(len(written), 'policy').replace('policys', 'policies')} into force", "", "", node, errors)
+    return errors
+
+
+def audit_redrive(what: str, topic: str, channel: str, to: str, errors: Errors = ()) -> None:
+    _audit(f"redrive to {to} {what}", topic, channel, "", errors)
 
 
 # --- Forms of the pages -----------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from nsq_compat.web.admin.cluster import cluster, nodes
 from nsq_compat.web.admin.documents import documents
 from nsq_compat.web.admin.formatting import FILTERS
 from nsq_compat.web.admin.graphite import TIMEFRAMES, Graphite, proxy
+from nsq_compat.web.admin.messages import Redrives, messages
 from nsq_compat.web.admin.operations import operations
 from nsq_compat.web.admin.tables import address, wants_day, wants_whole_peaks
 from nsq_compat.web.admin.topics import topics
@@ -72,6 +73,7 @@ class _Sessions(SecureCookieSessionInterface):
 def create_app(program: AdminService) -> Flask:
     app = Flask("nsqadmin", template_folder=str(_PACKAGE / "templates"), static_folder=None)
     app.extensions["nsqadmin"] = program
+    app.extensions["redrives"] = Redrives()
     app.session_interface = _Sessions()
     app.secret_key = secrets.token_bytes(32)
     app.config.update(
@@ -84,7 +86,7 @@ def create_app(program: AdminService) -> Flask:
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters.update(FILTERS, named=named)
     app.jinja_env.globals["address"] = address
-    for blueprint in (cluster, topics, nodes, login, assets, operations, documents, proxy):
+    for blueprint in (cluster, topics, messages, nodes, login, assets, operations, documents, proxy):
         app.register_blueprint(blueprint)
     app.register_blueprint(api, url_prefix="/api")
     app.before_request(_answer_options)

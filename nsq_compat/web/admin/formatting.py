@@ -1,6 +1,8 @@
 """What templates display: numbers, durations and times as text (their filters), and series as SVG coordinates."""
 
+import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -75,9 +77,85 @@ def octets(size: float) -> str:
     return f"{size:.0f} B"
 
 
+# --- Bodies of messages -----------------------------------------------------------------------------------------------
+
+FORMS: Final = ("auto", "text", "hex")
+_LONG_LINES: Final = 12
+_LONG_CHARACTERS: Final = 1000
+_SUMMARY_CHARACTERS: Final = 160
+_HEX_COLUMNS: Final = 16
+_TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[][{},:]|[^][{},:"\s]+')
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A body as it is displayed. `kind` is JSON, text or hex; a long one is folded under its `summary`."""
+
+    kind: str
+    text: str
+    summary: str
+    is_long: bool
+
+
+def shown(text: str | None, body: bytes, form: str = "auto") -> Shown:
+    """`text` is None for a body that is not text. `form` is one of FORMS; a body that is not text is shown in hex."""
+    if text is None or form == "hex":
+        kind, display = "hex", hex_dump(body)
+    elif form == "auto" and (pretty := indented_json(text)) is not None:
+        kind, display = "JSON", pretty
+    else:
+        kind, display = "text", text
+    first = text if kind != "hex" and text is not None else display
+    is_long = display.count("\n") >= _LONG_LINES or len(display) > _LONG_CHARACTERS
+    return Shown(kind, display, " ".join(first[: 2 * _SUMMARY_CHARACTERS].split())[:_SUMMARY_CHARACTERS], is_long)
+
+
+def indented_json(text: str) -> str | None:
+    """A JSON object or array with indentation, its values unchanged; None if the text is neither."""
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    lines, depth, previous = [""], 0, ""
+    for token in _TOKENS.findall(text):
+        if token in ("}", "]"):
+            depth -= 1
+            if previous not in ("{", "["):
+                lines.append("  " * depth)
+        elif previous in ("{", "[", ","):
+            lines.append("  " * depth)
+        lines[-1] += ": " if token == ":" else token
+        depth += token in ("{", "[")
+        previous = token
+    return "\n".join(lines)
+
+
+def hex_dump(body: bytes) -> str:
+    """Lines of an offset, 16 bytes, and their characters."""
+    lines = []
+    for at in range(0, len(body), _HEX_COLUMNS):
+        part = body[at : at + _HEX_COLUMNS]
+        characters = "".join(chr(each) if 32 <= each < 127 else "." for each in part)
+        lines.append(f"{at:06x}  {part.hex(' '):<{3 * _HEX_COLUMNS - 1}}  {characters}")
+    return "\n".join(lines)
+
+
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     filter.__name__: filter
-    for filter in (commas, count_of, per_second, short, nanoseconds, long_duration, percentile_name, clock, octets)
+    for filter in (
+        commas,
+        count_of,
+        per_second,
+        short,
+        nanoseconds,
+        long_duration,
+        percentile_name,
+        clock,
+        octets,
+        shown,
+    )
 }
 
 

@@ -4,10 +4,11 @@ import logging
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
-from nsq_compat.cluster.cluster import Snapshot, take_snapshot
-from nsq_compat.cluster.http_client import Answer, call_all, named
+from nsq_compat.cluster.cluster import Cluster, Snapshot, take_snapshot
+from nsq_compat.cluster.http_client import AllFailed, Answer, call_all, named
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats, sum_channel, sum_topic
+from nsq_compat.protocol.durations import SECOND
 from nsq_compat.web.admin.access import service
 from nsq_compat.web.application import ApiError
 
@@ -16,6 +17,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_SNAPSHOT_AGE: Final = 60.0
+_QUERY_SHARE: Final = 0.9
+"""The part of `--page-timeout` that is for queries; the rest is for making the page."""
 _MAX_CONCURRENT: Final = 4
 """Concurrent queries for channels: all go to the same few nsqlookupds."""
 
@@ -26,17 +29,27 @@ def current_snapshot() -> Snapshot:
     latest = history.latest
     if latest is not None and latest.taken_at >= max(now - _MAX_SNAPSHOT_AGE, history.changed_at):
         return latest
-    return take_snapshot(service().cluster, now)
+    return take_snapshot(_cluster_for_a_page(), now)
+
+
+def _cluster_for_a_page() -> Cluster:
+    return service().cluster.within(_QUERY_SHARE * service().options.page_timeout / SECOND)
 
 
 class Queries:
-    """Every query may raise `AllFailed`. The errors of single daemons become an entry of `warnings` for each query."""
+    """Every query may raise `AllFailed`. The errors of single daemons become an entry of `warnings` for each query.
+
+    All queries together take `--page-timeout` at most.
+    """
 
     def __init__(self) -> None:
-        self._cluster = service().cluster
+        self._cluster = _cluster_for_a_page()
+        self.client = self._cluster.client
         self._messages: list[str] = []
         self.warnings: list[str] = []
         """For the pages: these name the daemons."""
+        self.silent: list[str] = []
+        """The nsqds that did not answer for the topic or channel of the page."""
 
     def message(self) -> str:
         """The warnings, as NSQ's API shows them."""
@@ -94,7 +107,13 @@ class Queries:
     def _topic_parts(self, topic: str, channel: str = "", *, clients: bool = False) -> list[TopicStats]:
         """A topic on each of its nodes."""
         producers = self._value(self._cluster.producers(topic))
-        answers = self._value(self._cluster.stats(producers, topic, channel, clients=clients))
+        try:
+            answer = self._cluster.stats(producers, topic, channel, clients=clients)
+        except AllFailed:
+            self.silent += map(str, producers)
+            raise
+        self.silent += answer.unreachable
+        answers = self._value(answer)
         return [part for _, stats in answers for part in stats.topics]
 
     def _value(self, answer: Answer[T]) -> T:

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from flask import Blueprint, Response, render_template, request, url_for
 
 from nsq_compat.cluster.http_client import AllFailed, named
-from nsq_compat.cluster.peek import peek
+from nsq_compat.cluster.peek import Message, Peek, peek
 from nsq_compat.cluster.stats import ChannelStats, TopicStats
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import check_form, require, service
 from nsq_compat.web.admin.actions import perform, show_outcome
+from nsq_compat.web.admin.formatting import FORMS
 from nsq_compat.web.admin.queries import Queries, current_snapshot
 from nsq_compat.web.admin.tables import charts_of, part_of, row_of, rows_page, timeframe
 from nsq_compat.web.admin.users import Role
@@ -25,6 +27,7 @@ topics = Blueprint("topics", __name__)
 
 _CONFIRMED: Final = ("empty", "delete")
 _LIMITS: Final = ("10", "25", "100")
+_MAX_FIND: Final = 200
 
 
 @topics.get("/topics")
@@ -47,6 +50,7 @@ def topic(topic: str) -> str:
         rate=rate,
         page=rows_page(stats.channels),
         nodes=part_of(stats.nodes, request.args, "nodes"),
+        silent=queries.silent,
         charts=charts_of(stats.key, stats.waiting, rate, service().now()),
         warnings=queries.warnings,
         timeframe=timeframe(),
@@ -65,6 +69,7 @@ def channel(topic: str, channel: str) -> str:
         channel=stats,
         row=row,
         nodes=part_of(stats.nodes, request.args, "nodes"),
+        silent=queries.silent,
         clients=part_of(stats.clients or [], request.args, "clients"),
         charts=charts_of(stats.key, stats.depth, row.rate, service().now()),
         warnings=queries.warnings,
@@ -82,12 +87,14 @@ def messages(topic: str, channel: str) -> str:
     queries = Queries()
     stats = _on_nodes(queries, topic, lambda: queries.channel(topic, channel))
     limit = _limit()
+    peeks = peek(queries.client, [part.node for part in stats.nodes], int(limit), *stats.key)
     return render_template(
         "topics/messages.html",
         channel=stats,
-        peeks=peek(service().cluster.client, [part.node for part in stats.nodes], int(limit), *stats.key),
-        limit=limit,
-        limits=_LIMITS,
+        peeks=[_matching(each) for each in peeks],
+        supported=any(each.supported for each in peeks),
+        chosen=request.args.get("all") == "1",
+        **_view(limit),
         warnings=queries.warnings,
     )
 
@@ -99,18 +106,43 @@ def watch(topic: str) -> str:
     queries = Queries()
     stats = _on_nodes(queries, topic, lambda: queries.topic(topic))
     limit = _limit()
-    peeks = peek(service().cluster.client, [part.node for part in stats.nodes], int(limit), topic)
+    peeks = peek(queries.client, [part.node for part in stats.nodes], int(limit), topic)
     published = [(each.node, message) for each in peeks for message in each.messages]
     published.sort(key=lambda pair: (pair[1].timestamp, pair[1].id), reverse=True)
+    published = [pair for pair in published[: int(limit)] if _matches(pair[1])]
     return render_template(
         "topics/watch.html",
         topic=stats,
-        published=published[: int(limit)],
+        published=published,
         failed=[each for each in peeks if each.error],
-        limit=limit,
-        limits=_LIMITS,
+        **_view(limit),
         warnings=queries.warnings,
     )
+
+
+def _view(limit: str) -> dict[str, Any]:
+    """What the pages of messages have in common."""
+    form = request.args.get("form", "")
+    form = form if form in FORMS else FORMS[0]
+    return {"limit": limit, "limits": _LIMITS, "find": _wanted(), "form": form, "forms": FORMS}
+
+
+def _wanted() -> str:
+    return request.args.get("find", "").strip()[:_MAX_FIND]
+
+
+def _matches(message: Message) -> bool:
+    """Whether the message has the text that the visitor looks for: in its id, or in the shown part of its body."""
+    wanted = _wanted()
+    if not wanted or wanted.lower() in message.id or wanted.encode() in message.body:
+        return True
+    return message.text is not None and wanted.lower() in message.text.lower()
+
+
+def _matching(each: Peek) -> Peek:
+    kinds = (each.messages, each.deferred, each.in_flight)
+    messages, deferred, in_flight = (tuple(filter(_matches, found)) for found in kinds)
+    return replace(each, messages=messages, deferred=deferred, in_flight=in_flight)
 
 
 def _limit() -> str:

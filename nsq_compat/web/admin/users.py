@@ -31,7 +31,8 @@ class Role(IntEnum):
     VIEWER = 1
     """View stats."""
     OPERATOR = 2
-    """View messages, and actions that lose no messages: pause, unpause, create, publish."""
+    """View messages, and actions that lose no messages: pause, unpause, create, publish. Also finish single messages,
+    requeue them, move them to the dead-letter topic, and redrive."""
     ADMIN = 3
     """All actions: also empty, delete, tombstone."""
 

@@ -147,11 +147,11 @@ def test_an_answer_that_a_leaving_client_has_not_read_has_not_arrived(caller, ha
 
 
 class TestImpatient:
-    """Limits that are over soon."""
+    """Limits that are over soon, but leave time to send a request."""
 
     @pytest.fixture
     def limits(self):
-        return HttpLimits(head_seconds=0.1, idle_seconds=0.1, write_seconds=0, linger_seconds=0)
+        return HttpLimits(head_seconds=3, idle_seconds=3, write_seconds=0, linger_seconds=0)
 
     def test_a_client_that_reads_nothing_is_disconnected(self, caller, handler):
         ask(caller, "/large")

@@ -129,7 +129,7 @@ def test_files_of_a_killed_process_in_the_work_directory_are_put_in_place(
 
 
 def test_a_signal_ends_it_while_nsqd_is_down(to_file):
-    process = to_file("--topic=t", "--nsqd-tcp-address=127.0.0.1:1", "--log-prefix=here ")
+    process = to_file("--topic=t", "--nsqd-tcp-address=127.0.0.1:1", "--retry", "--log-prefix=here ")
     assert process.stderr is not None
     while "re-connecting" not in process.stderr.readline():
         pass
@@ -140,11 +140,12 @@ def test_a_disk_that_fails_ends_it_with_an_error_and_all_messages_are_requeued(
     to_file, of, tmp_path, nsqd, topic, publish
 ):
     publish(b"1", b"2", b"3")
-    (tmp_path / "output").write_bytes(b"a file where a folder should be")
-    process = to_file(*of)
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output/file").write_bytes(b"a file where a folder should be")
+    process = to_file(*of, "--filename-format=file/<TOPIC>")
     _, log = process.communicate(timeout=40)
     assert process.returncode == 1
-    assert f"FATAL: [{topic}/c] " in log
+    assert f"FATAL: [{topic}/c] {tmp_path}/output/file/{topic}: not a directory" in log
     wait_until(lambda: nsqd.waiting(topic) == 3)
 
 

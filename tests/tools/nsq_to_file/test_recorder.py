@@ -180,7 +180,7 @@ def record(nsqd, topic, tmp_path) -> Iterator[Callable[..., TopicRecorder]]:
         output = tmp_path / "output"
         recording = recording_in(output, time.monotonic(), sync_interval=1000 * SECOND, max_in_flight=max_in_flight)
         options = {"nsqd_tcp_addresses": nsqd.tcp_address, "max_in_flight": max_in_flight, "max_tries": 0, **options}
-        recorders.append(TopicRecorder(recording, partial(Consumer, topic, "c", **options), lambda: None))
+        recorders.append(TopicRecorder(recording, partial(Consumer, topic, "c", **options), print))
         recorders[-1].start()
         return recorders[-1]
 

@@ -15,6 +15,7 @@ from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.nsqadmin.options import NsqadminOptions
+from nsq_compat.protocol.durations import SECOND
 from nsq_compat.web.admin.app import create_app
 from nsq_compat.web.admin.users import Users, make_line
 from nsq_compat.web.metrics import Metrics
@@ -31,7 +32,7 @@ class Service:
     """Satisfies `AdminService`."""
 
     cluster: Cluster
-    options: NsqadminOptions = field(default_factory=NsqadminOptions)
+    options: NsqadminOptions = field(default_factory=lambda: NsqadminOptions(page_timeout=60 * SECOND))
     history: History = field(default_factory=History)
     metrics: Metrics = field(default_factory=lambda: Metrics("nsqadmin"))
     users: Users | None = None

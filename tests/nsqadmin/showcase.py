@@ -1,0 +1,335 @@
+"""Clusters that fill nsqadmin's pages, and a visit to every page: for test_pages.py and `scripts/pictures`.
+
+The pages follow from the application's URL map and from the links and forms of the pages themselves, so a new page is
+visited without being listed here.
+"""
+
+import itertools
+import json
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
+from urllib.parse import parse_qsl, urlsplit
+
+from werkzeug.exceptions import HTTPException
+from werkzeug.routing import MapAdapter
+
+import nsq_compat.client as nsq
+from nsq_compat.nsqadmin.options import NsqadminOptions
+from nsq_compat.web.admin.access import AdminService
+from nsq_compat.web.admin.app import create_app
+from nsq_compat.web.admin.users import make_line
+from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from tests.cluster.daemon import Daemon
+from tests.nsqadmin.browser import Browser, until
+
+_WITHOUT_PAGES: Final = ("api", "operations", "assets", "proxy")
+"""Blueprints that answer programs."""
+_SAME_LAYOUT: Final = (
+    "sort",
+    "desc",
+    "page",
+    "nodes",
+    "clients",
+    "limit",
+    "t",
+    "span",
+    "node",
+    "topic",
+    "channel",
+    "next",
+)
+"""Parameters that change the data of a page, and not its parts."""
+
+
+@dataclass
+class Site:
+    nsqadmin: NsqadminProcess
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """A topic, channel and node, for the rules of the URL map."""
+    user: str = ""
+    """Name and password of a user to log in."""
+
+    def url(self, path: str) -> str:
+        return f"http://{self.nsqadmin.http_address}{path}"
+
+    def log_in(self, browser: Browser) -> None:
+        if self.user:
+            browser.open(self.url("/login"))
+            browser.find("input[name=name]").type(self.user)
+            browser.find("input[name=password]").type(f"{self.user}\n")
+            browser.find(".visitor", self.user)
+
+
+# --- Visits -----------------------------------------------------------------------------------------------------------
+
+
+def visit(browser: Browser, site: Site) -> Iterator[str]:
+    """Open a page of each kind, and yield its path while it is open."""
+    adapter = _adapter()
+    waiting = [adapter.build(endpoint, site.arguments, append_unknown=False) for endpoint in _page_endpoints(adapter)]
+    seen = set()
+    while waiting:
+        path = waiting.pop(0)
+        kind = _kind(adapter, path)
+        if kind is None or kind in seen:
+            continue
+        seen.add(kind)
+        browser.open(site.url(path))
+        found = browser.run("""
+            const forms = [...document.forms].filter(form => form.method === 'get');
+            for (const search of document.querySelectorAll('input[type=search]')) search.value ||= 'none has this name';
+            const asked = forms.map(form => form.action + '?' + new URLSearchParams(new FormData(form)));
+            for (const form of forms) form.reset();
+            return [...document.querySelectorAll('a[href]')].map(link => link.href).concat(asked)""")
+        own = [urlsplit(url) for url in found if url.startswith(site.url("/"))]
+        waiting += [f"{url.path}?{url.query}" for url in own]
+        yield path
+    assert len(seen) > 1
+
+
+def _adapter() -> MapAdapter:
+    service = cast(AdminService, SimpleNamespace(options=NsqadminOptions()))
+    return create_app(service).url_map.bind("nsqadmin")
+
+
+def _page_endpoints(adapter: MapAdapter) -> list[str]:
+    rules = [rule for rule in adapter.map.iter_rules() if "GET" in (rule.methods or ())]
+    return [rule.endpoint for rule in rules if rule.endpoint.partition(".")[0] not in _WITHOUT_PAGES]
+
+
+def _kind(adapter: MapAdapter, path: str) -> tuple[str, ...] | None:
+    """Equal for pages that consist of the same parts. None for URLs that are no pages."""
+    url = urlsplit(path)
+    try:
+        endpoint, _ = adapter.match(url.path, "GET")
+    except HTTPException:
+        return None
+    if endpoint.partition(".")[0] in _WITHOUT_PAGES:
+        return None
+    query = [(name, value if name == "confirm" else "") for name, value in parse_qsl(url.query)]
+    return (endpoint, *(f"{name}={value}" for name, value in sorted(query) if name not in _SAME_LAYOUT))
+
+
+# --- A cluster with traffic -------------------------------------------------------------------------------------------
+
+_POLICIES: Final = """
+[[policies]]
+topic = "emails"
+max_attempts = 2
+
+[[policies]]
+topic = "clicks"
+max_depth = 1000000
+when_full = "drop-oldest"
+"""
+
+
+@contextmanager
+def shop(folder: Path, *options: str) -> Iterator[Site]:
+    """Topics of a shop on two nsqds: busy, delayed, paused, failing, and one that only nsqlookupd knows."""
+    with ExitStack() as stack:
+        lookupd = stack.enter_context(NsqlookupdProcess(installed_nsqlookupd()))
+        nsqds = [stack.enter_context(_nsqd(folder / name, lookupd, zone)) for name, zone in (("n1", "a"), ("n2", "b"))]
+        for path in ("/topic/create?topic=legacy", "/channel/create?topic=legacy&channel=import"):
+            assert lookupd.asks("POST", path).status == 200
+        for nsqd in nsqds:
+            for topic, channel in (("payments", "ledger"), ("orders", "archive"), ("signups", "crm")):
+                nsqd.create_channel(topic, channel)
+            nsqd.asks("POST", "/channel/pause?topic=payments&channel=ledger")
+        stack.enter_context(_traffic(nsqds))
+        nsqadmin = stack.enter_context(
+            NsqadminProcess(
+                installed_nsqadmin(),
+                options=[f"--lookupd-http-address={lookupd.http_address}", "--sample-interval=1s", *options],
+            )
+        )
+        until(lambda: "emails.send.dead" in lookupd.get("/topics")["topics"], "dead letters")
+        yield Site(nsqadmin, {"topic": "orders", "channel": "archive", "node": nsqds[0].http_address})
+
+
+@contextmanager
+def _nsqd(folder: Path, lookupd: NsqlookupdProcess, zone: str) -> Iterator[NsqdProcess]:
+    folder.mkdir()
+    (folder / "nsqd.toml").write_text(_POLICIES)
+    options = [
+        *("--broadcast-address=127.0.0.1", f"--lookupd-tcp-address={lookupd.tcp_address}", "--mem-queue-size=200"),
+        *(f"--config={folder / 'nsqd.toml'}", "--topology-region=north", f"--topology-zone={zone}"),
+        *(f"--e2e-processing-latency-percentile={quantile}" for quantile in (0.99, 0.5)),
+    ]
+    with NsqdProcess(installed_nsqd(), folder, options=options) as process:
+        yield process
+
+
+@contextmanager
+def _traffic(nsqds: list[NsqdProcess]) -> Iterator[None]:
+    """Publish and consume in the background."""
+    stop = threading.Event()
+    addresses = [nsqd.tcp_address for nsqd in nsqds]
+
+    def publish() -> None:
+        with nsq.Producer(addresses) as producer:
+            for number in itertools.count():
+                for topic, bodies in _bodies(number).items():
+                    producer.publish_many(topic, bodies)
+                if number == 0:
+                    producer.publish("payments", b'{"invoice": 1, "due": "tomorrow"}', defer=3600)
+                if stop.wait(0.2):
+                    return
+
+    def fail(message: Any) -> None:
+        message.requeue(delay=0)
+
+    def slowly(message: Any) -> None:
+        stop.wait(0.4)
+
+    with ExitStack() as stack:
+        for topic, channel, handler in (
+            ("orders", "billing", lambda message: None),
+            ("orders", "archive", slowly),
+            ("clicks", "analytics", lambda message: None),
+            ("emails", "send", fail),
+        ):
+            stack.enter_context(nsq.Consumer(topic, channel, handler, nsqd_tcp_addresses=addresses, max_in_flight=20))
+        thread = threading.Thread(target=publish)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(stop.set)
+        yield
+
+
+def _bodies(number: int) -> dict[str, list[bytes]]:
+    """What is published in one step."""
+    wave = 1 + math.sin(number / 40)
+    order = {
+        "id": 41_000 + number,
+        "customer": f"c{number * 7 % 9973}",
+        "total": 19.9,
+        "items": [{"sku": "A-17", "n": 2}],
+    }
+    bodies = {
+        "clicks": [b'{"path": "/shoes"}'] * (5 + round(20 * wave)),
+        "orders": [json.dumps(order).encode()] * (1 + round(2 * wave)),
+    }
+    if number % 25 == 0:
+        bodies["payments"] = [json.dumps({"invoice": number, "amount": 120.5}).encode()]
+        bodies["emails"] = [b"To: customer@example.com\n\nYour order is on its way."]
+        bodies["signups"] = [b"\x00\x01\xfe\xff binary \x80" * 4]
+        bodies["reports"] = [b"daily"]
+    return bodies
+
+
+# --- Other clusters ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def empty(_folder: Path) -> Iterator[Site]:
+    """An nsqlookupd that knows no nsqd."""
+    with NsqlookupdProcess(installed_nsqlookupd()) as lookupd:
+        options = [f"--lookupd-http-address={lookupd.http_address}"]
+        with NsqadminProcess(installed_nsqadmin(), options=options) as nsqadmin:
+            yield Site(nsqadmin, {"topic": "none", "channel": "none", "node": "127.0.0.1:4151"})
+
+
+@contextmanager
+def down(_folder: Path) -> Iterator[Site]:
+    """Neither the nsqlookupd nor any nsqd answers."""
+    with Daemon() as daemon:
+        address = daemon.address
+    with NsqadminProcess(installed_nsqadmin(), options=[f"--lookupd-http-address={address}"]) as nsqadmin:
+        yield Site(nsqadmin, {"topic": "none", "channel": "none", "node": "127.0.0.1:4151"})
+
+
+LONG: Final = ("topic-" + "w" * 58, "channel_" + "w" * 46 + "#ephemeral")
+
+
+@contextmanager
+def widest(_folder: Path, *options: str) -> Iterator[Site]:
+    """The longest names, numbers of seven digits everywhere, and every badge; on nsqds and nsqlookupds of this test."""
+    with ExitStack() as stack:
+        nsqds = [stack.enter_context(Daemon()) for _ in range(3)]
+        with Daemon() as gone:
+            unreachable = gone
+        lookupd = stack.enter_context(Daemon())
+        topic, channel = LONG
+        nodes = []
+        for number, daemon in enumerate([*nsqds, unreachable]):
+            info = daemon.info(hostname=f"nsqd-{number}-" + "h" * 57, version=f"1.{number}.0-long-prerelease")
+            daemon.says("info", info | {"start_time": 1_700_000_000, "nsq_compat": "0.1.0", "compiled": True})
+            daemon.says("stats", _wide_stats(topic, channel))
+            daemon.says("ping", b"NOK - " + b"x" * 100, 500)
+            messages = [_wide_message(number) for number in range(3)]
+            daemon.says("channel/peek", {"messages": messages, "deferred": messages, "in_flight": messages})
+            daemon.says("topic/recent", {"messages": messages})
+            place = {"topology_region": "r" * 20, "topology_zone": "z" * 20}
+            nodes.append(
+                info
+                | place
+                | {"remote_address": "127.0.0.1:54321", "topics": [topic, "t"], "tombstones": [False, True]}
+            )
+        lookupd.says("nodes", {"producers": nodes}).says("lookup", {"channels": [channel], "producers": nodes})
+        lookupd.says("topics", {"topics": [topic, "u" * 64]}).says("channels", {"channels": [channel]})
+        options = (f"--lookupd-http-address={lookupd.address}", "--sample-interval=1s", *options)
+        nsqadmin = stack.enter_context(NsqadminProcess(installed_nsqadmin(), options=options))
+        yield Site(nsqadmin, {"topic": topic, "channel": channel, "node": nsqds[0].address})
+
+
+@contextmanager
+def viewer(folder: Path) -> Iterator[Site]:
+    """The same for a user without permission for actions."""
+    (folder / "users").write_text(make_line("vic", "viewer", "vic") + "\n")
+    with widest(folder, f"--user-file={folder / 'users'}") as site:
+        site.user = "vic"
+        yield site
+
+
+def _wide_stats(topic: str, channel: str) -> dict[str, Any]:
+    quantiles = [{"quantile": quantile, "value": 1_234_567_890 * quantile} for quantile in (1.0, 0.99, 0.95, 0.5)]
+    counts = dict.fromkeys(("depth", "message_count", "dropped_count", "rejected_count"), 3_456_789)
+    shared = {
+        **counts,
+        "backend_depth": 1_234_567,
+        "paused": True,
+        "e2e_processing_latency": {"count": 5, "percentiles": quantiles},
+        **{f"{distance}_msg_count": 1_234_567 for distance in ("zone_local", "region_local", "global")},
+    }
+    kinds = ("in_flight", "deferred", "requeue", "timeout", "dead_letter", "client")
+    client = {
+        **dict.fromkeys(("in_flight_count", "finish_count", "requeue_count", "message_count"), 3_456_789),
+        "client_id": "c" * 64,
+        "hostname": "h" * 64,
+        "remote_address": "10.123.123.123:54321",
+        "connect_ts": 1,
+        "user_agent": "consumer-" + "u" * 55,
+        "tls": True,
+        "deflate": True,
+        "snappy": True,
+        "authed": True,
+        "tls_version": "TLS1.3",
+        "tls_cipher_suite": "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+        "sample_rate": 99,
+        "auth_identity": "i" * 64,
+        "auth_identity_url": "https://example.com/" + "i" * 64,
+        "topology_region": "r" * 20,
+        "topology_zone": "z" * 20,
+    }
+    policy = {"max_attempts": 5, "dead_letter_topic": "d" * 64, "max_depth": 1_000_000, "when_full": "drop-oldest"}
+    counted = {f"{kind}_count": 3_456_789 for kind in kinds}
+    channels = [
+        {**shared, **counted, "channel_name": name, "policy": policy, "clients": [client]} for name in (channel, "c")
+    ]
+    topics = [{**shared, "topic_name": name, "message_bytes": 10**12, "channels": channels} for name in (topic, "t")]
+    return {"health": "NOK - " + "x" * 100, "start_time": 1_700_000_000, "version": "1.3.0", "topics": topics}
+
+
+def _wide_message(number: int) -> dict[str, Any]:
+    body = ("eHh4" * 100, "/////w==", "eyJhIjogWzEsIDJdfQ==")[number]
+    times = {"timestamp": 1_700_000_000_000_000_000, "until": 1_700_000_000_000_000_000}
+    return {"id": "0123456789abcdef", **times, "attempts": 65535, "size": 123_456_789, "body": body}

@@ -1,0 +1,178 @@
+"""One daemon that hangs holds no page and no API answer. Real processes are stopped with SIGSTOP.
+
+The environment variables NSQD_COMMAND and NSQLOOKUPD_COMMAND select other daemons, such as Go's.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPConnection
+from itertools import repeat
+from pathlib import Path
+
+import pytest
+
+from nsq_conformance.daemon_process import DaemonProcess
+from nsq_conformance.nsqadmin_process import NsqadminProcess
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from tests.cluster.daemon import Daemon
+from tests.cluster.hostile import HostileServer, endless_headers
+from tests.nsqadmin.browser import until
+from tests.nsqadmin.conftest import StartNsqadmin, publish
+
+PAGES = (
+    *("/", "/topics", "/topics/orders", "/topics/orders/archive", "/topics/orders/archive/messages"),
+    *("/messages/orders", "/topics/orders?confirm=delete", "/nodes", "/counter", "/lookup"),
+)
+API = ("/api/topics", "/api/topics?inactive=true", "/api/topics/orders", "/api/topics/orders/archive", "/api/nodes")
+BUSY = ("--page-timeout=8s", "--http-client-request-timeout=120s")
+"""For a busy machine, on which healthy daemons are slow too."""
+PATIENCE = 60.0
+"""Half of the time that nsqadmin would wait for a daemon without --page-timeout."""
+
+
+@dataclass
+class Site:
+    nsqds: list[NsqdProcess]
+    nsqlookupds: list[NsqlookupdProcess]
+    announced: Daemon
+    """An nsqlookupd whose list the test chooses."""
+    nsqadmin: NsqadminProcess
+
+    def fetch(self, path: str) -> tuple[int, str]:
+        connection = HTTPConnection(self.nsqadmin.http_address, timeout=PATIENCE)
+        try:
+            connection.request("GET", path, headers={"Accept": "text/html"})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def fetch_all(self, *paths: str) -> dict[str, str]:
+        """All at once. Fails if one takes too long, or is an error."""
+        with ThreadPoolExecutor(len(paths)) as pool:
+            answers = dict(zip(paths, pool.map(self.fetch, paths), strict=True))
+        assert {path: status for path, (status, _) in answers.items() if status != 200} == {}
+        return {path: text for path, (_, text) in answers.items()}
+
+
+@pytest.fixture
+def site(tmp_path: Path, start: StartNsqadmin) -> Iterator[Site]:
+    """Two nsqds with a topic, and three nsqlookupds."""
+    nsqd_command = os.environ.get("NSQD_COMMAND") or installed_nsqd()
+    nsqlookupd_command = os.environ.get("NSQLOOKUPD_COMMAND") or installed_nsqlookupd()
+    with ExitStack() as stack:
+        nsqlookupds = [stack.enter_context(NsqlookupdProcess(nsqlookupd_command)) for _ in range(2)]
+        registered = [f"--lookupd-tcp-address={each.tcp_address}" for each in nsqlookupds]
+        options = ["--broadcast-address=127.0.0.1", *registered]
+        nsqds = []
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            nsqds.append(stack.enter_context(NsqdProcess(nsqd_command, tmp_path / name, options=options)))
+            nsqds[-1].create_channel("orders", "archive")
+            publish(nsqds[-1], "orders", *"abc")
+        for nsqlookupd in nsqlookupds:
+            until(partial(_has_both, nsqlookupd), "both nsqds")
+        announced = stack.enter_context(Daemon())
+        announced.says("nodes", {"producers": []}).says("lookup", {"producers": []})
+        announced.says("topics", {"topics": []}).says("channels", {"channels": []})
+        addresses = [*(each.http_address for each in nsqlookupds), announced.address]
+        lookups = [f"--lookupd-http-address={address}" for address in addresses]
+        nsqadmin = start(*lookups, *BUSY, "--sample-interval=1s")
+        yield Site(nsqds, nsqlookupds, announced, nsqadmin)
+
+
+@pytest.fixture
+def stopped() -> Iterator[list[DaemonProcess]]:
+    """Daemons that are stopped, and continue after the test."""
+    daemons: list[DaemonProcess] = []
+    yield daemons
+    for daemon in daemons:
+        daemon.send_signal(signal.SIGCONT)
+
+
+def _has_both(nsqlookupd: NsqlookupdProcess) -> bool:
+    return str(nsqlookupd.get("/nodes")).count("'orders'") == 2
+
+
+def accepts(_: HostileServer) -> Iterator[bytes]:
+    """Never answers."""
+    yield from repeat(b"")
+
+
+def drips(_: HostileServer) -> Iterator[bytes]:
+    """Sends a byte now and then, for ever."""
+    yield b"HTTP/1.1 200 OK\r\nX: "
+    yield from repeat(b"x")
+
+
+def hang(daemon: DaemonProcess, stopped: list[DaemonProcess]) -> None:
+    daemon.send_signal(signal.SIGSTOP)
+    stopped.append(daemon)
+
+
+def announce(site: Site, *addresses: str) -> None:
+    ports = [int(address.rpartition(":")[2]) for address in addresses]
+    entry = {"broadcast_address": "127.0.0.1", "hostname": "hostile", "version": "1.3.0", "topics": ["orders"]}
+    listed = {"producers": [{**entry, "http_port": port, "tcp_port": port} for port in ports]}
+    site.announced.says("nodes", listed).says("lookup", listed)
+
+
+def assert_marked(page: str, address: str) -> None:
+    """The row of the node says that it does not answer."""
+    row = next(row for row in page.split("<tr") if f"/nodes/{address}" in row)
+    assert "no answer" in row
+
+
+def test_a_stopped_nsqd_holds_no_page_and_is_marked_on_it(site, stopped):
+    hang(site.nsqds[1], stopped)
+    pages = site.fetch_all(*PAGES, *API, "/api/counter")
+    for path in ("/topics/orders", "/topics/orders/archive"):
+        assert_marked(pages[path], site.nsqds[1].http_address)
+    for path in ("/topics/orders", "/topics/orders/archive"):
+        assert "Part of the cluster did not answer." in pages[path]
+        assert site.nsqds[0].http_address in pages[path], "the other node is shown"
+    assert "timeout" in pages["/api/topics/orders"]
+
+
+def test_all_pages_and_the_api_mark_a_stopped_nsqlookupd(site, stopped):
+    hang(site.nsqlookupds[1], stopped)
+    pages = site.fetch_all(*PAGES, *API, "/api/counter")
+    for path in ("/topics/orders", "/topics/orders/archive", "/nodes", "/lookup", *API):
+        assert site.nsqlookupds[1].http_address in pages[path], path
+    assert site.nsqds[1].http_address in pages["/topics/orders"]
+
+
+@pytest.mark.parametrize("answer", [accepts, drips, endless_headers])
+def test_an_nsqd_that_accepts_and_does_not_answer_holds_no_page(site, answer):
+    with HostileServer(answer) as hostile:
+        announce(site, hostile.address)
+        pages = site.fetch_all(*PAGES, *API, "/api/counter")
+        assert_marked(pages["/topics/orders"], hostile.address)
+
+
+@pytest.mark.parametrize("answer", [accepts, drips])
+def test_daemons_of_each_kind_that_hang_together_hold_no_page(site, answer, stopped):
+    hang(site.nsqds[1], stopped)
+    hang(site.nsqlookupds[0], stopped)
+    with HostileServer(answer) as hostile:
+        announce(site, hostile.address)
+        began = time.monotonic()
+        pages = site.fetch_all(*PAGES, *API)
+        assert time.monotonic() - began < PATIENCE
+    assert site.nsqds[0].http_address in pages["/topics/orders"]
+
+
+def test_an_nsqadmin_without_samples_is_not_held(site, stopped, start):
+    hang(site.nsqds[1], stopped)
+    addresses = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in site.nsqds]
+    site.nsqadmin = start(*addresses, *BUSY, "--sample-interval=0s")
+    pages = site.fetch_all(*PAGES, *API)
+    assert "Part of the cluster did not answer." in pages["/"]
+    assert site.nsqds[0].http_address in pages["/topics/orders"]
