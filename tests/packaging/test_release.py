@@ -31,6 +31,7 @@ with Producer({address!r}, {options}) as producer:
 
 PAGES = {f"nsq_compat/{path.relative_to(ROOT)}" for path in (ROOT / "templates").rglob("*.html")}
 ASSETS = {f"nsq_compat/{path.relative_to(ROOT)}" for path in (ROOT / "static").iterdir()}
+DOCUMENTS = {f"nsq_compat/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
 MODULES = {str(path.relative_to(ROOT)) for path in (ROOT / "nsq_compat").rglob("*.py")}
 SPARK = {f"pyspark_nsq/{path.name}" for path in (ROOT / "spark" / "pyspark_nsq").glob("*.py")}
 KIT = {f"nsq_conformance/{path.relative_to(ROOT / 'conformance')}" for path in (ROOT / "conformance").rglob("*.*")}
@@ -47,7 +48,7 @@ def test_archive_and_wheel_have_all_modules_pages_and_assets_and_no_tests_of_the
     with zipfile.ZipFile(release.wheel) as content:
         in_wheel = set(content.namelist())
     for names in (in_archive, in_wheel):
-        assert names >= MODULES | SPARK | KIT | PAGES | ASSETS | MARKERS
+        assert names >= MODULES | SPARK | KIT | PAGES | ASSETS | DOCUMENTS | MARKERS
     assert in_archive >= ALONGSIDE | DOCS | CONTRIB
     folders = {name.partition("/")[0] for name in in_wheel}
     assert {name for name in folders if not name.endswith(".dist-info")} == {
