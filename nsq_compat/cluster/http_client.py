@@ -6,6 +6,7 @@ hangs does not delay the answers of the others.
 """
 
 import http.client
+import logging
 import math
 import re
 import threading
@@ -26,6 +27,8 @@ from nsq_compat.bounded_http import Answer as HttpAnswer
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
 from nsq_compat.protocol.errors import quote
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -130,6 +133,7 @@ class HttpClient:
         url = _url_of("http", address, path, parameters)
         if address in self._silent:
             raise TimedOut(f'{method.title()} "{url}": timeout')
+        log.debug("CI: querying %s", url)
         try:
             return self._try(method, url, address, path, parameters, body)
         except TimedOut:

@@ -146,6 +146,21 @@ class Policies:
                 )
         return applied
 
+    def numbers_for(self, topic: str, channel: str) -> list[int]:
+        """The numbers, from 1, of the policies of which a setting applies, see ``for_channel``."""
+        found: list[int] = []
+        done = Applied()
+        for number, policy in enumerate(self._policies, 1):
+            if policy.fits(topic, channel):
+                more = policy.settings
+                before = done
+                done = Applied(
+                    done.dead_lettering or more.dead_lettering, done.bounds or more.bounds, done.rate or more.rate
+                )
+                if done != before:
+                    found.append(number)
+        return found
+
 
 # --- Validation of settings -------------------------------------------------------------------------------------------
 

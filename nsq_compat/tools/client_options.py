@@ -19,7 +19,7 @@ from nsq_compat.client.connection import do_together, start_thread, why
 from nsq_compat.client.message import Handler
 from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient
+from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient, named
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.protocol.durations import MILLISECOND, parse_duration, seconds
 from nsq_compat.tools.program import ProgramOptions, Refused, Rule, Stopping, say, unless_one_kind
@@ -145,12 +145,11 @@ def producers_of(cluster: Cluster, topic: str, *, all_named: bool) -> Answer[lis
     try:
         found = cluster.producers(topic)
     except AllFailed as failure:
-        errors = str(failure).splitlines()
-        if all(_UNKNOWN_TOPIC in error for error in errors):
+        if all(_UNKNOWN_TOPIC in error for error in failure.errors):
             return Answer([])
-        hint = "; is this the HTTP address of the right daemon?" if "got response 404" in errors[-1] else ""
-        raise Unreachable(f"{failure}{hint}") from None
-    errors = [error for error in found.errors if _UNKNOWN_TOPIC not in error]
+        hint = "; is this the right daemon?" if any("got response 404" in error for error in failure.errors) else ""
+        raise Unreachable("; ".join(map(named, failure.errors)) + hint) from None
+    errors = [named(error) for error in found.errors if _UNKNOWN_TOPIC not in error]
     if errors and all_named and not cluster.lookupds:
         raise Unreachable("; ".join(errors))
     return replace(found, errors=tuple(errors))

@@ -29,7 +29,7 @@ class Daemon:
                 unknown = reply(b"") if self.command == "POST" else _not_found
                 daemon._answers.get(target, daemon._answers.get(target.partition("?")[0], unknown))(self)
 
-            do_POST = do_GET  # noqa: N815 - the name http.server looks for
+            do_POST = do_PUT = do_GET  # noqa: N815 - the name http.server looks for
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass

@@ -7,6 +7,7 @@
     cluster     /, /counter, /lookup, /nodes
     topics      /topics, and messages of topics and channels
     messages    finish, requeue and dead-letter messages; redrives
+    policies    /policies: what applies where, editing, and putting into force on nodes
     tables      rows, searching, sorting, paging; charts
     formatting  numbers and durations as text, series as SVG coordinates
     graphite    graphs drawn by Graphite

@@ -13,7 +13,7 @@ from flask import Response, flash, redirect, request
 
 from nsq_compat.cluster import peek
 from nsq_compat.cluster.cluster import Errors
-from nsq_compat.cluster.http_client import AllFailed, Answer, named
+from nsq_compat.cluster.http_client import AllFailed, Answer, call_all, named
 from nsq_compat.cluster.nodes import canonical_address
 from nsq_compat.cluster.reading import UpstreamError
 from nsq_compat.protocol.go_json import dumps
@@ -149,16 +149,16 @@ def _left(node: str, action: str, outcome: peek.Outcome) -> Iterator[str]:
         yield f"{node}: {action}: {outcome.error}"
 
 
-def put_policies(node: str, written: Sequence[Mapping[str, Any]]) -> Errors:
-    """Put policies into force on a node, until it reads its config file again."""
-    node = _known(node)
-    try:
-        service().cluster.client.put(node, "config/policies", dumps(list(written)).encode("utf-8"))
-        errors: Errors = ()
-    except UpstreamError as failure:
-        errors = (f"{node}: {failure}",)
-    _audit(f"put {count_of(len(written), 'policy').replace('policys', 'policies')} into force", "", "", node, errors)
-    return errors
+def put_policies(nodes: Sequence[str], written: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
+    """Put policies into force on nodes, until they read their config files again; returns an error for each, or ""."""
+    known = [_known(node) for node in nodes]
+    body, client = dumps(list(written)).encode("utf-8"), service().cluster.client
+    answer = call_all(known, lambda node: client.put(node, "config/policies", body), client.timeout)
+    errors = dict.fromkeys(known, "") | dict(zip(answer.unreachable, answer.errors, strict=True))
+    number = "1 policy" if len(written) == 1 else f"{len(written)} policies"
+    for node, error in errors.items():
+        _audit(f"put_policies {number} {dumps(list(written))}", "-", "", node, (error,) if error else ())
+    return {node: error.removeprefix(f"{node}: ") for node, error in errors.items()}
 
 
 def audit_redrive(what: str, topic: str, channel: str, to: str, errors: Errors = ()) -> None:

@@ -33,6 +33,7 @@ from nsq_compat.web.admin.formatting import FILTERS
 from nsq_compat.web.admin.graphite import TIMEFRAMES, Graphite, proxy
 from nsq_compat.web.admin.messages import Redrives, messages
 from nsq_compat.web.admin.operations import operations
+from nsq_compat.web.admin.policies import policies
 from nsq_compat.web.admin.tables import address, wants_day, wants_whole_peaks
 from nsq_compat.web.admin.topics import topics
 from nsq_compat.web.application import INTERNAL_ERROR, ApiError, error, log_access, moved
@@ -84,7 +85,7 @@ def create_app(program: AdminService) -> Flask:
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters.update(FILTERS, named=named)
     app.jinja_env.globals["address"] = address
-    for blueprint in (cluster, topics, messages, nodes, login, assets, operations, proxy):
+    for blueprint in (cluster, topics, messages, nodes, policies, login, assets, operations, proxy):
         app.register_blueprint(blueprint)
     app.register_blueprint(api, url_prefix="/api")
     app.before_request(_answer_options)

@@ -1,0 +1,283 @@
+"""/policies: which policies are in force on which node, what applies to which channel, and changes of them.
+
+Policies are edited in a form, reviewed, and then put into force on chosen nodes (PUT /config/policies of nsqd). A
+node's config file stays as it is, and applies again after SIGHUP or a restart, so the pages show what to write there.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from flask import Blueprint, render_template, request
+
+from nsq_compat.cluster.http_client import call_all
+from nsq_compat.cluster.stats import ChannelStats
+from nsq_compat.policy.policies import DROP_OLDEST, REJECT, Policies, Policy, PolicyError
+from nsq_compat.web.admin import actions
+from nsq_compat.web.admin.access import check_form, require, service
+from nsq_compat.web.admin.queries import Queries, current_snapshot
+from nsq_compat.web.admin.tables import page_of
+from nsq_compat.web.admin.users import Role
+from nsq_compat.web.application import ApiError
+
+policies = Blueprint("policies", __name__)
+
+Written = Sequence[Mapping[str, Any]]
+
+_MAX_POLICIES: Final = 100
+_INTEGERS: Final = ("max_attempts", "max_depth", "max_bytes", "burst")
+SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
+    "topic": ("Topics", "a regular expression for the whole name; empty for all"),
+    "channel": ("Channels", "a regular expression for the whole name; empty for all, and for topics without a channel"),
+    "max_attempts": ("Attempts", "after so many, a message goes to the dead-letter topic"),
+    "dead_letter_topic": ("Dead-letter topic", "by default {topic}.{channel}.dead"),
+    "max_depth": ("Most messages", ""),
+    "max_bytes": ("Most bytes", ""),
+    "max_age": ("Greatest age", "such as 24h"),
+    "when_full": ("When full", ""),
+    "max_rate": ("Most deliveries a second", "of one nsqd"),
+    "burst": ("Burst", "messages at once"),
+}
+"""The settings of a policy, in the order of the form: labels and hints."""
+WHEN_FULL: Final = ("", REJECT, DROP_OLDEST)
+
+
+# --- What is in force -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Group:
+    """Nodes with the same policies. The first group, the largest, is that to which the others are compared."""
+
+    written: Written
+    nodes: list[str] = field(default_factory=list)
+
+    @property
+    def toml(self) -> str:
+        return to_toml(self.written)
+
+
+@dataclass(frozen=True)
+class NodePolicies:
+    groups: Sequence[Group]
+    unsupported: Sequence[str]
+    """Nodes without policies: Go's nsqd."""
+    errors: Sequence[str]
+
+    def of(self, node: str) -> Written | None:
+        return next((group.written for group in self.groups if node in group.nodes), None)
+
+
+def _in_force(queries: Queries) -> NodePolicies:
+    nodes = [node.http_address for node in queries.nodes()]
+    client = service().cluster.client
+    answer = call_all(nodes, lambda node: client.get(node, "config/policies"), client.timeout)
+    groups: dict[str, Group] = {}
+    errors: list[str] = []
+    for node, written in answer.value:
+        if not isinstance(written, list) or not all(isinstance(each, dict) for each in written):
+            errors.append(f"{node}: invalid answer: policies that are no list of tables")
+            continue
+        groups.setdefault(json.dumps(written, sort_keys=True), Group(written)).nodes.append(node)
+    unsupported = []
+    for node, error in zip(answer.unreachable, answer.errors, strict=True):
+        # Go's nsqd does not have the option.
+        if "INVALID_OPTION" in error:
+            unsupported.append(node)
+        else:
+            errors.append(f"{node}: {error.removeprefix(f'{node}: ')}")
+    return NodePolicies(sorted(groups.values(), key=lambda group: -len(group.nodes)), unsupported, errors)
+
+
+@dataclass(frozen=True)
+class Applies:
+    """What applies to a channel on some of its nodes: settings, and the numbers of the policies on these nodes."""
+
+    settings: Mapping[str, Any]
+    numbers: Sequence[int]
+    nodes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Row:
+    channel: ChannelStats
+    applies: Sequence[Applies]
+    """One for each kind; several mean that the nodes differ."""
+
+
+def _row(channel: ChannelStats, parsed: Mapping[str, Policies]) -> Row:
+    kinds: dict[str, Applies] = {}
+    for part in channel.nodes:
+        found = parsed.get(part.node)
+        numbers = [] if found is None else found.numbers_for(*channel.key)
+        key = json.dumps([dict(part.policy), numbers], sort_keys=True)
+        before = kinds.get(key)
+        nodes = [*(before.nodes if before else ()), part.node]
+        kinds[key] = Applies(part.policy, numbers, nodes)
+    return Row(channel, list(kinds.values()))
+
+
+@policies.get("/policies")
+def show() -> str:
+    queries = Queries()
+    found = _in_force(queries)
+    parsed = {node: one for group in found.groups if (one := _parsed(group.written)) for node in group.nodes}
+    everything = request.args.get("all") == "1"
+    channels = [
+        channel
+        for topic in current_snapshot().topics
+        for channel in topic.channels
+        if everything or any(part.policy for part in channel.nodes)
+    ]
+    page = page_of(
+        channels, request.args, {"name": lambda each: each.key}, lambda each: f"{each.topic_name}/{each.channel_name}"
+    )
+    return render_template(
+        "policies/show.html",
+        found=found,
+        page=page,
+        rows=[_row(channel, parsed) for channel in page.rows],
+        everything=everything,
+        settings=SETTINGS,
+        warnings=queries.warnings,
+    )
+
+
+def _parsed(written: Written) -> Policies | None:
+    try:
+        return Policies(list(written))
+    except PolicyError:  # of another version of nsqd
+        return None
+
+
+# --- Editing ----------------------------------------------------------------------------------------------------------
+
+
+@policies.get("/policies/edit")
+def edit() -> str:
+    """The form, with the policies of one node."""
+    require(Role.ADMIN)
+    queries = Queries()
+    found = _in_force(queries)
+    node = request.args.get("from", "")
+    group = next((group for group in found.groups if node in group.nodes), found.groups[0] if found.groups else None)
+    written = group.written if group else ()
+    return _form(found, written, group.nodes if group else (), {}, queries)
+
+
+@policies.post("/policies/edit")
+def change() -> str | tuple[str, int]:
+    """`action`: ``add`` a policy, ``edit`` again, ``review``, or ``apply``. Only the last one changes anything."""
+    check_form()
+    require(Role.ADMIN)
+    action = request.form.get("action", "")
+    written = _from_json() if "policies" in request.form else _from_fields()
+    nodes = request.form.getlist("node")
+    errors = problems(written)
+    if action not in ("add", "edit", "review", "apply"):
+        raise ApiError(400, "INVALID_ACTION")
+    if not nodes and action in ("review", "apply"):
+        errors[0, "node"] = "choose at least one node"
+    if action == "apply" and not errors:
+        outcome = actions.put_policies(nodes, written)
+        return render_template("policies/outcome.html", outcome=outcome, toml=to_toml(written))
+    queries = Queries()
+    found = _in_force(queries)
+    if action in ("review", "apply") and not errors:
+        return render_template(
+            "policies/review.html",
+            written=written,
+            encoded=json.dumps(written),
+            toml=to_toml(written),
+            changes={node: found.of(node) != list(written) for node in nodes},
+            before={node: found.of(node) for node in nodes},
+            warnings=queries.warnings,
+        )
+    if action == "add":
+        return _form(found, [*written, {}], nodes, {}, queries)
+    return _form(found, written, nodes, errors, queries), 400 if errors else 200
+
+
+def _form(
+    found: NodePolicies, written: Written, nodes: Sequence[str], errors: Mapping[tuple[int, str], str], queries: Queries
+) -> str:
+    return render_template(
+        "policies/edit.html",
+        found=found,
+        written=written or [{}],
+        nodes=nodes,
+        errors=errors,
+        settings=SETTINGS,
+        integers=_INTEGERS,
+        when_full=WHEN_FULL,
+        unknown=sorted({key for policy in written for key in policy if key not in SETTINGS}),
+        warnings=queries.warnings,
+    )
+
+
+def _from_json() -> list[dict[str, Any]]:
+    try:
+        written = json.loads(request.form["policies"])
+    except (ValueError, RecursionError):
+        raise ApiError(400, "INVALID_VALUE") from None
+    if not isinstance(written, list) or not all(isinstance(each, dict) for each in written):
+        raise ApiError(400, "INVALID_VALUE")
+    return written
+
+
+def _from_fields() -> list[dict[str, Any]]:
+    """The policies of the form, by their positions, without those that are empty."""
+    found: list[tuple[float, dict[str, Any]]] = []
+    for number in range(1, _MAX_POLICIES + 1):
+        texts = {key: request.form.get(f"{number}.{key}", "").strip() for key in SETTINGS}
+        if policy := {key: _value(key, text) for key, text in texts.items() if text}:
+            position = _value("max_rate", request.form.get(f"{number}.position", ""))
+            found.append((position if isinstance(position, int | float) else float(number), policy))
+    return [policy for _, policy in sorted(found, key=lambda pair: pair[0])]
+
+
+def _value(key: str, text: str) -> Any:
+    """The value that a field stands for; a text that is no number stays, so that its error is shown."""
+    if key in _INTEGERS or key == "max_rate":
+        for kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    return text
+
+
+def problems(written: Written) -> dict[tuple[int, str], str]:
+    """The errors, by number of the policy, from 1, and setting; the setting may be empty."""
+    found: dict[tuple[int, str], str] = {}
+    for number, policy in enumerate(written, 1):
+        rest = dict(policy)
+        while True:
+            try:
+                Policy(number, rest)
+            except PolicyError as error:
+                text = str(error).removeprefix(f"policy {number}: ").removeprefix(f"{error.key}: ")
+                is_first = all(each != number for each, _ in found)
+                if not is_first and (not error.key or text.startswith("has no effect")):
+                    break  # because of the values that were left out
+                found[number, error.key] = text
+                if rest.pop(error.key, None) is None:
+                    break
+            else:
+                break
+    return found
+
+
+def to_toml(written: Written) -> str:
+    """The policies as nsqd's config file has them."""
+    tables = [
+        "[[policies]]\n" + "".join(f"{key} = {_toml_value(value)}\n" for key, value in policy.items())
+        for policy in written
+    ]
+    return "\n".join(tables)
+
+
+def _toml_value(value: object) -> str:
+    # JSON's strings and numbers are TOML's, except for one control character.
+    return json.dumps(value).replace("\x7f", "\\u007f")
