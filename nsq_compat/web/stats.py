@@ -133,14 +133,15 @@ def _json_pieces(
     memory: Mapping[str, int],
     producers: Sequence[ClientStats],
 ) -> Iterator[bytes]:
-    head = {"version": NSQ_VERSION, "health": service.health(), "start_time": int(service.started_at)}
-    free, size = service.disk_space()
-    ours = {**build_info(), "disk_free_bytes": free, "disk_bytes": size}
-    yield f'{dumps({**head, "nsq_compat": ours})[:-1]},"topics":{"null" if topics is None else "["}'.encode()
+    head = dumps({"version": NSQ_VERSION, "health": service.health(), "start_time": int(service.started_at)})
+    yield f'{head[:-1]},"topics":{"null" if topics is None else "["}'.encode()
     for index, topic in enumerate(cooperatively(topics or (), MAX_TOPICS_AT_ONCE)):
         yield b"%s%s" % (b"," if index else b"", dumps(_topic_json(topic)).encode())
     requested = {"memory": dict(memory)} if memory else {}
-    tail = dumps({**requested, "producers": [_client_json(producer) for producer in producers] or None})
+    free, size = service.disk_space()
+    ours = {**build_info(), "disk_free_bytes": free, "disk_bytes": size}
+    clients = [_client_json(producer) for producer in producers] or None
+    tail = dumps({**requested, "producers": clients, "nsq_compat": ours})
     yield f"{'' if topics is None else ']'},{tail[1:]}".encode()
 
 
