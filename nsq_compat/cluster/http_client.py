@@ -6,6 +6,7 @@ hangs does not delay the answers of the others.
 """
 
 import http.client
+import logging
 import math
 import re
 import threading
@@ -27,6 +28,8 @@ from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
 from nsq_compat.protocol.errors import quote
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -34,6 +37,7 @@ MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """A thousand topics with their channels and clients take about one MiB."""
 _MAX_QUOTED_BYTES: Final = 300
 _REQUEST: Final = re.compile(r'^(?:\w+ )?"?https?://[^" ]+"?: ')
+_REFUSAL: Final = re.compile(r'^got response (\d+) .*"\{\\"message\\":\\"(\w+)\\"\}"$')
 
 
 class TimedOut(UpstreamError):
@@ -112,6 +116,7 @@ class HttpClient:
         url = _url_of("http", address, path, parameters)
         if address in self._silent:
             raise TimedOut(f'{method.title()} "{url}": timeout')
+        log.debug("CI: querying %s", url)
         try:
             status, answer = self._try(method, url, address, path, parameters, body)
         except TimedOut:
@@ -194,7 +199,8 @@ def named(error: str) -> str:
     """An error as pages show it: after the address of the daemon, without the URL of the request."""
     if not isinstance(error, DaemonError):
         return error
-    return f"{error.daemon}: {_REQUEST.sub('', error).removeprefix(f'{error.daemon}: ')}"
+    text = _REQUEST.sub("", error).removeprefix(f"{error.daemon}: ")
+    return f"{error.daemon}: " + _REFUSAL.sub(r"answered \1 \2", text)
 
 
 class AllFailed(Exception):

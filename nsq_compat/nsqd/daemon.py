@@ -10,7 +10,7 @@ from gevent.event import Event
 
 from nsq_compat import NSQ_VERSION, build_line, version_line
 from nsq_compat.cli.kinds import TLS_REQUIRED, OptionError
-from nsq_compat.cli.logs import parse_log_level, set_level
+from nsq_compat.cli.logs import DEBUG, parse_log_level, set_level
 from nsq_compat.cli.options import option_value
 from nsq_compat.log.data_path import resolved
 from nsq_compat.log.files import OsFiles
@@ -167,7 +167,7 @@ class Daemon:
             )
 
     def _make_session(self, connection: Connection[NsqdSession], host: str, now: float, now_ns: int) -> NsqdSession:
-        return NsqdSession(
+        session = NsqdSession(
             self.broker,
             self._limits,
             peer=connection.peer,
@@ -179,6 +179,9 @@ class Daemon:
             now=now,
             now_ns=now_ns,
         )
+        if self.options.log_level == DEBUG:
+            session.trace(True)
+        return session
 
     def start(self) -> None:
         """Restore the data path, then serve. Clients that connect meanwhile wait in the kernel's queue."""
@@ -303,6 +306,8 @@ class Daemon:
     def set_log_level(self, text: str) -> None:
         self.options.log_level = parse_log_level(text)
         set_level(self.options.log_level)
+        for session in self._tcp.sessions:
+            session.trace(self.options.log_level == DEBUG)
 
     def set_lookupd_addresses(self, addresses: Sequence[str] | None) -> None:
         self.options.nsqlookupd_tcp_addresses = tuple(addresses or ())
