@@ -4,14 +4,11 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
-from typing import Final
 
 import pytest
 
 from nsq_conformance.attached import Attached, AttachedNsqd, is_address
 from nsq_conformance.nsqd_process import NsqdProcess
-
-DAEMONS: Final = ("nsqd", "nsqlookupd", "nsqadmin")
 
 
 def is_go(name: str, config: pytest.Config) -> bool:

@@ -17,6 +17,7 @@ from nsq_compat.cluster import reading
 from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient, call_all, query_all
 from nsq_compat.cluster.nodes import Node, canonical_address, mark_out_of_date, read_node, read_registrations
 from nsq_compat.cluster.stats import NodeStats, TopicStats, read_node_stats, sum_topics
+from nsq_compat.protocol.names import address_error
 
 log = logging.getLogger(__name__)
 
@@ -263,7 +264,10 @@ class Cluster:
 
     def _get_info(self, address: str) -> Node:
         node = read_node(self._discovery_client.get(address, "info"))
-        if not node.broadcast_address:
+        if problem := address_error(node.broadcast_address, HTTP=node.http_port):
+            if node.broadcast_address:
+                text = f"nsqd {address} announces an {problem}; the address in --nsqd-http-address is used"
+                self._log_skipped(address, [text], is_complete=False)
             # An nsqd without a broadcast address is at the address of the request.
             host, _, port = address.rpartition(":")
             node.broadcast_address, node.http_port = host.strip("[]"), int(port) if port.isdigit() else 0

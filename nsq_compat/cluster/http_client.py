@@ -37,6 +37,7 @@ MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """A thousand topics with their channels and clients take about one MiB."""
 _MAX_QUOTED_BYTES: Final = 300
 _REQUEST: Final = re.compile(r'^(?:\w+ )?"?https?://[^" ]+"?: ')
+_REFUSAL: Final = re.compile(r'^got response (\d+) .*"\{\\"message\\":\\"(\w+)\\"\}"$')
 
 
 class TimedOut(UpstreamError):
@@ -212,7 +213,8 @@ def named(error: str) -> str:
     """An error as pages show it: after the address of the daemon, without the URL of the request."""
     if not isinstance(error, DaemonError):
         return error
-    return f"{error.daemon}: {_REQUEST.sub('', error).removeprefix(f'{error.daemon}: ')}"
+    text = _REQUEST.sub("", error).removeprefix(f"{error.daemon}: ")
+    return f"{error.daemon}: " + _REFUSAL.sub(r"answered \1 \2", text)
 
 
 class AllFailed(Exception):

@@ -40,6 +40,7 @@ from nsq_compat.policy.policies import Policies
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.lookup_commands import PeerInfo
+from nsq_compat.protocol.names import address_error
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.topic import Topic
@@ -142,6 +143,8 @@ class Daemon:
         self.tcp_port = port_of(tcp_listener)
         self.http_port = port_of(http_listener) if http_listener else 0
         settle(options, max(self.tcp_port, 0), max(self.http_port, 0))
+        if problem := address_error(options.broadcast_address):
+            log.warning("--broadcast-address: %s; clients that look up a topic, and nsqadmin, skip this nsqd", problem)
 
         syncs_first = self._storage.durability is Durability.FSYNC
         # Sessions wait only for auth servers, and for the disk where it is synced before OK.

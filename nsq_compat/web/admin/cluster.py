@@ -72,7 +72,7 @@ def counter() -> str:
         "cluster/counter.html",
         total=sum(count for _, _, count, _ in rows),
         rate=sum(rate for *_, rate in rows),
-        busiest=sorted(rows, key=lambda row: -row[3])[:_MAX_BUSIEST],
+        busiest=sorted((row for row in rows if row[3]), key=lambda row: -row[3])[:_MAX_BUSIEST],
         warnings=snapshot.errors,
         timeframe=timeframe(),
     )

@@ -132,11 +132,14 @@ class Queries:
 
     def _topic_parts(self, topic: str, channel: str = "", *, clients: bool = False) -> list[TopicStats]:
         """A topic on each of its nodes."""
-        producers = self._value(self._cluster.producers(topic))
+        found = self._cluster.producers(topic)
+        producers = self._value(found)
         try:
             answer = self._cluster.stats(producers, topic, channel, clients=clients)
         except AllFailed:
             self.silent += map(str, producers)
+            if found.skipped and not producers:
+                raise AllFailed("failed to query any nsqd: " + "\n".join(found.skipped)) from None
             raise
         self.silent += answer.unreachable
         answers = self._value(answer)

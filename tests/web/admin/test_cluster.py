@@ -74,7 +74,9 @@ def test_rates_and_charts_come_from_samples(browser, service, nsqd):
 
 
 def test_the_counter_adds_up_all_channels(browser):
-    assert 'data-counter="20000"' in browser.get("/counter").text
+    page = browser.get("/counter").text
+    assert 'data-counter="20000"' in page
+    assert "Busiest" not in page, "no channel has a rate yet"
 
 
 def test_the_lookup_page_says_if_no_nsqlookupd_is_configured(browser):
@@ -122,6 +124,20 @@ def test_the_api_skips_an_invalid_registration_and_names_it(browser, nsqd, path)
     message = answer.get_json(force=True)["message"]
     assert message.startswith("WARNING: ")
     assert message.count('invalid broadcast address "a b"') == 1
+
+
+@pytest.mark.parametrize("path", ["/api/topics/orders", "/api/topics/orders/archive"])
+def test_a_topic_whose_only_registration_is_invalid_is_an_error_that_names_it(browser, nsqd, lookupd, path):
+    lookupd.says("lookup", {"producers": [nsqd.info(broadcast_address="a b", hostname="web3")]})
+    answer = browser.get(path)
+    assert answer.status_code == 502
+    assert 'nsqd (hostname "web3"): invalid broadcast address "a b"' in answer.get_json(force=True)["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/topics/orders", "/topics/orders/archive", "/nodes", "/counter", "/api/nodes"])
+def test_an_nsqd_of_the_fixed_list_is_shown_whatever_address_it_announces(browser, nsqd, path):
+    nsqd.says("info", nsqd.info(broadcast_address="user:pw@host"))
+    assert browser.get(path).status_code == 200
 
 
 def test_the_nodes_are_listed_with_their_health(browser, nsqd):
