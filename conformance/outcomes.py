@@ -9,18 +9,22 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
-
-import pytest
+from typing import TYPE_CHECKING, Final
 
 from nsq_conformance.behaviours.limits import LIMITS
+
+if TYPE_CHECKING:  # nsq-conformance --help works without pytest
+    import pytest
 
 PASSES: Final = "passes"
 FAILS: Final = "fails"
 DIFFERS: Final = "differs"
 """A failure that docs/differences.md has a row for."""
 LEFT_OUT: Final = "left out"
-"""The test needs its own daemon, or the language of a client, which is missing."""
+"""The test needs its own daemon, or a client that cannot run here."""
+
+OWN_TESTS: Final = ("test_demo.py", "test_differential.py", "test_report.py")
+"""Tests of this package, which check no daemon."""
 
 _GROUPS: Final = {
     "answers": "finish, requeue, touch",
@@ -31,7 +35,7 @@ _GROUPS: Final = {
     "handover": "data directory",
     "nsqadmin": "admin api",
     "utilities": "tools",
-    "doors": "tools",
+    "http_consumers": "tools",
     "relays": "tools",
     "nsq_to_file": "tools",
     "nsqlookupd": "discovery",
@@ -49,13 +53,17 @@ _NODE = re.compile(r"(?:.*/)?test_(?P<module>\w+)\.py::(?:\w+::)*test_(?P<name>\
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a behaviour. `difference` is a row of docs/differences.md, `seconds` the duration."""
+    """The outcome of a behaviour. `difference` is a row of docs/differences.md, `seconds` the duration.
+
+    `reason` says why it was left out.
+    """
 
     group: str
     behaviour: str
     outcome: str
     difference: str
     seconds: float
+    reason: str = ""
 
 
 def named(node: str) -> tuple[str, str]:
@@ -72,12 +80,24 @@ def named(node: str) -> tuple[str, str]:
     return _GROUPS.get(match["module"], match["module"].replace("_", " ")), behaviour
 
 
+def _reason(report: "pytest.TestReport") -> str:
+    """Why a test was skipped."""
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+def groups() -> list[str]:
+    """The names of all groups."""
+    tests = (file for file in Path(__file__).parent.rglob("test_*.py") if file.name not in OWN_TESTS)
+    return sorted({"compression", "limits", *(named(f"{file.name}::test_it")[0] for file in tests)})
+
+
 class _Collector:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._outcomes: dict[str, Outcome] = {}
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
         known = self._outcomes.get(report.nodeid)
         if report.when != "call" and report.passed:
             return
@@ -92,6 +112,7 @@ class _Collector:
                 outcome,
                 str(properties.get("difference", "")),
                 report.duration,
+                _reason(report) if outcome == LEFT_OUT else "",
             )
 
     def pytest_sessionfinish(self) -> None:
@@ -99,12 +120,12 @@ class _Collector:
         self._path.write_text(json.dumps(outcomes, indent=1))
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: "pytest.Parser") -> None:
     parser.addoption("--outcomes", type=Path, help="file for the outcomes of all behaviours, as JSON")
     parser.addoption("--group", action="append", default=[], help="only the behaviours of this group; repeatable")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: "pytest.Config", items: "list[pytest.Item]") -> None:
     wanted: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
@@ -116,7 +137,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config: "pytest.Config") -> None:
     path = config.getoption("--outcomes")
     if path is not None and not hasattr(config, "workerinput"):  # xdist's workers report to the main process
         config.pluginmanager.register(_Collector(path))

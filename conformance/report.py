@@ -1,14 +1,12 @@
 """``nsq-conformance`` (in a checkout ``conformance/run``): a table of behaviours of an nsqd, or with ``--peer`` of two.
 
 The table is printed, and with ``--json``, ``--html`` and ``--markdown`` written to files. The exit status is 1 if the
-first nsqd failed a test.
+first nsqd failed a test, and 2 if the tests could not be run.
 """
 
 import argparse
 import html
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,16 +17,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from nsq_conformance.daemons import DAEMONS
-from nsq_conformance.outcomes import DIFFERS, FAILS, LEFT_OUT, PASSES, Outcome
+from nsq_conformance.attached import DAEMONS
+from nsq_conformance.outcomes import DIFFERS, FAILS, LEFT_OUT, OWN_TESTS, PASSES, Outcome, groups
+from nsq_conformance.preflight import Unusable, check_daemons, check_file, check_packages
 
 _KIT: Final = Path(__file__).parent
 _NOT_RUN: Final = "not run"
 _OUTCOMES: Final = (PASSES, DIFFERS, FAILS, LEFT_OUT)
 _WIDTH: Final = 100
-_OWN_TESTS: Final = ("test_demo.py", "test_differential.py", "test_report.py")
-_CLIENTS: Final = {"gonsq": ("GO", "go"), "nsqjs": ("", "npm")}
-"""Clients in other languages: the environment variable and the program of their language."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,43 +35,40 @@ class Row:
     behaviour: str
     difference: str
     outcomes: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
+    """Why it was left out, for each implementation."""
 
 
-def run(daemons: dict[str, str], selection: Sequence[str], processes: str) -> list[Outcome]:
-    """Run all tests, or the selected ones, with these daemons. Raises ChildProcessError if none could run."""
+def run(daemons: dict[str, str], selected_tests: Sequence[str], processes: str) -> list[Outcome]:
+    """Run these tests with these daemons. Raises Unusable if none could run."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outcomes.json"
         arguments = [sys.executable, "-m", "pytest", "-c", str(_KIT / "kit.ini"), "--rootdir", str(_KIT), "-q"]
         arguments += ["--no-header", "-n", processes, "-p", "nsq_conformance.outcomes", f"--outcomes={file}"]
         arguments += [f"--{name}={text}" for name, text in daemons.items() if text]
-        arguments += [f"--without={client}" for client in missing_clients()]
+        arguments += ["--leave-out-clients", *selected_tests]
         # The output of pytest is progress, not the report.
-        subprocess.run([*arguments, *selected(selection)], stdout=sys.stderr, check=False)
+        subprocess.run(arguments, stdout=sys.stderr, check=False)
         if not file.exists():
-            raise ChildProcessError("pytest failed before it ran a test; see its output above")
+            raise Unusable("pytest failed before it ran a test; see its output above.")
         return [Outcome(**each) for each in json.loads(file.read_text())]
 
 
 def selected(selection: Sequence[str]) -> list[str]:
-    """Convert a selection to pytest's arguments: files and tests of this folder; other words are names of groups."""
+    """Convert a selection to pytest's arguments: files and tests of this folder, and names of groups."""
     arguments: list[str] = []
     for each in selection:
         path, *test = each.removeprefix("conformance/").split("::")
-        arguments.append("::".join([str(_KIT / path), *test]) if (_KIT / path).exists() else f"--group={each}")
+        if each in groups():
+            arguments.append(f"--group={each}")
+        elif path and (_KIT / path).exists():
+            arguments.append("::".join([str(_KIT / path), *test]))
+        else:
+            known = "; ".join(groups())
+            raise Unusable(f"{each!r} is neither a group nor a file of the tests. The groups are: {known}.")
     if all(each.startswith("--group=") for each in arguments):
-        arguments += [str(_KIT), *(f"--ignore={_KIT / name}" for name in _OWN_TESTS)]
+        arguments += [str(_KIT), *(f"--ignore={_KIT / name}" for name in OWN_TESTS)]
     return arguments
-
-
-def missing_clients() -> list[str]:
-    """The clients whose language is not installed; the table shows them as left out."""
-    beside_python = str(Path(sys.executable).parent)
-    places = os.pathsep.join([os.environ.get("PATH", os.defpath), beside_python])
-    return [
-        client
-        for client, (variable, program) in _CLIENTS.items()
-        if not os.environ.get(variable) and shutil.which(program, path=places) is None
-    ]
 
 
 def rows(columns: Sequence[Sequence[Outcome]]) -> list[Row]:
@@ -87,6 +80,7 @@ def rows(columns: Sequence[Sequence[Outcome]]) -> list[Row]:
             *key,
             next(column[key].difference for column in found if key in column),
             tuple(column[key].outcome if key in column else _NOT_RUN for column in found),
+            tuple(column[key].reason if key in column else "" for column in found),
         )
         for key in keys
     ]
@@ -97,6 +91,8 @@ def summaries(table: Sequence[Row], names: Sequence[str]) -> Iterator[str]:
         counts = Counter(row.outcomes[number] for row in table)
         counted = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _OUTCOMES if counts[outcome])
         yield f"{name}: {len(table)} behaviours, {counted or 'none'}"
+        reasons = Counter(row.reasons[number] for row in table if row.outcomes[number] == LEFT_OUT)
+        yield from (f"{name}: {count} left out: {reason}" for reason, count in sorted(reasons.items()))
 
 
 def as_text(table: Sequence[Row], names: Sequence[str]) -> str:
@@ -161,6 +157,12 @@ _WHICH: Final = (
 )
 
 
+def _processes(text: str) -> str:
+    if text != "auto" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return text
+
+
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="nsq-conformance", description=__doc__)
     for name in DAEMONS:
@@ -174,20 +176,29 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="file for the table as JSON")
     parser.add_argument("--html", type=Path, help="file for the table as a page")
     parser.add_argument("--markdown", type=Path, help="file for the table as Markdown")
-    parser.add_argument("--processes", default="auto", help="number of parallel processes (default: one per processor)")
-    parser.add_argument("selection", nargs="*", help="groups, or files and tests of this package (default: all)")
+    parser.add_argument(
+        "--processes", type=_processes, default="auto", help="number of parallel processes (default: one per processor)"
+    )
+    selection = f"files and tests of this package, or groups (default: all): {'; '.join(groups())}"
+    parser.add_argument("selection", nargs="*", help=selection)
     return parser.parse_args(arguments)
 
 
-def main() -> int:
-    options = parse_arguments(sys.argv[1:])
+def report(options: argparse.Namespace) -> int:
+    """Run the tests, and print and write the table. Raises Unusable."""
+    check_packages()
+    for file in (options.json, options.html, options.markdown):
+        check_file(file)
+    tests = selected(options.selection)
     prefixes = ("", "peer_") if options.peer_nsqd else ("",)
-    columns = [
-        run({name: getattr(options, prefix + name) for name in DAEMONS}, options.selection, options.processes)
-        for prefix in prefixes
-    ]
+    implementations = [{name: getattr(options, prefix + name) for name in DAEMONS} for prefix in prefixes]
+    for daemons in implementations:
+        check_daemons(daemons)
+    columns = [run(daemons, tests, options.processes) for daemons in implementations]
     names = options.names[: len(columns)]
     table = rows(columns)
+    if not table:
+        raise Unusable("No test matches the selection; see the output of pytest above.")
     print(as_text(table, names))
     if options.json:
         document = {"names": names, "behaviours": [asdict(row) for row in table]}
@@ -196,7 +207,18 @@ def main() -> int:
         options.html.write_text(as_html(table, names))
     if options.markdown:
         options.markdown.write_text(as_markdown(table, names))
-    return int(any(row.outcomes[0] == FAILS for row in table) or not table)
+    return int(any(row.outcomes[0] == FAILS for row in table))
+
+
+def main() -> int:
+    options = parse_arguments(sys.argv[1:])
+    try:
+        return report(options)
+    except (Unusable, OSError) as error:
+        print(f"nsq-conformance: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from nsq_conformance.attached import AttachedNsqadmin, AttachedNsqd, AttachedNsqlookupd, is_address
+from nsq_conformance.attached import DAEMONS, AttachedNsqadmin, AttachedNsqd, AttachedNsqlookupd, is_address
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.cluster import eventually
-from nsq_conformance.daemons import DAEMONS, given
+from nsq_conformance.daemons import given
 from nsq_conformance.nsqadmin_process import NsqadminProcess
 from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess

@@ -17,6 +17,7 @@ import contextlib
 import heapq
 import itertools
 import json
+import logging
 import os
 import socket
 import ssl
@@ -38,6 +39,9 @@ MAX_REDIRECTS: Final = 10
 FAILURES: Final = (requests.RequestException, urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError)
 """Everything that a request can raise."""
 _CHUNK: Final = 64 * 1024
+
+# It logs URLs, and an auth server's contains a secret. What fails is logged by the caller.
+logging.getLogger("urllib3").setLevel(logging.CRITICAL)
 
 
 class AnswerTooLarge(ValueError):

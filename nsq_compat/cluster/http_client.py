@@ -6,6 +6,7 @@ hangs does not delay the answers of the others.
 """
 
 import http.client
+import logging
 import math
 import re
 import threading
@@ -27,6 +28,8 @@ from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
 from nsq_compat.protocol.errors import quote
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -34,6 +37,7 @@ MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """A thousand topics with their channels and clients take about one MiB."""
 _MAX_QUOTED_BYTES: Final = 300
 _REQUEST: Final = re.compile(r'^(?:\w+ )?"?https?://[^" ]+"?: ')
+_REFUSAL: Final = re.compile(r'^got response (\d+) .*"\{\\"message\\":\\"(\w+)\\"\}"$')
 
 
 class TimedOut(UpstreamError):
@@ -87,6 +91,14 @@ class HttpClient:
         bounded._timeout = min(self._timeout, seconds)
         return bounded
 
+    def health(self, address: str) -> str:
+        """What a daemon answers to /ping: ``OK``, or the reason why it is not; empty if it says neither."""
+        status, answer = self._answer("GET", address, "ping", {}, None)
+        return answer.decode("utf-8", "replace") if status in (200, 500) else ""
+
+    def text(self, address: str, path: str) -> str:
+        return self._request("GET", address, path, {}, None).decode("utf-8", "replace")
+
     def get(self, address: str, path: str, **parameters: str) -> Any:
         """The JSON value of a daemon's answer. Raises `UpstreamError`, as all methods do."""
         return self._load(address, path, parameters, self._request("GET", address, path, parameters, None))
@@ -109,19 +121,26 @@ class HttpClient:
             raise UpstreamError(f"{_url_of('http', address, path, parameters)}: {error}") from None
 
     def _request(self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None) -> bytes:
-        url = _url_of("http", address, path, parameters)
-        if address in self._silent:
-            raise TimedOut(f'{method.title()} "{url}": timeout')
-        try:
-            status, answer = self._try(method, url, address, path, parameters, body)
-        except TimedOut:
-            if self._due < math.inf:
-                self._silent.add(address)
-            raise
+        status, answer = self._answer(method, address, path, parameters, body)
         if status != 200:
             reason = http.client.responses.get(status, "")
             raise UpstreamError(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}")
         return answer
+
+    def _answer(
+        self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None
+    ) -> tuple[int, bytes]:
+        """Status and body."""
+        url = _url_of("http", address, path, parameters)
+        if address in self._silent:
+            raise TimedOut(f'{method.title()} "{url}": timeout')
+        log.debug("CI: querying %s", url)
+        try:
+            return self._try(method, url, address, path, parameters, body)
+        except TimedOut:
+            if self._due < math.inf:
+                self._silent.add(address)
+            raise
 
     def _try(
         self, method: str, url: str, address: str, path: str, parameters: dict[str, str], body: bytes | None
@@ -194,7 +213,8 @@ def named(error: str) -> str:
     """An error as pages show it: after the address of the daemon, without the URL of the request."""
     if not isinstance(error, DaemonError):
         return error
-    return f"{error.daemon}: {_REQUEST.sub('', error).removeprefix(f'{error.daemon}: ')}"
+    text = _REQUEST.sub("", error).removeprefix(f"{error.daemon}: ")
+    return f"{error.daemon}: " + _REFUSAL.sub(r"answered \1 \2", text)
 
 
 class AllFailed(Exception):

@@ -37,6 +37,7 @@ from typing import Final, Generic, TypeVar
 
 import gevent
 
+from nsq_compat.log.data_path import reason
 from nsq_compat.net.event_loop import BusyPoll, LoopTick, endings, let_others_run
 from nsq_compat.net.tls import MakeTls, Tls, TlsError
 from nsq_compat.protocol.compression import Codec, CompressionError
@@ -522,7 +523,8 @@ class Connection(Generic[Session]):
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, (OSError, TlsError)):
-            log.log(self.session.lost_level, "%s(%s) - %s", self.actor, self.peer, error)
+            why = reason(error) if isinstance(error, OSError) else str(error)
+            log.log(self.session.lost_level, "%s(%s) - %s", self.actor, self.peer, why)
         else:
             log.error("%s(%s) - internal error", self.actor, self.peer, exc_info=error)
         self.abort()

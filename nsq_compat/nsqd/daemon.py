@@ -1,6 +1,7 @@
 """One nsqd: its queue, its listeners, the order in which they start and stop, and drains."""
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from socket import gethostname
@@ -10,7 +11,7 @@ from gevent.event import Event
 
 from nsq_compat import NSQ_VERSION, build_line, version_line
 from nsq_compat.cli.kinds import TLS_REQUIRED, OptionError
-from nsq_compat.cli.logs import parse_log_level, set_level
+from nsq_compat.cli.logs import DEBUG, parse_log_level, set_level
 from nsq_compat.cli.options import option_value
 from nsq_compat.log.data_path import resolved
 from nsq_compat.log.files import OsFiles
@@ -39,6 +40,7 @@ from nsq_compat.policy.policies import Policies
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.lookup_commands import PeerInfo
+from nsq_compat.protocol.names import address_error
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.topic import Topic
@@ -141,6 +143,8 @@ class Daemon:
         self.tcp_port = port_of(tcp_listener)
         self.http_port = port_of(http_listener) if http_listener else 0
         settle(options, max(self.tcp_port, 0), max(self.http_port, 0))
+        if problem := address_error(options.broadcast_address):
+            log.warning("--broadcast-address: %s; clients that look up a topic, and nsqadmin, skip this nsqd", problem)
 
         syncs_first = self._storage.durability is Durability.FSYNC
         # Sessions wait only for auth servers, and for the disk where it is synced before OK.
@@ -167,7 +171,7 @@ class Daemon:
             )
 
     def _make_session(self, connection: Connection[NsqdSession], host: str, now: float, now_ns: int) -> NsqdSession:
-        return NsqdSession(
+        session = NsqdSession(
             self.broker,
             self._limits,
             peer=connection.peer,
@@ -179,6 +183,9 @@ class Daemon:
             now=now,
             now_ns=now_ns,
         )
+        if self.options.log_level == DEBUG:
+            session.trace(True)
+        return session
 
     def start(self) -> None:
         """Restore the data path, then serve. Clients that connect meanwhile wait in the kernel's queue."""
@@ -284,6 +291,13 @@ class Daemon:
         problem = self._storage.problem
         return "OK" if problem is None else f"NOK - {problem}"
 
+    def disk_space(self) -> tuple[int, int]:
+        try:
+            found = os.statvfs(self._storage.data_path)
+        except OSError:
+            return 0, 0
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
     def read_errors(self) -> int:
         return self._storage.read_errors
 
@@ -303,6 +317,8 @@ class Daemon:
     def set_log_level(self, text: str) -> None:
         self.options.log_level = parse_log_level(text)
         set_level(self.options.log_level)
+        for session in self._tcp.sessions:
+            session.trace(self.options.log_level == DEBUG)
 
     def set_lookupd_addresses(self, addresses: Sequence[str] | None) -> None:
         self.options.nsqlookupd_tcp_addresses = tuple(addresses or ())

@@ -17,7 +17,7 @@ from gevent.pool import Pool
 
 from nsq_compat.log.checkpoint import Encoding
 from nsq_compat.log.data_path import reason
-from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
+from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, path_of, save_metadata
 from nsq_compat.log.storage import Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.net.event_loop import let_others_run
@@ -304,7 +304,7 @@ class MetadataFile:
         """Save the current state; returns whether it succeeded. A failure is logged."""
         with self._lock:  # because saves write the same file
             storage = self._storage
-            log.info("NSQ: persisting topic/channel metadata to %s", storage.data_path)
+            log.info("NSQ: persisting topic/channel metadata to %s", path_of(storage.data_path))
             try:
                 storage.check_folder()
                 in_thread(save_metadata, storage.files, storage.data_path, self._topics())

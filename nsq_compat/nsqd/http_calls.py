@@ -12,7 +12,6 @@ A call has a connection of its own (nsqd). URLs may have a secret in their query
 and the libraries' own logging is off.
 """
 
-import logging
 import random
 import ssl
 import time
@@ -51,9 +50,6 @@ _HEADERS: Final = {
     "Connection": "close",
     "User-Agent": f"nsq_compat/{__version__}",
 }
-
-# They log URLs, and an auth server's contains a secret.
-logging.getLogger("urllib3").setLevel(logging.CRITICAL)
 
 
 class CallFailed(Exception):

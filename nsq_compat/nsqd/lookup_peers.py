@@ -252,7 +252,9 @@ class TopicChannels:
                     return None
                 if problem := address_error(lookupd.broadcast_address, HTTP=lookupd.http_port):
                     return CallFailed(f"{peer.address}: {problem}")
-                return _channels_in(self._calls.call(_url(lookupd, topic)))
+                url = _url(lookupd, topic)
+                log.debug("CI: querying nsqlookupd %s", url)
+                return _channels_in(self._calls.call(url))
         except CallFailed as failure:
             peer.ping_now()
             if time.monotonic() - began >= SLOW_SECONDS:

@@ -31,6 +31,10 @@ class IdentifyRequest:
     topology_region: str = ""
     topology_zone: str = ""
 
+    def __str__(self) -> str:
+        """The form of Go's log lines."""
+        return "{" + " ".join(f"{go_name}:{_go_text(getattr(self, name))}" for name, go_name in _GO_NAMES.items()) + "}"
+
     def encode(self) -> bytes:
         """The JSON object, without fields that are zero."""
         return dumps({name: value for name, value in asdict(self).items() if value}).encode("utf-8")
@@ -62,6 +66,29 @@ class IdentifyResponse:
     def encode(self) -> bytes:
         """The JSON object, as the data of a response frame."""
         return encode(self)
+
+
+_GO_NAMES: Final = {
+    "client_id": "ClientID",
+    "hostname": "Hostname",
+    "heartbeat_interval": "HeartbeatInterval",
+    "output_buffer_size": "OutputBufferSize",
+    "output_buffer_timeout": "OutputBufferTimeout",
+    "feature_negotiation": "FeatureNegotiation",
+    "tls_v1": "TLSv1",
+    "deflate": "Deflate",
+    "deflate_level": "DeflateLevel",
+    "snappy": "Snappy",
+    "sample_rate": "SampleRate",
+    "user_agent": "UserAgent",
+    "msg_timeout": "MsgTimeout",
+    "topology_region": "TopologyRegion",
+    "topology_zone": "TopologyZone",
+}
+
+
+def _go_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # nsqd: the sample rate is the only field of 32 bits.

@@ -4,6 +4,7 @@
     nsqd_session    a client of nsqd (V2): a method for each command, and limits such as --max-rdy-count
     negotiation     IDENTIFY: limits, settings such as the heartbeat interval, TLS and compression
     authorization   permissions from auth servers
+    tracing         commands and deliveries in the log, at --log-level=debug
     client_roles    the client as a producer, and as a consumer of a channel
     lookupd_session an nsqd, as a client of nsqlookupd (V1)
     lookup_peer     nsqd, as a client of nsqlookupd (V1)

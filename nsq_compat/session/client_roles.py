@@ -32,6 +32,7 @@ from nsq_compat.queue.publish_batch import LargeBatch, PublishBatch, is_large
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import ClientStats, Refused
 from nsq_compat.queue.wait_queue import Locality
+from nsq_compat.session.tracing import log_delivery
 
 DONE: Final = 0  # the only false one, so that the message path tests `state` without a comparison
 POSTED: Final = 1
@@ -190,6 +191,8 @@ class Subscription:
         self._msg_timeout = msg_timeout
         self._touch_timeout = touch_timeout
         self._sample_rate = sample_rate
+        self._traced_as = ""  # the name of the client in the log; empty unless deliveries are logged
+        self._is_examined = sample_rate > 0  # whether frames are sampled or logged
         self._message_count = 0
         self._finish_count = 0
         self._requeue_count = 0
@@ -220,10 +223,23 @@ class Subscription:
             return ()
         frames = channel.take(self, room, now, self._msg_timeout)
         self.has_more = 0 < len(frames) < room and channel.depth > 0 and not channel.paused
+        if self._is_examined:
+            frames = self._examine(frames)
+        self._message_count += len(frames)
+        return frames
+
+    def trace(self, name: str) -> None:
+        """Log deliveries with this name of the client from now on, or none if it is empty."""
+        self._traced_as = name
+        self._is_examined = bool(name or self._sample_rate)
+
+    def _examine(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         if self._sample_rate:
             taken, frames = len(frames), self._sample(frames)
             self.has_more |= len(frames) < taken  # messages that were not drawn leave room for others
-        self._message_count += len(frames)
+        if self._traced_as and frames:
+            in_flight = len(self.in_flight.frames) - len(frames)
+            log_delivery(self._traced_as, frames, self.ready_count, in_flight)
         return frames
 
     def _sample(self, frames: Sequence[bytes]) -> list[bytes]:

@@ -38,6 +38,7 @@ from nsq_compat.session.authorization import NO_GRANTS, Access, AuthFailed, Auth
 from nsq_compat.session.client_roles import DONE, IN_STEPS, Publisher, Subscription, failed
 from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, TlsFacts, Upgrade
 from nsq_compat.session.negotiation import Layers, NsqdLimits, command_timeout
+from nsq_compat.session.tracing import TracedReader
 
 log = logging.getLogger(__name__)
 
@@ -222,6 +223,15 @@ class NsqdSession(Conversation):
             tls_negotiated_protocol_is_mutual=tls is not None,  # nsqd: whatever was negotiated
         )
 
+    def trace(self, is_on: bool) -> None:
+        """Log commands and deliveries from now on, or stop that."""
+        reader = self._reader
+        if isinstance(reader, TracedReader):
+            reader = reader.inner
+        self._reader = TracedReader(reader, self.peer) if is_on else reader
+        if self.subscription is not None:
+            self.subscription.trace(self.peer if is_on else "")
+
     @property
     def has_published(self) -> bool:
         return bool(self._publisher.counts)
@@ -356,6 +366,8 @@ class NsqdSession(Conversation):
             )
         except (Exiting, TooManyConsumers, OSError) as error:
             raise failed(command.spec, error) from None
+        if isinstance(self._reader, TracedReader):
+            self.subscription.trace(self.peer)
         self.state = table.SUBSCRIBED
         self._replies.append(OK)
 

@@ -19,7 +19,7 @@ from nsq_compat.client.connection import do_together, start_thread, why
 from nsq_compat.client.message import Handler
 from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient
+from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient, named
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.protocol.durations import MILLISECOND, parse_duration, seconds
 from nsq_compat.tools.program import ProgramOptions, Refused, Rule, Stopping, say, unless_one_kind
@@ -142,15 +142,16 @@ def producers_of(cluster: Cluster, topic: str, *, all_named: bool) -> Answer[lis
 
     Raises ``Unreachable`` if no daemon answers, and with `all_named` if a named nsqd does not.
     """
+    kind = "nsqlookupd" if cluster.lookupds else "nsqd"
     try:
         found = cluster.producers(topic)
     except AllFailed as failure:
-        errors = str(failure).splitlines()
-        if all(_UNKNOWN_TOPIC in error for error in errors):
+        if all(_UNKNOWN_TOPIC in error for error in failure.errors):
             return Answer([])
-        hint = "; is this the HTTP address of the right daemon?" if "got response 404" in errors[-1] else ""
-        raise Unreachable(f"{failure}{hint}") from None
-    errors = [error for error in found.errors if _UNKNOWN_TOPIC not in error]
+        is_other = any("got response 404" in error for error in failure.errors)
+        hint = f"; is this {kind}'s HTTP port?" if is_other else ""
+        raise Unreachable("; ".join(f"{kind} {named(error)}" for error in failure.errors) + hint) from None
+    errors = [f"{kind} {named(error)}" for error in found.errors if _UNKNOWN_TOPIC not in error]
     if errors and all_named and not cluster.lookupds:
         raise Unreachable("; ".join(errors))
     return replace(found, errors=tuple(errors))

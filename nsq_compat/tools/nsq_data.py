@@ -4,8 +4,8 @@
     nsq_data export  --data-path=... [--to=...]
     nsq_data salvage --data-path=... [--queue=...] [--into=topic[:channel]] [--json]
 
-The data path must not be used by an nsqd, ours or Go's. Exit code 0: success; 1: damage was found, or a part failed; 2:
-nothing was done (wrong usage, no such folder, in use).
+The data path must not be used by an nsqd, ours or Go's. Exit code 0: success; 1: damage was found, a part failed, or no
+nsqd has ever used the folder; 2: nothing was done (wrong usage, no such folder, in use).
 """
 
 import base64
@@ -26,9 +26,9 @@ from nsq_compat.godata import export as go_export
 from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage, QueueFiles, queues_among
 from nsq_compat.godata.reader import QueueReport, read_data_file, read_queue
-from nsq_compat.log.data_path import DataPathError, DataPathLock, reason, resolved, topic_folder, topics_in
+from nsq_compat.log.data_path import FOLDER, DataPathError, DataPathLock, reason, resolved, topic_folder, topics_in
 from nsq_compat.log.files import OsFiles
-from nsq_compat.log.metadata import MetadataError, TopicMetadata, load_metadata
+from nsq_compat.log.metadata import FILE_NAME, MetadataError, TopicMetadata, load_metadata
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.tools.program import Refused
@@ -37,6 +37,7 @@ from nsq_compat.web.application import picked
 PROGRAM = "nsq_data"
 SALVAGED_SUFFIX = ".salvaged"
 _DEFAULT_FILE_SIZE = 100 * 1024 * 1024
+_UNREADABLE = "cannot be read"
 _FILES = OsFiles()
 
 
@@ -91,6 +92,8 @@ def run(words: Sequence[str]) -> int:
         options = options_type(**arguments.given)
         options.data_path = resolved(options.data_path)
         return command(options)
+    except NeverUsed as error:
+        code, text = EXIT_FAILURE, str(error)
     except (DataPathError, MetadataError, Refused, go_export.ExportRefused) as error:
         code, text = EXIT_USAGE, str(error)
     except BrokenPipeError:
@@ -103,11 +106,22 @@ def run(words: Sequence[str]) -> int:
     return code
 
 
+class NeverUsed(Exception):
+    """No nsqd has used the folder."""
+
+
+def _check_used(data_path: str) -> None:
+    names = _FILES.listdir(data_path)
+    if not queues_among(names) and not any(name.startswith((FILE_NAME, FOLDER)) for name in names):
+        raise NeverUsed(f"{data_path} is no data path: no nsqd, ours or Go's, has left a file in it")
+
+
 # --- check ------------------------------------------------------------------------------------------------------------
 
 
 def _check(options: CheckOptions) -> int:
     with DataPathLock(options.data_path):
+        _check_used(options.data_path)
         findings = check(options.data_path)
     for line in [dumps(as_json(findings))] if options.json else as_text(findings):
         print(line)
@@ -131,7 +145,7 @@ class Findings:
         return bool(
             self.metadata_error
             or any(queue.damaged_parts for queue in self.go_queues)
-            or any(topic.damaged_records or topic.damages or topic.problems for topic in self.topics)
+            or any(topic.is_damaged for topic in self.topics)
         )
 
 
@@ -148,6 +162,10 @@ class TopicFindings:
     damages: list[str] = field(default_factory=list)
     """File, offset and number of lost messages of the first hundred damaged places."""
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_damaged(self) -> bool:
+        return bool(self.damaged_records or self.damages or self.problems)
 
 
 def check(data_path: str) -> Findings:
@@ -182,7 +200,7 @@ def _check_topic(data_path: str, name: str) -> TopicFindings:
                 findings.damaged_records = topic.log.damage.records
                 findings.damages = topic.log.damage.findings
     except OSError as error:  # other topics can be examined nevertheless
-        findings.problems.append(f"cannot be read: {error}")
+        findings.problems.append(f"{_UNREADABLE}: {error.filename or name}: {reason(error)}")
     return findings
 
 
@@ -268,6 +286,7 @@ def _export(options: ExportOptions) -> int:
         locks.enter_context(DataPathLock(source))
         if os.path.realpath(target) != os.path.realpath(source):
             locks.enter_context(DataPathLock(target))
+        _check_used(source)
         go_export.recover(_FILES, source)
         topics = load_metadata(_FILES, source)
         complaints: list[str] = []
@@ -302,6 +321,8 @@ def _salvage(options: SalvageOptions) -> int:
     if options.into and QueueFiles(options.into).owner is None:
         raise Refused(f"--into takes topic or topic:channel, not {options.into}")
     with DataPathLock(data_path):
+        _check_used(data_path)
+        ours = list(_damaged_topics(data_path, {name.partition(":")[0] for name in options.queue}))
         queues = queues_among(_FILES.listdir(data_path))
         wanted = [queue for queue in queues.values() if not options.queue or queue.name in options.queue]
         bad = [name for queue in wanted for _, name in sorted(queue.bad.items())]
@@ -315,12 +336,36 @@ def _salvage(options: SalvageOptions) -> int:
             _salvage_into(options, bad, (stored for _, stored in found))
     for damage in report.damages:
         print(f"{damage.file} at {damage.offset}: {damage.reason}", file=sys.stderr)
-    print(
-        f"{len(bad)} files, {report.messages} messages, {report.damaged_parts} damaged parts; "
-        "files that Go had read to the end are among them, so messages may have been delivered before",
-        file=sys.stderr,
-    )
-    return EXIT_FAILURE if report.damaged_parts else 0
+    if bad:
+        print(
+            f"{len(bad)} files, {report.messages} messages, {report.damaged_parts} damaged parts; "
+            "files that Go had read to the end are among them, so messages may have been delivered before",
+            file=sys.stderr,
+        )
+    else:
+        print("there are no bad files of Go's nsqd to salvage", file=sys.stderr)
+    for topic in ours:
+        print(_advice(topic), file=sys.stderr)
+    return EXIT_FAILURE if report.damaged_parts or ours else 0
+
+
+def _damaged_topics(data_path: str, wanted: set[str]) -> Iterator[TopicFindings]:
+    """Our topics that are damaged, of those that are wanted; all if none is named."""
+    for name in topics_in(_FILES, data_path):
+        if not wanted or name in wanted:
+            findings = _check_topic(data_path, name)
+            if findings.is_damaged:
+                yield findings
+
+
+def _advice(topic: TopicFindings) -> str:
+    """What nsqd delivers of a damaged topic."""
+    damage = [f"{_count(topic.damaged_records, 'message')} damaged"] if topic.damaged_records else []
+    text = f"topic {topic.name}: {', '.join([*damage, *topic.problems]) or 'damaged'}"
+    if any(problem.startswith(_UNREADABLE) for problem in topic.problems):
+        return f"{text}; nsqd refuses to start until the file can be read"
+    depths = ", ".join(f"{channel or '(no channel)'} {depth}" for channel, depth in sorted(topic.depths.items()))
+    return f"{text}; start nsqd, which skips the damage and delivers the rest: {depths}"
 
 
 def _salvage_into(options: SalvageOptions, bad: Sequence[str], messages: Iterator[GoMessage]) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 from nsq_compat.cli.kinds import DURATION, INTEGER, STRING
 from nsq_compat.cli.options import option
 from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.http_client import AllFailed
+from nsq_compat.cluster.http_client import AllFailed, named
 from nsq_compat.cluster.stats import ChannelStats, sum_channel
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.protocol.names import is_valid_name
@@ -89,9 +89,10 @@ class ChannelSampler:
         try:
             self._update()
         except (Unreachable, AllFailed) as error:
+            text = error.named if isinstance(error, AllFailed) else str(error)
             if not self._seen:
-                raise Unreachable(f"ERROR: failed to get nsqd stats - {error}") from error
-            say(f"WARNING: {error}")
+                raise Unreachable(f"ERROR: failed to get nsqd stats - {text}") from error
+            say(f"WARNING: {text}")
         if not self._seen:
             raise Refused(f"ERROR: failed to find channel({self.channel}) in stats metadata for topic({self.topic})")
         return dict(self._seen)
@@ -102,7 +103,7 @@ class ChannelSampler:
             unsure = "".join(f"; {error}" for error in producers.errors)
             raise Refused(f"ERROR: topic {self.topic} is unknown: no nsqd has it{unsure}")
         statistics = self.cluster.stats(producers.value, self.topic, self.channel)
-        for error in (*producers.errors, *statistics.errors):
+        for error in (*producers.errors, *(f"nsqd {named(each)}" for each in statistics.errors)):
             say(f"WARNING: {error}")
         if not producers.errors:  # otherwise a missing node may only not have been found
             for gone in self._seen.keys() - {node.http_address for node in producers.value}:

@@ -102,10 +102,11 @@ class Table(Generic[S]):
 def collect(service: NsqdService) -> Iterator[Metric]:
     """All metrics, for one scrape."""
     topics, channels = Table(_TOPIC, ("topic",)), Table(_CHANNEL, ("topic", "channel"))
-    latency = GaugeMetricFamily(
+    # A summary, because no other kind may have the label. Without count and sum: of a window, they would not only grow.
+    latency = Metric(
         "nsqd_channel_e2e_latency_seconds",
         "Time from publish to FIN in the last window (--e2e-processing-latency-percentile).",
-        labels=("topic", "channel", "quantile"),
+        "summary",
     )
     for topic in cooperatively(snapshot(service.broker, service.now()), MAX_TOPICS_AT_ONCE):
         fits = topics.count + channels.count + 1 + len(topic.channels) <= service.options.metrics_max_names
@@ -115,11 +116,11 @@ def collect(service: NsqdService) -> Iterator[Metric]:
         else:
             topics.add_to_others(topic)
         for channel in topic.channels:
-            labels = (topic.topic_name, channel.channel_name)
+            names = {"topic": topic.topic_name, "channel": channel.channel_name}
             if has_series and not is_ephemeral(channel.channel_name):
-                channels.add(labels, channel)
+                channels.add(tuple(names.values()), channel)
                 for quantile, value in channel.e2e_processing_latency.percentiles or ():
-                    latency.add_metric((*labels, f"{quantile:g}"), value / _NANOSECONDS)
+                    latency.add_sample(latency.name, {**names, "quantile": f"{quantile:g}"}, value / _NANOSECONDS)
             else:
                 channels.add_to_others(channel)
     yield from _daemon_metrics(service, topics, channels)

@@ -5,7 +5,15 @@ import threading
 
 import pytest
 
-from nsq_compat.cluster.http_client import MAX_CONCURRENT, AllFailed, HttpClient, call_all, query_all
+from nsq_compat.cluster.http_client import (
+    MAX_CONCURRENT,
+    AllFailed,
+    DaemonError,
+    HttpClient,
+    call_all,
+    named,
+    query_all,
+)
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
 from tests.cluster.hostile import DEADLINE, HostileServer, silent
 
@@ -162,3 +170,18 @@ def test_a_client_of_a_page_asks_a_daemon_that_hangs_only_once(client):
                 bounded.get(server.address, "stats")
         assert server.requests == 1
         assert client.timeout == 20
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (r'got response 404 Not Found "{\"message\":\"TOPIC_NOT_FOUND\"}"', "h:1: answered 404 TOPIC_NOT_FOUND"),
+        ('got response 500 Internal Server Error "oops"', 'h:1: got response 500 Internal Server Error "oops"'),
+        ('Post "http://h:1/pub?topic=t": timeout', "h:1: timeout"),
+        ("http://h:1/stats: invalid answer: not JSON", "h:1: invalid answer: not JSON"),
+        ("h:1: timeout", "h:1: timeout"),
+    ],
+)
+def test_an_error_on_a_page_begins_with_the_daemon(error, shown):
+    assert named(DaemonError("h:1", error)) == shown
+    assert named("text") == "text"

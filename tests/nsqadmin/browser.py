@@ -124,6 +124,7 @@ class Browser:
 
     def start_over(self) -> None:
         """The window of a new visitor."""
+        self.open("about:blank")  # the page before goes on asking its nsqadmin, which may have ended
         self.scripts(on=True)
         self.prefer("light")
         self.resize(1280, 900)

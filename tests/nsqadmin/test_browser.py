@@ -284,7 +284,7 @@ PAGES = (
     *("/", "/topics", "/topics/everywhere", "/topics/everywhere/archive", "/topics/everywhere/archive/messages"),
     "/messages/everywhere",
     *("/nodes", "/counter", "/lookup", "/topics/everywhere?confirm=delete", "/create", "/create?topic=everywhere"),
-    "/topics/everywhere?form=publish",
+    *("/topics/everywhere?form=publish", "/docs/nsqadmin", "/docs/flags"),
 )
 
 

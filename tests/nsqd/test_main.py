@@ -213,6 +213,27 @@ def test_unix_sockets_serve_both_protocols_and_are_gone_after_a_clean_stop(tmp_p
     assert not http.exists()
 
 
+def test_an_nsqd_with_an_invalid_broadcast_address_warns_and_starts(tmp_path):
+    with NsqdProcess(installed_nsqd(), tmp_path, options=["--broadcast-address=user:pw@host"]) as nsqd:
+        assert nsqd.logs('WARNING: --broadcast-address: invalid broadcast address "user:pw@host"; clients that')
+
+
+def test_debug_shows_commands_and_deliveries_of_all_clients_from_when_it_is_set(nsqd):
+    with connect(nsqd) as before:
+        before.publishes(b"x")
+        nsqd.asks("PUT", "/config/log_level", b"debug")
+        before.publishes(b"y", topic=b"later")
+        with connect(nsqd) as after:
+            after.subscribes(b"later", b"c", ready=1)
+            assert nsqd.logs("[PUB later]")
+            assert nsqd.logs("[RDY 1]")
+            assert nsqd.logs("DEBUG: PROTOCOL(V2): writing msg(")
+            nsqd.asks("PUT", "/config/log_level", b"info")
+            before.publishes(b"z", topic=b"last")
+            assert nsqd.logs("TOPIC(last): created")
+            assert not nsqd.logs("[PUB last]", timeout=0)
+
+
 def test_info_and_stats_show_the_real_ports_and_clients(nsqd):
     assert nsqd.asks("GET", "/info").json()["tcp_port"] == tcp_address(nsqd)[1]
     with connect(nsqd) as client:

@@ -1,8 +1,12 @@
 """Prometheus beside a live nsqd: what a scrape shows, and that alert rules and dashboard speak of nothing else."""
 
 import json
+import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
@@ -106,6 +111,41 @@ def test_rules_and_dashboard_use_only_existing_metrics(nsqd):
         wanted = metric_names(expression)
         assert wanted, expression
         assert wanted <= names, expression
+
+
+def promtool(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run Prometheus's checker, which scripts/test puts into .venv."""
+    program = shutil.which("promtool", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if program is None:
+        pytest.fail(
+            "this test needs promtool, which scripts/test downloads (on Debian it is in the package prometheus)"
+        )
+    return subprocess.run([program, *arguments], input=text, capture_output=True, text=True, timeout=60)
+
+
+def test_promtool_accepts_the_metrics_of_all_daemons_with_every_kind_of_series(nsqd):
+    nsqd.create_channel("orders", "archive")
+    with connect(nsqd) as client:
+        client.publishes(b"1", topic=b"orders").subscribes(b"orders", b"archive", ready=1)
+        client.finishes(client.takes(1))
+        eventually(
+            lambda: scrape(nsqd.http_address)["nsqd_channel_e2e_latency_seconds", "orders", "archive", "0.99"] > 0
+        )
+    options = [f"--nsqd-http-address={nsqd.http_address}", "--sample-interval=1s"]
+    with (
+        NsqlookupdProcess(installed_nsqlookupd()) as nsqlookupd,
+        NsqadminProcess(installed_nsqadmin(), options=options) as nsqadmin,
+    ):
+        eventually(lambda: ("nsqadmin_nodes",) in scrape(nsqadmin.http_address))
+        for daemon in (nsqd, nsqlookupd, nsqadmin):
+            page = daemon.asks("GET", "/metrics").body.decode()
+            done = promtool("check", "metrics", text=page)
+            assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_promtool_accepts_the_alert_rules():
+    done = promtool("check", "rules", str(RULES))
+    assert done.returncode == 0, done.stderr
 
 
 def test_rules_have_the_fields_of_prometheus_and_a_sentence():

@@ -3,6 +3,7 @@ features and report them.
 """
 
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -30,6 +31,7 @@ with Producer({address!r}, {options}) as producer:
 
 PAGES = {f"nsq_compat/{path.relative_to(ROOT)}" for path in (ROOT / "templates").rglob("*.html")}
 ASSETS = {f"nsq_compat/{path.relative_to(ROOT)}" for path in (ROOT / "static").iterdir()}
+DOCUMENTS = {f"nsq_compat/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
 MODULES = {str(path.relative_to(ROOT)) for path in (ROOT / "nsq_compat").rglob("*.py")}
 SPARK = {f"pyspark_nsq/{path.name}" for path in (ROOT / "spark" / "pyspark_nsq").glob("*.py")}
 KIT = {f"nsq_conformance/{path.relative_to(ROOT / 'conformance')}" for path in (ROOT / "conformance").rglob("*.*")}
@@ -46,7 +48,7 @@ def test_archive_and_wheel_have_all_modules_pages_and_assets_and_no_tests_of_the
     with zipfile.ZipFile(release.wheel) as content:
         in_wheel = set(content.namelist())
     for names in (in_archive, in_wheel):
-        assert names >= MODULES | SPARK | KIT | PAGES | ASSETS | MARKERS
+        assert names >= MODULES | SPARK | KIT | PAGES | ASSETS | DOCUMENTS | MARKERS
     assert in_archive >= ALONGSIDE | DOCS | CONTRIB
     folders = {name.partition("/")[0] for name in in_wheel}
     assert {name for name in folders if not name.endswith(".dist-info")} == {
@@ -63,6 +65,17 @@ def test_the_conformance_kit_checks_an_nsqd_from_where_it_is_installed(release, 
     checks = ("behaviours/test_http.py::test_ping_says_ok_as_plain_text", "behaviours/test_publish.py")
     table = run(kit, "--processes=2", *checks, cwd=tmp_path)
     assert re.search(r"\nours: \d\d behaviours, \d\d passes\n", table)
+
+
+def test_the_conformance_kit_without_its_extra_names_the_command_that_installs_it(release, tmp_path):
+    programs = release.installed()
+    assert "usage: nsq-conformance" in run(programs / "nsq-conformance", "--help", cwd=tmp_path)
+    ended = subprocess.run([programs / "nsq-conformance", "publish"], capture_output=True, text=True)
+    sentence, _, command = ended.stderr.strip().partition("  ")
+    assert (ended.returncode, sentence) == (2, "nsq-conformance: Packages are missing. Install them with:")
+    python, *install = shlex.split(command)
+    assert (Path(python), install[:3]) == (programs / "python", ["-m", "pip", "install"])
+    assert {"pytest", "pynsq", "trustme"} <= {each.partition("==")[0] for each in install[3:]}
 
 
 def test_a_type_checker_uses_the_types_of_the_installed_package(release, tmp_path):

@@ -106,6 +106,15 @@ def test_a_missing_data_path_is_refused(nsq_data, tmp_path):
     assert "no such file or directory" in complaint
 
 
+@pytest.mark.parametrize("name", ["check", "export", "salvage"])
+def test_a_folder_that_no_nsqd_has_used_is_called_so(name, nsq_data, tmp_path):
+    (tmp_path / "notes").touch()
+    code, lines, complaint = nsq_data(name)
+    assert (code, lines) == (1, [])
+    assert complaint == f"nsq_data: {tmp_path} is no data path: no nsqd, ours or Go's, has left a file in it\n"
+    assert os.listdir(tmp_path) == ["notes"]
+
+
 def test_it_runs_as_a_program(run, go_path):
     done = run("nsq_data", "check", f"--data-path={go_path}")
     assert (done.returncode, done.stderr) == (0, b"")
@@ -315,7 +324,7 @@ def test_a_topic_that_cannot_be_read_is_reported_and_others_are_checked(tmp_path
     monkeypatch.setattr("nsq_compat.log.checkpoint.read_file", lambda files, path: Path(path).read_bytes())
     findings = check(str(tmp_path))
     assert findings.damaged
-    assert findings.topics[0].problems == [f"cannot be read: [Errno 5] Input/output error: '{path}'"]
+    assert findings.topics[0].problems == [f"cannot be read: {path}: input/output error"]
 
 
 # --- export -----------------------------------------------------------------------------------------------------------
@@ -413,6 +422,18 @@ def test_a_name_that_is_not_legal_is_refused(name, bad_path, nsq_data):
     assert nsq_data("salvage", f"--into={name}")[0] == 2
 
 
-def test_without_bad_files_salvage_does_nothing(tmp_path, nsq_data):
-    assert nsq_data("salvage", "--into=t")[0] == 0
-    assert os.listdir(tmp_path) == []
+def test_without_bad_files_salvage_does_nothing(our_path, nsq_data):
+    before = snapshot(our_path)
+    assert nsq_data("salvage", "--into=t") == (0, [], "there are no bad files of Go's nsqd to salvage\n")
+    assert snapshot(our_path) == before
+
+
+def test_for_a_damaged_log_of_ours_salvage_says_what_nsqd_delivers(tmp_path, nsq_data):
+    path, end = stored_topic(tmp_path, 100)
+    path.write_bytes(path.read_bytes()[: end.offset // 2])
+    lost = check(str(tmp_path)).topics[0].damaged_records
+    code, lines, said = nsq_data("salvage")
+    assert (code, lines) == (1, [])
+    assert f"topic t: {lost} messages damaged" in said
+    assert said.endswith(f"; start nsqd, which skips the damage and delivers the rest: c {100 - lost}\n")
+    assert nsq_data("salvage", "--queue=u")[0] == 0

@@ -13,6 +13,7 @@
     graphite    graphs drawn by Graphite
 
     api         NSQ's JSON API
+    documents   /docs: Markdown as pages
     operations  /config, /ping, /metrics, /livez, /readyz
 
     queries     the data of a page: a snapshot of the cluster, or queries with their warnings

@@ -36,7 +36,14 @@ _OLD_FORM: Final = (
     "This form is out of date, because nsqadmin was restarted or your login has ended. Nothing was changed. Go back, "
     "reload the page and try again."
 )
-_WITHOUT_LOGIN: Final = ("operations.live", "operations.metrics", "assets.static", "login.show", "login.log_in")
+_WITHOUT_LOGIN: Final = (
+    "operations.live",
+    "operations.metrics",
+    "assets.static",
+    "login.show",
+    "login.log_in",
+    "documents.show",
+)
 
 
 # --- The interface that the program provides to its pages -------------------------------------------------------------

@@ -29,6 +29,7 @@ from nsq_compat.web.admin.access import AdminService, login, service
 from nsq_compat.web.admin.actions import NAMING_RULE
 from nsq_compat.web.admin.api import api, v1
 from nsq_compat.web.admin.cluster import cluster, nodes
+from nsq_compat.web.admin.documents import documents
 from nsq_compat.web.admin.formatting import FILTERS
 from nsq_compat.web.admin.graphite import TIMEFRAMES, Graphite, proxy
 from nsq_compat.web.admin.messages import Redrives, messages
@@ -56,6 +57,7 @@ _EXPLANATIONS: Final[Mapping[str | int, str]] = {
     "TOPIC_NOT_FOUND": "The cluster has no topic {topic}.",
     400: "nsqadmin does not understand this request.",
     404: "This page does not exist.",
+    405: "This address performs an action, and has no page. Go back and use the button there.",
     429: "Too many wrong passwords. Wait a minute and try again.",
     500: "nsqadmin could not make this page. The reason is in its log.",
     502: "No part of the cluster answered.",
@@ -85,7 +87,7 @@ def create_app(program: AdminService) -> Flask:
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters.update(FILTERS, named=named)
     app.jinja_env.globals["address"] = address
-    for blueprint in (cluster, topics, messages, nodes, policies, login, assets, operations, proxy):
+    for blueprint in (cluster, topics, messages, nodes, policies, login, assets, operations, documents, proxy):
         app.register_blueprint(blueprint)
     app.register_blueprint(api, url_prefix="/api")
     app.before_request(_answer_options)
@@ -148,7 +150,7 @@ def _explanation(failure: ApiError) -> str:
 
 def _http_error_response(failure: HTTPException) -> Response:
     if isinstance(failure, MethodNotAllowed):
-        response = v1({"message": "METHOD_NOT_ALLOWED"}, 405)
+        response = _error_response(ApiError(405, "METHOD_NOT_ALLOWED"))
         response.headers["Allow"] = _allowed(failure.valid_methods or ())
         return response
     if isinstance(failure, NotFound):

@@ -53,6 +53,12 @@ def test_programs_get_nsqs_errors(browser):
     assert (answer.status_code, answer.text, answer.headers["Allow"]) == (200, "", "GET, OPTIONS, POST")
 
 
+def test_a_browser_that_opens_the_address_of_an_action_gets_a_page(browser):
+    answer = browser.get("/logout", headers={"Accept": "text/html"})
+    assert (answer.status_code, answer.headers["Allow"]) == (405, "OPTIONS, POST")
+    assert "This address performs an action, and has no page." in answer.text
+
+
 def test_links_are_below_the_base_path(service):
     client = create_app(service).test_client()
     page = client.get("/topics", base_url="http://x/nsq/ui", environ_overrides={"SCRIPT_NAME": "/nsq/ui"}).text

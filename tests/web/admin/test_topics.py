@@ -175,7 +175,7 @@ def test_a_confirmation_counts_messages_in_flight_and_deferred_as_nsqd_deletes_t
     nsqd.has(topic_json("orders", channel_json("archive", depth=1, in_flight_count=2, deferred_count=3)))
     for path in ("/topics/orders/archive?confirm=empty", "/topics/orders?confirm=delete"):
         text = shown(browser.get(path))
-        assert "6 messages on 1 node will be deleted permanently, 2 of them in flight and 3 deferred." in text
+        assert "6 messages on 1 node will be deleted permanently, including 2 in flight and 3 deferred." in text
 
 
 def test_no_question_is_asked_about_no_messages(browser, nsqd):

@@ -1,0 +1,69 @@
+"""The documents: every one as a page, with links that lead to something, and Markdown by itself."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nsq_compat.web.admin.documents import to_html
+from tests.web.admin.conftest import shown
+
+DOCS = Path(__file__).parents[3] / "docs"
+NAMES = sorted(path.stem for path in DOCS.glob("*.md"))
+
+
+def test_the_footer_leads_to_the_documents(browser):
+    links = re.findall(r'<footer>.*?href="([^"]+)".*?href="([^"]+)"', browser.get("/").text, flags=re.S)
+    assert links == [("/docs/nsqadmin", "/docs")]
+    assert "nsqadmin shows a cluster in the browser" in shown(browser.get("/docs/nsqadmin"))
+    assert "Flags and config files" in shown(browser.get("/docs"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_document_is_a_page_whose_links_lead_somewhere(browser, name):
+    page = browser.get(f"/docs/{name}").text
+    assert page.count("<h1") == 1
+    text = re.sub(r"<(pre|code)\b.*?</\1>", "", page.partition("<article")[2], flags=re.S)
+    assert re.findall(r"`|\*\*|\]\(|^\||&lt;", re.sub(r"<[^>]+>", "", text), flags=re.M) == []
+    for link in re.findall(r'href="(/docs[^"]*|#[^"]*)"', page.partition("<article")[2].partition("</article>")[0]):
+        path, _, anchor = link.partition("#")
+        target = browser.get(path).text if path else page
+        assert target.count("<h1") == 1, link
+        assert not anchor or f'id="{anchor}"' in target, link
+
+
+@pytest.mark.parametrize("name", ["nothing", "..%2Fsetup", "%2e%2e", "nsqadmin.md", "a%00b"])
+def test_other_names_are_not_found(browser, name):
+    assert browser.get(f"/docs/{name}").status_code == 404
+
+
+def test_documents_are_shown_before_the_login(behind_login):
+    assert behind_login.get("/docs/nsqadmin").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("markdown", "html"),
+    [
+        ("# A *b* `c`", '<h1 id="a-b-c">A <em>b</em> <code>c</code></h1>'),
+        ("one\ntwo <b>\n\nthree", "<p>one two &lt;b&gt;</p>\n<p>three</p>"),
+        ("**a [b](c.md) `*`**", '<p><strong>a <a href="/c">b</a> <code>*</code></strong></p>'),
+        ("[`x`](../README.md) ![i](i.webp)", "<p><code>x</code> </p>"),
+        ("<https://nsq.io/?a&b>", '<p><a href="https://nsq.io/?a&amp;b">https://nsq.io/?a&amp;b</a></p>'),
+        ("``a`b``", "<p><code>a`b</code></p>"),
+        ("- a\n  b\n- c\n  - d", "<ul><li><p>a b</p></li><li><p>c</p><ul><li><p>d</p></li></ul></li></ul>"),
+        ("1. a\n\n   b\n2. c", "<ol><li><p>a</p><p>b</p></li><li><p>c</p></li></ol>"),
+        ("```sh\na <b>\n\n# c\n```\nd", '<pre tabindex="0"><code>a &lt;b&gt;\n\n# c</code></pre>\n<p>d</p>'),
+        ('<!-- no -->\n<a id="x"></a>', '<span id="x"></span>'),
+    ],
+)
+def test_markdown_becomes_html(markdown, html):
+    def address(target):
+        return target if target.startswith("https:") else f"/{target[:-3]}" if "/" not in target else ""
+
+    assert to_html(markdown, address) == html
+
+
+def test_a_table_becomes_a_region_that_scrolls():
+    html = to_html("| a | b |\n|---|---|\n| `c\\|d` | e |", str)
+    assert html.startswith('<div class="scroll" tabindex="0" role="region"')
+    assert "<td><code>c|d</code></td><td>e</td>" in html
