@@ -40,6 +40,12 @@ def test_signals_end_it_however_many_come(number):
     assert (out, process.returncode) == ("asked\n", 0)
 
 
+def test_ctrl_c_before_the_program_has_begun_prints_nothing():
+    code = "import os, signal, sys; sys.argv[0] = '/bin/nsq_tail'; import nsq_compat.tools; os.kill(os.getpid(), 2)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
 @pytest.mark.parametrize("name", ["nsq_pubsub", "nsq_stat", "nsq_to_file", "to_nsq"])
 def test_the_version_is_printed(run, name):
     done = run(name, "--version")
