@@ -1,6 +1,7 @@
 """One nsqd: its queue, its listeners, the order in which they start and stop, and drains."""
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from socket import gethostname
@@ -289,6 +290,13 @@ class Daemon:
     def health(self) -> str:
         problem = self._storage.problem
         return "OK" if problem is None else f"NOK - {problem}"
+
+    def disk_space(self) -> tuple[int, int]:
+        try:
+            found = os.statvfs(self._storage.data_path)
+        except OSError:
+            return 0, 0
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
     def read_errors(self) -> int:
         return self._storage.read_errors
