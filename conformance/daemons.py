@@ -4,6 +4,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from http.client import HTTPException
 
 import pytest
 
@@ -13,9 +14,12 @@ from nsq_conformance.nsqd_process import NsqdProcess
 
 def is_go(name: str, config: pytest.Config) -> bool:
     """Whether the daemon is Go's NSQ. A running one is recognized by a page that NSQ's programs do not have."""
-    if is_address(name.removeprefix("other-"), text := given(name, config)):
-        return Attached(text).asks("GET", "/livez").status == 404
-    return is_built_with_go(command_of(name, config))
+    try:
+        if is_address(name.removeprefix("other-"), text := given(name, config)):
+            return Attached(text).asks("GET", "/livez").status == 404
+        return is_built_with_go(command_of(name, config))
+    except (OSError, HTTPException, subprocess.CalledProcessError) as error:
+        raise pytest.UsageError(f"Cannot test --{name}={text}: {error}") from error
 
 
 def is_built_with_go(command: str) -> bool:

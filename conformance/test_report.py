@@ -163,6 +163,14 @@ def test_a_mistake_is_answered_with_a_sentence(arguments: list[str], sentence: s
     assert refusal(*arguments).startswith(sentence)
 
 
+@pytest.mark.parametrize("nsqd", ["false", "127.0.0.1:1,127.0.0.1:1"])
+def test_pytest_names_an_nsqd_that_cannot_be_tested(nsqd: str) -> None:
+    command = [sys.executable, "-m", "pytest", "conformance/behaviours/test_subscribe.py", f"--nsqd={nsqd}"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: Cannot test --nsqd={nsqd}: " in ended.stderr
+
+
 def test_a_port_of_another_kind_is_named(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, tmp_path: Path) -> None:
     tcp, http = nsqd.tcp_address, nsqd.http_address
     with socket.socket() as dead:

@@ -6,6 +6,7 @@
 
     nodes        an nsqd, as nsqlookupd or its own /info describes it
     stats        topics, channels and clients, as /stats of a node describes them, and their sums over nodes
+    sightings    states of nodes, also of those that are gone
     history      rates and depths over the last hour and day
     alerts       rules that find problems in a snapshot and its history
     peek         messages of a topic or channel, without delivering them

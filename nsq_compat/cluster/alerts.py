@@ -7,7 +7,7 @@ from typing import Final
 
 from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.history import History
-from nsq_compat.cluster.stats import ChannelStats, Stats, TopicStats
+from nsq_compat.cluster.stats import ChannelStats, NodeStats, Stats, TopicStats
 from nsq_compat.protocol.names import is_ephemeral
 
 _MIN_BACKLOG: Final = 1000
@@ -35,17 +35,37 @@ class Alert:
 
 
 def find_alerts(snapshot: Snapshot, history: History) -> list[Alert]:
-    found = [*_node_alerts(snapshot)]
+    found = [*_node_alerts(snapshot, history)]
     for topic in snapshot.topics:
         found += _topic_alerts(topic)
         for channel in topic.channels:
             found += _channel_alerts(channel, history, snapshot.taken_at)
-    return sorted(found, key=lambda alert: (alert.severity, -alert.depth, alert.topic, alert.channel))
+    return _sorted(found)
 
 
-def _node_alerts(snapshot: Snapshot) -> Iterator[Alert]:
+def alerts_on_node(stats: NodeStats, history: History, now: float) -> list[Alert]:
+    """Those of the topics and channels of one node. Growth and ages are those of the whole cluster."""
+    found: list[Alert] = []
+    for topic in stats.topics:
+        found += _topic_alerts(topic)
+        for channel in topic.channels:
+            found += _channel_alerts(channel, history, now)
+    return _sorted(found)
+
+
+def _sorted(alerts: list[Alert]) -> list[Alert]:
+    return sorted(alerts, key=lambda alert: (alert.severity, -alert.depth, alert.topic, alert.channel))
+
+
+def _node_alerts(snapshot: Snapshot, history: History) -> Iterator[Alert]:
     for address in snapshot.unreachable:
-        yield Alert(Severity.SERIOUS, "unreachable", "does not answer", node=address)
+        sighting = history.sightings.of(address)
+        text = sighting.text(snapshot.taken_at) if sighting and sighting.last_seen else "does not answer"
+        yield Alert(Severity.SERIOUS, "unreachable", text, node=address)
+    for sighting in history.sightings.gone():
+        text, count = sighting.text(snapshot.taken_at), sighting.message_count
+        severity = Severity.SERIOUS if count else Severity.WARNING
+        yield Alert(severity, "gone", text, node=sighting.node.http_address, depth=count)
     for address, stats in snapshot.node_stats.items():
         if stats.health not in ("", "OK"):
             yield Alert(Severity.SERIOUS, "unhealthy", stats.health, node=address)

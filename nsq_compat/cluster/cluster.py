@@ -17,6 +17,7 @@ from nsq_compat.cluster import reading
 from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient, call_all, query_all
 from nsq_compat.cluster.nodes import Node, canonical_address, mark_out_of_date, read_node, read_registrations
 from nsq_compat.cluster.stats import NodeStats, TopicStats, read_node_stats, sum_topics
+from nsq_compat.protocol.names import address_error
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Cluster:
         return self._names("channels", topic=topic) if self.lookupds else Answer([])
 
     def nodes(self) -> Answer[list[Node]]:
-        """All nsqds, sorted by host name. `unreachable` has those of a fixed list that did not answer."""
+        """All nsqds, sorted by host name. `unreachable` has the nsqlookupds, or listed nsqds, that did not answer."""
         if not self.lookupds:
             answer = self._query_nsqds(self._get_node)
             return Answer([node for _, node in answer.value], answer.errors, answer.unreachable)
@@ -78,7 +79,7 @@ class Cluster:
                 known.remote_addresses.append(f"{address}/{node.remote_address or 'N/A'}")
         mark_out_of_date(list(nodes.values()))
         found = sorted(nodes.values(), key=lambda node: node.hostname)
-        return Answer(found, listings.errors, skipped=_skipped(listings))
+        return Answer(found, listings.errors, listings.unreachable, _skipped(listings))
 
     def known_address(self, address: str) -> str | None:
         """The HTTP address of a node as the cluster spells it, or None if the cluster does not have the node.
@@ -115,6 +116,15 @@ class Cluster:
             return stats
 
         return query_all("nsqd", nodes, query, self.client.timeout)
+
+    def health_of(self, addresses: Sequence[str]) -> Mapping[str, str]:
+        """What each of these daemons answers to /ping now, without those that do not answer."""
+        return dict(call_all(addresses, self.client.health, self.client.timeout).value)
+
+    def settings_of(self, node: str, names: Sequence[str]) -> Mapping[str, str]:
+        """The values of these options of an nsqd, without those that it does not have."""
+        client = self.client
+        return dict(call_all(names, lambda name: client.text(node, f"config/{name}"), client.timeout).value)
 
     # --- Actions: each returns the errors of the daemons that did not perform it --------------------------------------
     #
@@ -254,7 +264,10 @@ class Cluster:
 
     def _get_info(self, address: str) -> Node:
         node = read_node(self._discovery_client.get(address, "info"))
-        if not node.broadcast_address:
+        if problem := address_error(node.broadcast_address, HTTP=node.http_port):
+            if node.broadcast_address:
+                text = f"nsqd {address} announces an {problem}; the address in --nsqd-http-address is used"
+                self._log_skipped(address, [text], is_complete=False)
             # An nsqd without a broadcast address is at the address of the request.
             host, _, port = address.rpartition(":")
             node.broadcast_address, node.http_port = host.strip("[]"), int(port) if port.isdigit() else 0
@@ -292,6 +305,8 @@ class Snapshot:
     topics: tuple[TopicStats, ...] = ()
     """Sums over all nodes, sorted by name. Topics that only nsqlookupd knows are empty."""
     errors: tuple[str, ...] = ()
+    silent_lookupds: tuple[str, ...] = ()
+    """HTTP addresses of the nsqlookupds that did not answer. `nodes` may lack nodes that only these know."""
     with_clients: bool = False
 
 
@@ -300,7 +315,8 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Sna
     try:
         nodes = cluster.nodes()
     except AllFailed as failure:
-        return Snapshot(taken_at=now, errors=(failure.named,))
+        lookupds, nsqds = tuple(cluster.lookupds), () if cluster.lookupds else tuple(cluster.nsqds)
+        return Snapshot(taken_at=now, errors=(failure.named,), silent_lookupds=lookupds, unreachable=nsqds)
     errors = nodes.errors + nodes.skipped
     node_stats: dict[str, NodeStats] = {}
     names: list[str] = []
@@ -323,8 +339,9 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Sna
         taken_at=now,
         nodes=tuple(nodes.value),
         node_stats=node_stats,
-        unreachable=(*nodes.unreachable, *silent),
+        unreachable=(*silent, *(() if cluster.lookupds else nodes.unreachable)),
         topics=tuple(sorted(topics, key=lambda topic: topic.topic_name)),
         errors=errors,
+        silent_lookupds=nodes.unreachable if cluster.lookupds else (),
         with_clients=clients,
     )

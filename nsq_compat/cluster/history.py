@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat.cluster.cluster import Snapshot
+from nsq_compat.cluster.sightings import Sightings
 from nsq_compat.cluster.stats import Key
 
 MAX_SERIES: Final = 20_000
@@ -24,6 +25,11 @@ _MAX_TOPICS_AT_ONCE: Final = 200
 
 CLUSTER: Final[Key] = ("", "")
 """The sum of all topics."""
+
+
+def node_key(address: str) -> Key:
+    """The sum of all topics of a node."""
+    return "", address
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,7 @@ class History:
         self._step = max(FINE_SECONDS, step)
         self._series: dict[Key, Series] = {}
         self._rates: Mapping[Key, float] = {}
+        self.sightings = Sightings()
 
     def add(self, snapshot: Snapshot) -> None:
         """Other threads run in between, because thousands of topics take long."""
@@ -118,6 +125,9 @@ class History:
             # A topic that only nsqlookupd knows has no nodes, and no counts.
             for stats in [topic, *topic.channels] if topic.nodes else topic.channels:
                 self._put(stats.key, at, stats.waiting, stats.message_count, (part.node for part in stats.nodes))
+        for address, of_node in snapshot.node_stats.items():
+            self._put(node_key(address), at, of_node.waiting, of_node.message_count, ())
+        self.sightings.see(self.latest, snapshot)
         if snapshot.with_clients:
             self.not_ready = frozenset(
                 channel.key

@@ -91,6 +91,14 @@ class HttpClient:
         bounded._timeout = min(self._timeout, seconds)
         return bounded
 
+    def health(self, address: str) -> str:
+        """What a daemon answers to /ping: ``OK``, or the reason why it is not; empty if it says neither."""
+        status, answer = self._answer("GET", address, "ping", {}, None)
+        return answer.decode("utf-8", "replace") if status in (200, 500) else ""
+
+    def text(self, address: str, path: str) -> str:
+        return self._request("GET", address, path, {}, None).decode("utf-8", "replace")
+
     def get(self, address: str, path: str, **parameters: str) -> Any:
         """The JSON value of a daemon's answer. Raises `UpstreamError`, as all methods do."""
         return self._load(address, path, parameters, self._request("GET", address, path, parameters, None))
@@ -113,20 +121,26 @@ class HttpClient:
             raise UpstreamError(f"{_url_of('http', address, path, parameters)}: {error}") from None
 
     def _request(self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None) -> bytes:
+        status, answer = self._answer(method, address, path, parameters, body)
+        if status != 200:
+            reason = http.client.responses.get(status, "")
+            raise UpstreamError(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}")
+        return answer
+
+    def _answer(
+        self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None
+    ) -> tuple[int, bytes]:
+        """Status and body."""
         url = _url_of("http", address, path, parameters)
         if address in self._silent:
             raise TimedOut(f'{method.title()} "{url}": timeout')
         log.debug("CI: querying %s", url)
         try:
-            status, answer = self._try(method, url, address, path, parameters, body)
+            return self._try(method, url, address, path, parameters, body)
         except TimedOut:
             if self._due < math.inf:
                 self._silent.add(address)
             raise
-        if status != 200:
-            reason = http.client.responses.get(status, "")
-            raise UpstreamError(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}")
-        return answer
 
     def _try(
         self, method: str, url: str, address: str, path: str, parameters: dict[str, str], body: bytes | None

@@ -13,6 +13,7 @@ from nsq_compat.cluster.nodes import Node
 
 ALL_NODES: Final = "*"
 _MAX_TOPICS_AT_ONCE: Final = 50
+_SHORT_DISK: Final = 0.1
 
 Key = tuple[str, str]
 """Topic and channel; the channel is empty for a topic itself."""
@@ -107,6 +108,8 @@ class ClientStats:
     tls_version: str = ""
     tls_negotiated_protocol: str = ""
     tls_negotiated_protocol_is_mutual: bool = False
+    published: Mapping[str, int] = field(default_factory=dict)
+    """For a producer, the number of messages by topic."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -196,19 +199,63 @@ class TopicStats(Stats):
 
 
 @dataclass(slots=True, kw_only=True)
+class Build:
+    """What only our nsqd tells of itself."""
+
+    version: str = ""
+    compiled: bool = False
+    disk_free_bytes: int = 0
+    disk_bytes: int = 0
+    """The size of the file system of the data path; 0 if it is not known."""
+
+    @property
+    def is_disk_short(self) -> bool:
+        return self.disk_bytes > 0 and self.disk_free_bytes < _SHORT_DISK * self.disk_bytes
+
+
+@dataclass(slots=True, kw_only=True)
 class NodeStats:
     """The whole answer of one nsqd."""
 
     health: str = ""
+    version: str = ""
     start_time: int = 0
     topics: list[TopicStats] = field(default_factory=list)
+    producers: list[ClientStats] = field(default_factory=list)
+    build: Build | None = None
+    """None for Go's nsqd."""
+
+    def total(self, count: str) -> int:
+        """A count of all channels."""
+        return sum(topic.total(count) for topic in self.topics)
+
+    @property
+    def waiting(self) -> int:
+        return sum(topic.waiting for topic in self.topics)
+
+    @property
+    def message_count(self) -> int:
+        return sum(topic.message_count for topic in self.topics)
 
 
 def read_node_stats(node: Node, value: object) -> NodeStats:
     """Raises `reading.InvalidAnswer`."""
     answer = reading.mapping(value)
     topics = reading.array(reading.mapping, answer.get("topics"))
-    return reading.record(NodeStats, answer, topics=[_read_topic(node, topic) for topic in topics])
+    ours = reading.mapping(answer.get("nsq_compat"))
+    return reading.record(
+        NodeStats,
+        answer,
+        topics=[_read_topic(node, topic) for topic in topics],
+        producers=[_read_producer(each) for each in reading.array(reading.mapping, answer.get("producers"))],
+        build=reading.record(Build, ours) if ours else None,
+    )
+
+
+def _read_producer(answer: Mapping[str, Any]) -> ClientStats:
+    counts = reading.array(reading.mapping, answer.get("pub_counts"))
+    published = {reading.text(each.get("topic")): reading.integer(each.get("count")) for each in counts}
+    return reading.record(ClientStats, answer, published=published)
 
 
 def _read_topic(node: Node, answer: Mapping[str, Any]) -> TopicStats:

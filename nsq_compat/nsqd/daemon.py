@@ -1,6 +1,7 @@
 """One nsqd: its queue, its listeners, the order in which they start and stop, and drains."""
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from socket import gethostname
@@ -39,6 +40,7 @@ from nsq_compat.policy.policies import Policies
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.lookup_commands import PeerInfo
+from nsq_compat.protocol.names import address_error
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.topic import Topic
@@ -141,6 +143,8 @@ class Daemon:
         self.tcp_port = port_of(tcp_listener)
         self.http_port = port_of(http_listener) if http_listener else 0
         settle(options, max(self.tcp_port, 0), max(self.http_port, 0))
+        if problem := address_error(options.broadcast_address):
+            log.warning("--broadcast-address: %s; clients that look up a topic, and nsqadmin, skip this nsqd", problem)
 
         syncs_first = self._storage.durability is Durability.FSYNC
         # Sessions wait only for auth servers, and for the disk where it is synced before OK.
@@ -286,6 +290,13 @@ class Daemon:
     def health(self) -> str:
         problem = self._storage.problem
         return "OK" if problem is None else f"NOK - {problem}"
+
+    def disk_space(self) -> tuple[int, int]:
+        try:
+            found = os.statvfs(self._storage.data_path)
+        except OSError:
+            return 0, 0
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
     def read_errors(self) -> int:
         return self._storage.read_errors

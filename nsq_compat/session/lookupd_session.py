@@ -17,6 +17,7 @@ from nsq_compat.protocol.durations import SECOND, format_duration
 from nsq_compat.protocol.errors import E_BAD_PROTOCOL, E_INVALID, FatalClientError, SilentClose
 from nsq_compat.protocol.go_json import encode
 from nsq_compat.protocol.lookup_commands import MAGIC, MAX_BODY_SIZE, LookupdInfo
+from nsq_compat.protocol.names import address_error
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.registry.registration_db import Producer, RegistrationDb
 from nsq_compat.session.conversation import Conversation
@@ -141,6 +142,10 @@ class LookupdSession(Conversation):
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
             self.peer, info.broadcast_address, info.tcp_port, info.http_port, info.version,
         )  # fmt: skip
+        if problem := address_error(info.broadcast_address, TCP=info.tcp_port, HTTP=info.http_port):
+            log.warning(
+                "CLIENT(%s): %s; clients that look up a topic, and nsqadmin, skip this nsqd", self.peer, problem
+            )
         self._producer = self._db.identify(self.peer, info, self._now, self._now_ns)
         self._deadline = NEVER
         return encode(self._info)

@@ -142,14 +142,16 @@ def producers_of(cluster: Cluster, topic: str, *, all_named: bool) -> Answer[lis
 
     Raises ``Unreachable`` if no daemon answers, and with `all_named` if a named nsqd does not.
     """
+    kind = "nsqlookupd" if cluster.lookupds else "nsqd"
     try:
         found = cluster.producers(topic)
     except AllFailed as failure:
         if all(_UNKNOWN_TOPIC in error for error in failure.errors):
             return Answer([])
-        hint = "; is this the right daemon?" if any("got response 404" in error for error in failure.errors) else ""
-        raise Unreachable("; ".join(map(named, failure.errors)) + hint) from None
-    errors = [named(error) for error in found.errors if _UNKNOWN_TOPIC not in error]
+        is_other = any("got response 404" in error for error in failure.errors)
+        hint = f"; is this {kind}'s HTTP port?" if is_other else ""
+        raise Unreachable("; ".join(f"{kind} {named(error)}" for error in failure.errors) + hint) from None
+    errors = [f"{kind} {named(error)}" for error in found.errors if _UNKNOWN_TOPIC not in error]
     if errors and all_named and not cluster.lookupds:
         raise Unreachable("; ".join(errors))
     return replace(found, errors=tuple(errors))

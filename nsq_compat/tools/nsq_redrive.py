@@ -19,7 +19,7 @@ from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING
 from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Consumer, Message
 from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.http_client import AllFailed
+from nsq_compat.cluster.http_client import AllFailed, named
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.stats import TopicStats
 from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
@@ -117,7 +117,7 @@ def _find(cluster: Cluster, topic: str) -> list[tuple[Node, TopicStats]]:
         raise Refused("; ".join([f"no nsqd has the topic {topic}", *nodes.errors]))
     with refusing(AllFailed):
         statistics = cluster.stats(nodes.value, topic)
-    for complaint in (*nodes.errors, *statistics.errors):
+    for complaint in (*nodes.errors, *(f"nsqd {named(each)}" for each in statistics.errors)):
         say(f"WARNING: {complaint}")
     return [(node, each) for node, stats in statistics.value for each in stats.topics if each.topic_name == topic]
 

@@ -103,8 +103,8 @@ class ChannelSampler:
             unsure = "".join(f"; {error}" for error in producers.errors)
             raise Refused(f"ERROR: topic {self.topic} is unknown: no nsqd has it{unsure}")
         statistics = self.cluster.stats(producers.value, self.topic, self.channel)
-        for error in (*producers.errors, *statistics.errors):
-            say(f"WARNING: {named(error)}")
+        for error in (*producers.errors, *(f"nsqd {named(each)}" for each in statistics.errors)):
+            say(f"WARNING: {error}")
         if not producers.errors:  # otherwise a missing node may only not have been found
             for gone in self._seen.keys() - {node.http_address for node in producers.value}:
                 del self._seen[gone]

@@ -57,6 +57,9 @@ class NsqdService(Protocol):
     def health(self) -> str:
         """``OK``, or ``NOK - <error>`` after a failed write or read."""
 
+    def disk_space(self) -> tuple[int, int]:
+        """Bytes that nsqd may still use on the file system of the data path, and its size; zeros if unknown."""
+
     def read_errors(self) -> int:
         """Failed reads of logs since the start."""
 

@@ -138,7 +138,10 @@ def _json_pieces(
     for index, topic in enumerate(cooperatively(topics or (), MAX_TOPICS_AT_ONCE)):
         yield b"%s%s" % (b"," if index else b"", dumps(_topic_json(topic)).encode())
     requested = {"memory": dict(memory)} if memory else {}
-    tail = dumps({**requested, "producers": [_client_json(producer) for producer in producers] or None})
+    free, size = service.disk_space()
+    ours = {**build_info(), "disk_free_bytes": free, "disk_bytes": size}
+    clients = [_client_json(producer) for producer in producers] or None
+    tail = dumps({**requested, "producers": clients, "nsq_compat": ours})
     yield f"{'' if topics is None else ']'},{tail[1:]}".encode()
 
 

@@ -121,6 +121,27 @@ def test_an_nsqd_without_an_address_has_that_of_the_request(of_nsqds, two):
     assert node.hostname == "127.0.0.1"
 
 
+@pytest.mark.parametrize(
+    ("announced", "problem"),
+    [
+        ({"broadcast_address": "a b"}, 'invalid broadcast address "a b"'),
+        ({"broadcast_address": "user:pw@host"}, 'invalid broadcast address "user:pw@host"'),
+        ({"broadcast_address": "h", "http_port": 99999}, 'invalid HTTP port "99999"'),
+    ],
+)
+def test_an_nsqd_that_announces_no_address_is_named_once_and_asked_where_it_is(
+    of_nsqds, two, announced, problem, caplog
+):
+    for daemon in two:
+        daemon.says("info", {"version": "1.3.0", "http_port": 4151, **announced})
+        daemon.says("stats", {"topics": []})
+    for _ in range(2):
+        assert sorted(node.http_address for node in of_nsqds.nodes().value) == sorted(each.address for each in two)
+    assert sorted(record.getMessage() for record in caplog.records) == sorted(
+        f"nsqd {each.address} announces an {problem}; the address in --nsqd-http-address is used" for each in two
+    )
+
+
 def test_stats_are_requested_for_the_topic_and_channel_only(of_nsqds, two):
     two[0].says("stats", {"health": "OK", "topics": [{"topic_name": "t"}, {"topic_name": "not asked for"}]})
     answer = of_nsqds.stats([read_node(two[0].info())], "t", "c")

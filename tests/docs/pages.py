@@ -151,7 +151,7 @@ NOT_RUN: Final[Mapping[tuple[str, str], str]] = {
     ("benchmarks/README.md", "```sh"): "minutes each, on an idle machine, with tools from the package index",
     (
         "conformance/README.md",
-        "# a table that compares both, behaviour by behaviour; see --help",
+        "# this project's nsqd",
     ): "minutes each, and another nsqd; scripts/test runs pytest conformance",
     (
         "conformance/README.md",

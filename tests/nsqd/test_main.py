@@ -213,6 +213,11 @@ def test_unix_sockets_serve_both_protocols_and_are_gone_after_a_clean_stop(tmp_p
     assert not http.exists()
 
 
+def test_an_nsqd_with_an_invalid_broadcast_address_warns_and_starts(tmp_path):
+    with NsqdProcess(installed_nsqd(), tmp_path, options=["--broadcast-address=user:pw@host"]) as nsqd:
+        assert nsqd.logs('WARNING: --broadcast-address: invalid broadcast address "user:pw@host"; clients that')
+
+
 def test_debug_shows_commands_and_deliveries_of_all_clients_from_when_it_is_set(nsqd):
     with connect(nsqd) as before:
         before.publishes(b"x")

@@ -91,6 +91,17 @@ def test_a_silent_step_shows_that_it_is_still_working(checkout: Path) -> None:
     assert lines[-2:] == ["two", "three"]
 
 
+@pytest.mark.parametrize(("no_color", "shown"), [("", "\x1b[1;36m== hello\x1b[0m\r\n"), ("1", "== hello\r\n")])
+def test_narration_is_coloured_on_a_terminal_unless_no_color_is_set(no_color: str, shown: str, checkout: Path) -> None:
+    ours, terminal = os.openpty()
+    command = ["bash", "-c", "source scripts/environment; say hello"]
+    subprocess.run(command, cwd=checkout, env=os.environ | {"NO_COLOR": no_color}, stderr=terminal, check=True)
+    assert os.read(ours, 1000).decode() == shown
+    os.close(ours)
+    os.close(terminal)
+    assert source_and_run(checkout, "say hello").stderr == "== hello\n"
+
+
 def test_the_status_of_a_step_that_shows_its_progress_is_kept(checkout: Path) -> None:
     assert source_and_run(checkout, "{ echo almost; false; } | show_progress").returncode == 1
 

@@ -222,6 +222,21 @@ def test_log_lines_have_nsqs_wording(nsqlookupd, caplog):
     ]
 
 
+@pytest.mark.parametrize(
+    ("about", "problem"),
+    [
+        ({"broadcast_address": "user:pw@host"}, 'invalid broadcast address "user:pw@host"'),
+        ({"broadcast_address": "a\n\x1b" + "x" * 10_000}, r'invalid broadcast address "a\n\x1b' + "x" * 57 + '"...'),
+        ({"tcp_port": 99999}, 'invalid TCP port "99999"'),
+        ({"http_port": -1}, 'invalid HTTP port "-1"'),
+    ],
+)
+def test_an_nsqd_whose_address_is_invalid_is_accepted_and_named(nsqlookupd, caplog, about, problem):
+    nsqlookupd.joins(**about).says(b"REGISTER t\n").hears(b"OK")
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning == f"CLIENT(127.0.0.1:5000): {problem}; clients that look up a topic, and nsqadmin, skip this nsqd"
+
+
 # --- Errors, all of them fatal ----------------------------------------------------------------------------------------
 
 

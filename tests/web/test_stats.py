@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 
 from nsq_compat import __version__, build, is_compiled
+from nsq_compat.protocol.go_json import dumps
 from nsq_compat.queue.values import ChannelStats, ClientStats, LatencyStats, TopicStats
 from nsq_compat.web.stats import MemoryStats, _json_pieces, _lines, _time_text
 
 MS = 1_000_000
-SERVICE: Any = SimpleNamespace(started_at=1000.0, now_ns=lambda: 1127_687_255_628, health=lambda: "OK")
+SERVICE: Any = SimpleNamespace(
+    started_at=1000.0, now_ns=lambda: 1127_687_255_628, health=lambda: "OK", disk_space=lambda: (1, 2)
+)
+_BUILD = {"version": __version__, "build": build(), "compiled": is_compiled()}
+OURS = f',"nsq_compat":{dumps({**_BUILD, "disk_free_bytes": 2**30, "disk_bytes": 2**40})}}}'.encode()
+"""The end of the JSON, which Go's nsqd does not have."""
 CHANNEL_COUNTS = (
     *("depth", "backend_depth", "in_flight_count", "deferred_count", "message_count"),
     *("requeue_count", "timeout_count", "client_count"),
@@ -76,7 +82,7 @@ def test_info_has_nsqds_keys_in_nsqds_order_and_then_ours(call):
 
 def test_stats_of_an_empty_daemon(call):
     assert call.get("/stats?format=json&include_mem=false").body == (
-        b'{"version":"1.3.0","health":"OK","start_time":1000,"topics":[],"producers":null}'
+        b'{"version":"1.3.0","health":"OK","start_time":1000,"topics":[],"producers":null' + OURS
     )
 
 
@@ -89,7 +95,8 @@ def test_stats_of_a_topic_have_nsqds_keys_in_nsqds_order(call):
         b'{"channel_name":"c","depth":1,"backend_depth":0,"in_flight_count":0,"deferred_count":0,"message_count":1,'
         b'"requeue_count":0,"timeout_count":0,"client_count":0,"clients":[],"paused":false,'
         b'"e2e_processing_latency":{"count":0,"percentiles":null}}],"depth":0,"backend_depth":0,"message_count":1,'
-        b'"message_bytes":3,"paused":false,"e2e_processing_latency":{"count":0,"percentiles":null}}],"producers":null}'
+        b'"message_bytes":3,"paused":false,"e2e_processing_latency":{"count":0,"percentiles":null}}],"producers":null'
+        + OURS
     )
 
 

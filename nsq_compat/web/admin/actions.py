@@ -92,6 +92,14 @@ def tombstone(topic: str, node: str) -> Errors:
     return errors
 
 
+def dismiss(node: str) -> Errors:
+    """Forget a node that is gone. Raises `ApiError` 404 if it is not."""
+    if not service().history.sightings.dismiss(node):
+        raise ApiError(404, "NODE_NOT_FOUND")
+    _audit("dismiss_node", "", "", node, ())
+    return ()
+
+
 def publish(topic: str, node: str, body: bytes, defer: str) -> Errors:
     """`defer` is a number of milliseconds, or empty."""
     _check_names(topic)
@@ -232,4 +240,5 @@ def _audit(action: str, topic: str, channel: str, node: str, errors: Errors) -> 
     user, address = visitor().name or "anonymous", request.environ.get("nsqadmin.remote_address", "")
     target = f"{topic}/{channel}" if channel else topic
     outcome = f"failed at {len(errors)}: {'; '.join(map(named, errors))}" if errors else "done"
-    log.info("AUDIT: %s (%s) %s %s%s: %s", user, address, action, target, f" at {node}" if node else "", outcome)
+    what = " ".join(filter(None, (action, target, f"at {node}" if node else "")))
+    log.info("AUDIT: %s (%s) %s: %s", user, address, what, outcome)

@@ -1,12 +1,18 @@
 """Pages of the whole cluster: the overview, the counter, what nsqlookupd knows, and the nsqds with their tombstones."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from flask import Blueprint, Response, render_template, request, url_for
 
-from nsq_compat.cluster.alerts import find_alerts
-from nsq_compat.cluster.history import CLUSTER
+from nsq_compat.cluster.alerts import alerts_on_node, find_alerts
+from nsq_compat.cluster.cluster import Snapshot
+from nsq_compat.cluster.history import CLUSTER, History, node_key
+from nsq_compat.cluster.nodes import Node
+from nsq_compat.cluster.sightings import GONE, Sighting
+from nsq_compat.cluster.stats import NodeStats
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import require, service
 from nsq_compat.web.admin.actions import perform
@@ -19,6 +25,12 @@ cluster = Blueprint("cluster", __name__)
 
 _MAX_ALERTS: Final = 25
 _MAX_BUSIEST: Final = 20
+_MAX_APPLICATIONS: Final = 200
+_SETTINGS: Final = (
+    *("durability", "data_path", "mem_queue_size", "max_msg_size", "msg_timeout", "max_rdy_count", "max_req_timeout"),
+    *("nsqlookupd_tcp_addresses", "tls_required", "auth_http_addresses", "log_level"),
+)
+"""Options that the page of a node shows."""
 
 
 @cluster.get("/")
@@ -89,50 +101,117 @@ def lookup() -> str:
 nodes = Blueprint("nodes", __name__)
 
 
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node of the newest snapshot, or one that is gone."""
+
+    node: Node
+    stats: NodeStats | None
+    """None if it did not answer then."""
+    sighting: Sighting | None
+    rate: float | None
+
+    @property
+    def address(self) -> str:
+        return self.node.http_address
+
+    @property
+    def is_gone(self) -> bool:
+        return self.sighting is not None and self.sighting.state == GONE
+
+    def figure(self, name: str) -> float:
+        """For sorting; nodes without the figure come last."""
+        return float(getattr(self.stats, name)) if self.stats else -1.0
+
+
+_NODE_COLUMNS: Final[Mapping[str, Callable[[NodeRow], Any]]] = {
+    "name": lambda row: row.node.hostname,
+    "version": lambda row: row.node.version,
+    "waiting": lambda row: row.figure("waiting"),
+    "rate": lambda row: -1.0 if row.rate is None else row.rate,
+    "consumers": lambda row: row.stats.total("client_count") if row.stats else -1,
+    "topics": lambda row: len(row.stats.topics) if row.stats else -1,
+    "disk": lambda row: row.stats.build.disk_free_bytes if row.stats and row.stats.build else -1,
+    "uptime": lambda row: -row.figure("start_time"),
+}
+
+
+def _node_rows(snapshot: Snapshot, history: History) -> list[NodeRow]:
+    sightings = history.sightings
+    found = {node.http_address: node for node in snapshot.nodes}
+    others = [sighting for address in snapshot.unreachable if (sighting := sightings.of(address))] + sightings.gone()
+    found |= {each.node.http_address: each.node for each in others if each.node.http_address not in found}
+    stats, rate = snapshot.node_stats, history.rate
+    return [NodeRow(node, stats.get(at), sightings.of(at), rate(node_key(at))) for at, node in found.items()]
+
+
 @nodes.get("/nodes")
 def list_() -> str:
-    queries = Queries()
-    columns = {
-        "name": lambda node: node.hostname,
-        "address": lambda node: node.http_address,
-        "version": lambda node: node.version,
-        "topics": lambda node: len(node.topics),
-    }
+    queries, snapshot, lookupds = Queries(), current_snapshot(), service().cluster.lookupds
+    rows = _node_rows(snapshot, service().history)
+    page = page_of(rows, request.args, _NODE_COLUMNS, lambda row: f"{row.node.hostname} {row.address}")
     return render_template(
         "nodes/list.html",
-        page=page_of(queries.nodes(), request.args, columns, lambda node: f"{node.hostname} {node.http_address}"),
-        node_stats=current_snapshot().node_stats,
-        lookupds=service().cluster.lookupds,
-        warnings=queries.warnings,
+        page=page,
+        # The figures are those of the snapshot. Whether a daemon answers is asked now.
+        health=queries.health_of([*lookupds, *(row.address for row in page.rows)]),
+        lookupds=lookupds,
+        taken_at=snapshot.taken_at,
+        warnings=snapshot.errors,
     )
 
 
 @nodes.get("/nodes/<node>")
 def node(node: str) -> str:
-    queries = Queries()
-    described, stats = queries.node(node)
+    queries, history, now = Queries(), service().history, service().now()
+    described, stats = queries.node_or_silent(node)
     if request.args.get("confirm") == "tombstone":
         require(Role.ADMIN)
         name = request.args.get("topic", "")
-        topic = next((topic for topic in stats.topics if topic.topic_name == name), None)
+        topic = next((topic for topic in stats.topics if topic.topic_name == name), None) if stats else None
         if topic is None:
             raise ApiError(404, "TOPIC_NOT_FOUND")
         return render_template("nodes/confirm.html", node=node, topic=topic)
+    if stats is None:
+        sighting = history.sightings.of(node)
+        return render_template("nodes/silent.html", node=described, sighting=sighting, warnings=queries.warnings)
+    alerts, rate = alerts_on_node(stats, history, now), history.rate(node_key(node))
     return render_template(
         "nodes/node.html",
         node=described,
         stats=stats,
+        sighting=history.sightings.of(node),
+        rate=rate,
+        growth=history.growth(node_key(node)),
+        charts=charts_of(node_key(node), stats.waiting, rate, now),
+        alerts=alerts[:_MAX_ALERTS],
+        more_alerts=max(0, len(alerts) - _MAX_ALERTS),
+        settings=queries.settings_of(node, _SETTINGS),
         page=page_of(stats.topics, request.args, {"name": attrgetter("name")}, attrgetter("name")),
-        messages=sum(topic.message_count for topic in stats.topics),
-        clients=sum(topic.total("client_count") for topic in stats.topics),
+        consumers=_by_application(stats),
         warnings=queries.warnings,
         timeframe=timeframe(),
     )
 
 
+def _by_application(stats: NodeStats) -> list[tuple[str, str, str, int, int]]:
+    """Consumers of a node: channel, host and user agent, with the numbers of connections and of messages in flight."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for topic in stats.topics:
+        for channel in topic.channels:
+            for client in channel.clients or ():
+                key = (topic.topic_name, channel.channel_name, f"{client.hostname} {client.user_agent}")
+                counts = found.setdefault(key, [0, 0])
+                counts[0] += 1
+                counts[1] += client.in_flight_count
+    return [(*key, connections, held) for key, (connections, held) in sorted(found.items())][:_MAX_APPLICATIONS]
+
+
 @nodes.post("/nodes/<node>")
 def act(node: str) -> Response:
     topic = request.form.get("topic", "")
+    if request.form.get("action") == "dismiss":
+        return perform(lambda: actions.dismiss(node), f"Dismissed {node}.", url_for("nodes.list_"))
     if request.form.get("action") != "tombstone":
         raise ApiError(400, "INVALID_ACTION")
     here, done = url_for("topics.topic", topic=topic), f"Tombstoned {node} for {topic}."

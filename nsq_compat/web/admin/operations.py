@@ -105,6 +105,7 @@ def collect(history: History) -> Iterable["Metric"]:
         ("nsqadmin_looked_at_seconds", "Time of the last sample of the cluster, Unix time.", snapshot.taken_at),
         ("nsqadmin_nodes", "Known nsqd nodes.", len(snapshot.nodes)),
         ("nsqadmin_nodes_silent", "Nodes that did not answer.", len(snapshot.unreachable)),
+        ("nsqadmin_nodes_gone", "Nodes that vanished and were not dismissed.", len(history.sightings.gone())),
         ("nsqadmin_errors", "Errors of the last sample.", len(snapshot.errors)),
         ("nsqadmin_topics", "Topics.", len(topics)),
         ("nsqadmin_channels", "Channels.", sum(len(topic.channels) for topic in topics)),

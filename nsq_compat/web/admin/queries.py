@@ -1,7 +1,7 @@
 """The data of a page or API answer: a snapshot of the whole cluster, or queries with the warnings that they caused."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from nsq_compat.cluster.cluster import Cluster, Snapshot, take_snapshot
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_SNAPSHOT_AGE: Final = 60.0
-_QUERY_SHARE: Final = 0.9
+_QUERY_SHARE: Final = 0.8
 """The part of `--page-timeout` that is for queries; the rest is for making the page."""
 _MAX_CONCURRENT: Final = 4
 """Concurrent queries for channels: all go to the same few nsqlookupds."""
@@ -94,10 +94,36 @@ class Queries:
 
     def node(self, address: str) -> tuple[Node, NodeStats]:
         """Raises `ApiError` 404 if the cluster does not have the node."""
+        return self._cluster.stats([self._listed(address)], clients=True).value[0]
+
+    def node_or_silent(self, address: str) -> tuple[Node, NodeStats | None]:
+        """As `node`, without stats if the node does not answer, or is gone."""
+        remembered = service().history.sightings.of(address)
+        try:
+            found = self._listed(address)
+        except (ApiError, AllFailed) as failure:
+            if remembered is None:
+                raise
+            self.add_warning(failure.errors if isinstance(failure, AllFailed) else ())
+            return remembered.node, None
+        try:
+            return self._cluster.stats([found], clients=True).value[0]
+        except AllFailed as failure:
+            self.add_warning(failure.errors)
+            return found, None
+
+    def health_of(self, addresses: Sequence[str]) -> Mapping[str, str]:
+        """What each of these daemons answers to /ping now, without those that do not answer."""
+        return self._cluster.health_of(addresses)
+
+    def settings_of(self, node: str, names: Sequence[str]) -> Mapping[str, str]:
+        return self._cluster.settings_of(node, names)
+
+    def _listed(self, address: str) -> Node:
         found = next((node for node in self.nodes() if node.http_address == address), None)
         if found is None:
             raise ApiError(404, "NODE_NOT_FOUND")
-        return self._cluster.stats([found], clients=True).value[0]
+        return found
 
     def channels_by_node(self) -> list[ChannelStats]:
         """All channels of all nodes, one by one."""
@@ -106,11 +132,14 @@ class Queries:
 
     def _topic_parts(self, topic: str, channel: str = "", *, clients: bool = False) -> list[TopicStats]:
         """A topic on each of its nodes."""
-        producers = self._value(self._cluster.producers(topic))
+        found = self._cluster.producers(topic)
+        producers = self._value(found)
         try:
             answer = self._cluster.stats(producers, topic, channel, clients=clients)
         except AllFailed:
             self.silent += map(str, producers)
+            if found.skipped and not producers:
+                raise AllFailed("failed to query any nsqd: " + "\n".join(found.skipped)) from None
             raise
         self.silent += answer.unreachable
         answers = self._value(answer)

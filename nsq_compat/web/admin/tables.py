@@ -144,7 +144,7 @@ def charts_of(key: Key, waiting: int, rate: float | None, at: float) -> Mapping[
     span = span_of(depths, now, _DAY if day else _HOUR)
     whole = wants_whole_peaks()
     return {
-        "Depth" if key[1] else "Waiting": chart(depths, now, span, whole=whole),
+        "Depth" if all(key) else "Waiting": chart(depths, now, span, whole=whole),
         "Messages a second": replace(chart(rates, now, span, whole=whole), latest=rate),
     }
 

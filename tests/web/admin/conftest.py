@@ -55,7 +55,7 @@ class Service:
 class Nsqd(Daemon):
     def __init__(self) -> None:
         super().__init__()
-        self.says("info", self.info(tcp_port=1))
+        self.says("info", self.info(tcp_port=1)).says("ping", b"OK")
         self.has()
 
     def has(self, *topics: dict[str, Any]) -> None:

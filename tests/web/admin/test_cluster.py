@@ -1,9 +1,13 @@
 """The overview, the counter and the lookup page; invalid registrations on all pages."""
 
 import html
+import logging
+import re
+from pathlib import Path
 
 import pytest
 
+import nsq_compat
 from nsq_compat.cluster.cluster import take_snapshot
 from tests.web.admin.conftest import NOW, channel_json, shown, topic_json
 
@@ -124,10 +128,25 @@ def test_the_api_skips_an_invalid_registration_and_names_it(browser, nsqd, path)
     assert message.count('invalid broadcast address "a b"') == 1
 
 
+@pytest.mark.parametrize("path", ["/api/topics/orders", "/api/topics/orders/archive"])
+def test_a_topic_whose_only_registration_is_invalid_is_an_error_that_names_it(browser, nsqd, lookupd, path):
+    lookupd.says("lookup", {"producers": [nsqd.info(broadcast_address="a b", hostname="web3")]})
+    answer = browser.get(path)
+    assert answer.status_code == 502
+    assert 'nsqd (hostname "web3"): invalid broadcast address "a b"' in answer.get_json(force=True)["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/topics/orders", "/topics/orders/archive", "/nodes", "/counter", "/api/nodes"])
+def test_an_nsqd_of_the_fixed_list_is_shown_whatever_address_it_announces(browser, nsqd, path):
+    nsqd.says("info", nsqd.info(broadcast_address="user:pw@host"))
+    assert browser.get(path).status_code == 200
+
+
 def test_the_nodes_are_listed_with_their_health(browser, nsqd):
     text = shown(browser.get("/nodes"))
     assert "nsqd nodes ( 1 )" in text
-    assert f"{nsqd.address} 1 {nsqd.port} 1.3.0 OK" in text
+    assert f"{nsqd.address} host OK 12,311" in text
+    assert "Go's nsqd" in text.replace("&#39;", "'")
     assert "No nsqd has “other”" in shown(browser.get("/nodes?q=other"))
 
 
@@ -145,3 +164,84 @@ def test_a_tombstone_is_confirmed_and_set(browser, submit, nsqd):
     assert submit(f"/nodes/{nsqd.address}", action="tombstone", topic="orders").status_code == 303
     assert nsqd.orders == ["topic/delete?topic=orders"]
     assert submit(f"/nodes/{nsqd.address}", action="x").status_code == 400
+
+
+def test_a_node_answers_what_an_operator_asks(browser, service, nsqd):
+    nsqd.says("config/mem_queue_size", 10000).says("config/data_path", b"/data").says("config/msg_timeout", 60 * 10**9)
+    ours = {"version": "0.1.0", "compiled": True, "disk_free_bytes": 2**30, "disk_bytes": 2**34}
+    answer = {"health": "NOK - disk full", "version": "1.3.0", "start_time": int(NOW) - 3600, "nsq_compat": ours}
+    producer = {
+        "hostname": "p1",
+        "user_agent": "gnsq",
+        "connect_ts": int(NOW),
+        "pub_counts": [{"topic": "orders", "count": 7}],
+    }
+    channel = channel_json("archive", depth=500)
+    nsqd.says("stats", {**answer, "topics": [topic_json("orders", channel)], "producers": [producer]})
+    service.history.add(take_snapshot(service.cluster, NOW))
+    text = html.unescape(shown(browser.get(f"/nodes/{nsqd.address}")))
+    assert re.search(r"Not healthy since \S+ : NOK - disk full", text)
+    for wanted in (
+        *("Waiting 500", "Disk free 1.0 GiB", "Uptime 1h", "500 messages and no consumer", "The disk is full"),
+        *("A channel is stuck", "p1", "orders 7", "nsq_compat 0.1.0, compiled", "--mem-queue-size 10000"),
+        *("--data-path /data", "--msg-timeout 1m"),
+    ):
+        assert wanted in text, wanted
+    row = html.unescape(shown(browser.get("/nodes")))
+    assert "1.0 GiB of 16.0 GiB" in row
+    assert "nsq_compat 0.1.0, compiled" in row
+
+
+@pytest.fixture
+def gone(service, nsqd, lookupd):
+    """A node that an nsqlookupd listed, and that vanished 12 s ago."""
+    service.history.add(take_snapshot(service.cluster, NOW - 12))
+    lookupd.says("nodes", {"producers": []}).says("topics", {"topics": []})
+    nsqd.does("ping", lambda handler: handler.connection.close())
+    service.history.add(take_snapshot(service.cluster, NOW - 2))
+    return nsqd.address
+
+
+def test_a_node_that_is_gone_is_kept_on_the_pages(browser, gone):
+    words = "gone, last seen 12 s ago, had 12,311 messages in 1 topic"
+    assert f"{gone} {words.replace('12 s', '10 s')}" in shown(browser.get("/")), "at the time of the sample"
+    assert f"{gone} host gone {words.removeprefix('gone, ')} Dismiss" in shown(browser.get("/nodes"))
+    page = shown(browser.get(f"/nodes/{gone}"))
+    assert "Gone. Last seen 12 s ago, had 12,311 messages in 1 topic." in page
+    assert "orders 12,311" in page
+    assert "A node is lost" in page
+
+
+def test_a_node_that_is_gone_is_dismissed_by_an_operator(behind_login, service, gone, caplog):
+    caplog.set_level(logging.INFO)
+
+    def log_in(name):
+        token = behind_login.get("/login").text.partition('name="csrf" value="')[2].partition('"')[0]
+        behind_login.post("/login", data={"csrf": token, "name": name, "password": f"{name}-pw"})
+        page = behind_login.get(f"/nodes/{gone}").text
+        token = page.partition('name="csrf" value="')[2].partition('"')[0]
+        return behind_login.post(f"/nodes/{gone}", data={"csrf": token, "action": "dismiss"}).status_code
+
+    assert log_in("vic") == 403
+    assert len(service.history.sightings.gone()) == 1
+    assert log_in("olga") == 303
+    assert service.history.sightings.gone() == []
+    assert f"dismiss_node at {gone}: done" in caplog.text
+    assert behind_login.get(f"/nodes/{gone}").status_code == 404
+
+
+def test_a_node_that_does_not_answer_has_a_page(browser, nsqd, lookupd):
+    nsqd.says("stats", b"", 500)
+    page = browser.get(f"/nodes/{nsqd.address}")
+    assert page.status_code == 200
+    assert "This node is listed and does not answer." in shown(page)
+
+
+def test_the_pages_of_nodes_link_to_sections_that_exist(browser, nsqd, gone):
+    links = re.findall(r"/docs/(\w+)#([\w-]+)", browser.get(f"/nodes/{gone}").text)
+    assert len(links) == 2
+    for name, section in links:
+        assert f'id="{section}"' in browser.get(f"/docs/{name}").text
+    sections = (Path(nsq_compat.__file__).parent / "templates/nodes/node.html").read_text("utf-8")
+    for section in re.findall(r'm\.runbook\("([\w-]+)"', sections):
+        assert f'id="{section}"' in browser.get("/docs/runbook").text

@@ -1,0 +1,130 @@
+"""What is remembered of nodes: since when each is in its state, and what it had when it answered last.
+
+A node that vanishes is kept as gone until it is dismissed or back. Memory is bounded: at most `MAX_GONE` gone nodes
+are kept, the latest ones, each with a few topics. It is lost when the program stops.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from nsq_compat.cluster.cluster import Snapshot
+from nsq_compat.cluster.nodes import Node, canonical_address
+from nsq_compat.cluster.stats import NodeStats, TopicStats
+
+MAX_GONE: Final = 100
+_MAX_TOPICS: Final = 20
+
+OK: Final = "OK"
+SILENT: Final = "does not answer"
+GONE: Final = "gone"
+
+
+@dataclass(slots=True)
+class Sighting:
+    """Times are Unix seconds."""
+
+    node: Node
+    state: str
+    """``OK``, the reason why the node is not healthy, `SILENT`, or `GONE`."""
+    since: float
+    """When this state was first seen."""
+    last_seen: float | None = None
+    """When the node answered last; None if it has never answered."""
+    message_count: int = 0
+    """Messages that it had then: waiting, deferred and in flight."""
+    topic_count: int = 0
+    largest: tuple[tuple[str, int], ...] = ()
+    """The topics with the most of these messages."""
+
+    def text(self, now: float) -> str:
+        return f"{self.state}, {self.last_state(now)}"
+
+    def last_state(self, now: float) -> str:
+        if self.last_seen is None:
+            return "has never answered"
+        had = f"{_count(self.message_count, 'message')} in {_count(self.topic_count, 'topic')}"
+        return f"last seen {_ago(now - self.last_seen)} ago, had {had}"
+
+
+class Sightings:
+    def __init__(self) -> None:
+        self._nodes: dict[str, Sighting] = {}
+
+    def see(self, previous: Snapshot | None, snapshot: Snapshot) -> None:
+        """Compare two snapshots in their order. A node is gone if it was listed by an nsqlookupd that still answers."""
+        listed = {node.http_address: node for node in snapshot.nodes}
+        at, before = snapshot.taken_at, previous.node_stats if previous else {}
+        for address, stats in snapshot.node_stats.items():
+            sighting = self._note(address, listed.get(address), stats.health or OK, at)
+            sighting.last_seen = at
+        for address in snapshot.unreachable:
+            self._note(address, listed.get(address), SILENT, at)
+        for address, sighting in self._nodes.items():
+            if address not in snapshot.node_stats and address in before:
+                _remember(sighting, before[address])
+            if (
+                address not in listed
+                and address not in snapshot.unreachable
+                and _is_known_to_be_gone(sighting, snapshot)
+            ):
+                self._note(address, None, GONE, at)
+        for sighting in sorted(self.gone(), key=lambda each: each.since)[:-MAX_GONE]:
+            self.dismiss(sighting.node.http_address)
+
+    def of(self, address: str) -> Sighting | None:
+        return self._nodes.get(address)
+
+    def gone(self) -> list[Sighting]:
+        return [sighting for sighting in self._nodes.values() if sighting.state == GONE]
+
+    def dismiss(self, address: str) -> bool:
+        """Forget a node that is gone. Returns whether there was one."""
+        sighting = self._nodes.get(address)
+        if sighting is None or sighting.state != GONE:
+            return False
+        del self._nodes[address]
+        return True
+
+    def _note(self, address: str, node: Node | None, state: str, at: float) -> Sighting:
+        sighting = self._nodes.get(address)
+        if sighting is None:
+            sighting = self._nodes[address] = Sighting(node or _unnamed(address), state, at)
+        elif sighting.state != state:
+            sighting.state, sighting.since = state, at
+        sighting.node = node or sighting.node
+        return sighting
+
+
+def message_count(topics: Iterable[TopicStats]) -> int:
+    return sum(topic.waiting + topic.total("in_flight_count") + topic.total("deferred_count") for topic in topics)
+
+
+def _remember(sighting: Sighting, stats: NodeStats) -> None:
+    sighting.message_count, sighting.topic_count = message_count(stats.topics), len(stats.topics)
+    counts = [(topic.topic_name, message_count([topic])) for topic in stats.topics]
+    sighting.largest = tuple(sorted(counts, key=lambda each: -each[1])[:_MAX_TOPICS])
+
+
+def _is_known_to_be_gone(sighting: Sighting, snapshot: Snapshot) -> bool:
+    if not snapshot.silent_lookupds:
+        return True
+    listed_by = {listing.partition("/")[0] for listing in sighting.node.remote_addresses}
+    return bool(listed_by - set(snapshot.silent_lookupds))
+
+
+def _unnamed(address: str) -> Node:
+    """A node of a fixed list that has never answered."""
+    host, port = canonical_address(address) or (address, 0)
+    return Node(broadcast_address=host, hostname=host, http_port=port)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _ago(seconds: float) -> str:
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{int(seconds // unit)} {name}"
+    return f"{max(0, int(seconds))} s"
