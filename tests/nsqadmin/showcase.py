@@ -86,7 +86,7 @@ def visit(browser: Browser, site: Site) -> Iterator[str]:
         found = browser.run("""
             const forms = [...document.forms].filter(form => form.method === 'get');
             for (const search of document.querySelectorAll('input[type=search]')) search.value ||= 'none has this name';
-            const asked = forms.map(form => form.action + '?' + new URLSearchParams(new FormData(form)));
+            const asked = forms.map(form => form.action.split('?')[0] + '?' + new URLSearchParams(new FormData(form)));
             for (const form of forms) form.reset();
             return [...document.querySelectorAll('a[href]')].map(link => link.href).concat(asked)""")
         own = [urlsplit(url) for url in found if url.startswith(site.url("/"))]
@@ -116,6 +116,14 @@ def _kind(adapter: MapAdapter, path: str) -> tuple[str, ...] | None:
         return None
     query = [(name, value if name == "confirm" else "") for name, value in parse_qsl(url.query)]
     return (endpoint, *(f"{name}={value}" for name, value in sorted(query) if name not in _SAME_LAYOUT))
+
+
+def name_of(path: str) -> str:
+    """A name for the page: overview, topics, topic, topic-delete."""
+    endpoint, *parameters = _kind(_adapter(), path) or ("",)
+    blueprint, _, page = endpoint.partition(".")
+    confirm = [value for name, _, value in (each.partition("=") for each in parameters) if name == "confirm"]
+    return "-".join([blueprint if page in ("list_", "show") else page, *confirm])
 
 
 # --- A cluster with traffic -------------------------------------------------------------------------------------------
@@ -175,8 +183,10 @@ def _traffic(nsqds: list[NsqdProcess]) -> Iterator[None]:
     addresses = [nsqd.tcp_address for nsqd in nsqds]
 
     def publish() -> None:
-        with nsq.Producer(addresses) as producer:
+        with ExitStack() as stack:
+            producers = [stack.enter_context(nsq.Producer(address)) for address in addresses]
             for number in itertools.count():
+                producer = producers[number % len(producers)]
                 for topic, bodies in _bodies(number).items():
                     producer.publish_many(topic, bodies)
                 if number == 0:
@@ -197,7 +207,8 @@ def _traffic(nsqds: list[NsqdProcess]) -> Iterator[None]:
             ("clicks", "analytics", lambda message: None),
             ("emails", "send", fail),
         ):
-            stack.enter_context(nsq.Consumer(topic, channel, handler, nsqd_tcp_addresses=addresses, max_in_flight=20))
+            options: Any = {"nsqd_tcp_addresses": addresses, "max_in_flight": 20, "backoff": False}
+            stack.enter_context(nsq.Consumer(topic, channel, handler, **options))
         thread = threading.Thread(target=publish)
         thread.start()
         stack.callback(thread.join)
