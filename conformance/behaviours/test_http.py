@@ -71,9 +71,9 @@ def test_ping_says_ok_as_plain_text(nsqd: NsqdProcess) -> None:
     assert answer.headers["X-NSQ-Content-Type"] is None
 
 
-def test_info_has_these_members_in_this_order(nsqd: NsqdProcess) -> None:
+def test_info_begins_with_these_members_in_this_order(nsqd: NsqdProcess) -> None:
     info = nsqd.asks("GET", "/info").json()
-    assert list(info) == [
+    members = [
         "version",
         "broadcast_address",
         "hostname",
@@ -87,6 +87,7 @@ def test_info_has_these_members_in_this_order(nsqd: NsqdProcess) -> None:
         "topology_zone",
         "topology_region",
     ]
+    assert list(info)[: len(members)] == members  # a daemon may say more, which clients ignore
     assert (info["version"], info["tcp_port"]) == ("1.3.0", int(nsqd.tcp_address.rpartition(":")[2]))
 
 

@@ -38,10 +38,13 @@ class Sighting:
     """The topics with the most of these messages."""
 
     def text(self, now: float) -> str:
+        return f"{self.state}, {self.last_state(now)}"
+
+    def last_state(self, now: float) -> str:
         if self.last_seen is None:
-            return f"{self.state}, has never answered"
+            return "has never answered"
         had = f"{_count(self.message_count, 'message')} in {_count(self.topic_count, 'topic')}"
-        return f"{self.state}, last seen {_ago(now - self.last_seen)} ago, had {had}"
+        return f"last seen {_ago(now - self.last_seen)} ago, had {had}"
 
 
 class Sightings:

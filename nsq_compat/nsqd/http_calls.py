@@ -62,8 +62,8 @@ def client_tls(root_ca_file: str, min_version: int) -> ssl.SSLContext:
     `min_version` is TLS's number on the wire, at least that of 1.2. Raises ``OSError``.
     """
     context = ssl.create_default_context(cafile=root_ca_file or None)
-    if min_version > context.minimum_version:
-        context.minimum_version = ssl.TLSVersion(min_version)
+    # The default of Debian's Python is OpenSSL's, which may be lower.
+    context.minimum_version = ssl.TLSVersion(max(min_version, ssl.TLSVersion.TLSv1_2))
     return context
 
 

@@ -11,6 +11,7 @@ import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from nsq_compat.bounded_http import reason_of
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING
 from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Consumer, Message
@@ -34,7 +35,11 @@ class Options(ReadingOptions):
 
 @console_script(Options)
 def main(options: Options) -> None:
-    refuse(*options.address_rules(), (not options.topic, "--topic required"))
+    refuse(
+        *options.address_rules(),
+        (not options.topic, "--topic required"),
+        (sys.stdout is None, "standard output is closed"),
+    )
     log_plainly()
     stopping = Stopping()
     screen = _Screen(stopping, options.n)
@@ -92,5 +97,9 @@ class _Screen:
             sys.stdout.buffer.flush()
             return True
         except BrokenPipeError:
+            self.end()
+            return False
+        except OSError as error:
+            self._stopping.fail(f"standard output: {reason_of(error)}")
             self.end()
             return False

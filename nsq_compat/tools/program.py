@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, NoReturn, TypeVar
 
 from nsq_compat import NSQ_VERSION, __version__, build_line
+from nsq_compat.bounded_http import reason_of
 from nsq_compat.cli.flags import EXIT_FAILURE, parse_arguments
 from nsq_compat.cli.kinds import BOOLEAN
 from nsq_compat.cli.options import option, table_of
@@ -62,6 +63,10 @@ def _run(options_type: type[T], function: Callable[[T], None]) -> NoReturn:
     except BrokenPipeError:
         # The reader has closed its end. Buffered output must not fail again at exit.
         sys.stdout = None
+        raise SystemExit(EXIT_FAILURE) from None
+    except OSError as error:  # of standard input or output
+        sys.stdout = None
+        say(reason_of(error))
         raise SystemExit(EXIT_FAILURE) from None
     raise SystemExit(0)
 

@@ -46,6 +46,7 @@ def main(options: Options) -> None:
         (not options.topic, "--topic required"),
         (len(delimiter) != 1, "--delimiter must be a single byte"),
         (not options.nsqd_tcp_addresses, "--nsqd-tcp-address required"),
+        (sys.stdin is None, "standard input is closed"),
         (not is_valid_name(options.topic), f"--topic {options.topic!r} is not a valid name"),
     )
     stopping = Stopping()

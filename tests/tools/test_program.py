@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -245,3 +246,23 @@ def test_a_dead_nsqlookupd_is_reported_in_one_line_and_an_unknown_topic_too(star
     assert {tail.stderr.readline()[24:].rstrip() for _ in wanted} == wanted
     tail.terminate()
     assert (tail.wait(timeout=60), tail.stderr.read()) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("nsq_stat --topic={topic} --channel=c --nsqd-http-address={http} >/dev/full", "no space left on device"),
+        ("nsq_tail --topic={topic} --channel=c --nsqd-tcp-address={tcp} >/dev/full", "no space left on device"),
+        ("nsq_tail --topic={topic} --channel=c --nsqd-tcp-address={tcp} >&-", "standard output is closed"),
+        ("to_nsq --topic={topic} --nsqd-tcp-address={tcp} <&-", "standard input is closed"),
+        ("to_nsq --topic={topic} --nsqd-tcp-address={tcp} </", "is a directory"),
+    ],
+)
+def test_a_standard_stream_that_fails_is_reported_without_a_stack(nsqd, topic, publish, command, text):
+    publish(b"1")
+    line = command.format(topic=topic, tcp=nsqd.tcp_address, http=nsqd.http_address)
+    program = Path(sys.executable).with_name(line.split()[0])
+    done = subprocess.run(f"exec {program.parent}/{line}", shell=True, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert text in done.stderr.decode()
+    assert b"Traceback" not in done.stderr

@@ -125,9 +125,7 @@ def _table(lines: list[str], inline: Callable[[str], Markup]) -> Markup:
     heads = cells(head, '<th scope="col">{}</th>')
     parts = Markup().join(Markup("<tr>{}</tr>").format(cells(row, "<td>{}</td>")) for row in body)
     table = "<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>"
-    return Markup(f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{table}</div>').format(
-        heads, parts
-    )
+    return Markup(f'<div class="scroll" tabindex="0">{table}</div>').format(heads, parts)
 
 
 def _inline(text: str, address: Callable[[str], str]) -> Markup:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_SNAPSHOT_AGE: Final = 60.0
-_QUERY_SHARE: Final = 0.9
+_QUERY_SHARE: Final = 0.8
 """The part of `--page-timeout` that is for queries; the rest is for making the page."""
 _MAX_CONCURRENT: Final = 4
 """Concurrent queries for channels: all go to the same few nsqlookupds."""

@@ -3,9 +3,11 @@
 import html
 import logging
 import re
+from pathlib import Path
 
 import pytest
 
+import nsq_compat
 from nsq_compat.cluster.cluster import take_snapshot
 from tests.web.admin.conftest import NOW, channel_json, shown, topic_json
 
@@ -203,9 +205,9 @@ def gone(service, nsqd, lookupd):
 def test_a_node_that_is_gone_is_kept_on_the_pages(browser, gone):
     words = "gone, last seen 12 s ago, had 12,311 messages in 1 topic"
     assert f"{gone} {words.replace('12 s', '10 s')}" in shown(browser.get("/")), "at the time of the sample"
-    assert f"{gone} host gone {words} Dismiss" in shown(browser.get("/nodes"))
+    assert f"{gone} host gone {words.removeprefix('gone, ')} Dismiss" in shown(browser.get("/nodes"))
     page = shown(browser.get(f"/nodes/{gone}"))
-    assert "Gone. Gone, last seen 12 s ago, had 12,311 messages in 1 topic." in page
+    assert "Gone. Last seen 12 s ago, had 12,311 messages in 1 topic." in page
     assert "orders 12,311" in page
     assert "A node is lost" in page
 
@@ -233,3 +235,13 @@ def test_a_node_that_does_not_answer_has_a_page(browser, nsqd, lookupd):
     page = browser.get(f"/nodes/{nsqd.address}")
     assert page.status_code == 200
     assert "This node is listed and does not answer." in shown(page)
+
+
+def test_the_pages_of_nodes_link_to_sections_that_exist(browser, nsqd, gone):
+    links = re.findall(r"/docs/(\w+)#([\w-]+)", browser.get(f"/nodes/{gone}").text)
+    assert len(links) == 2
+    for name, section in links:
+        assert f'id="{section}"' in browser.get(f"/docs/{name}").text
+    sections = (Path(nsq_compat.__file__).parent / "templates/nodes/node.html").read_text("utf-8")
+    for section in re.findall(r'm\.runbook\("([\w-]+)"', sections):
+        assert f'id="{section}"' in browser.get("/docs/runbook").text
