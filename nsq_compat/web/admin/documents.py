@@ -1,16 +1,17 @@
 """/docs: the documents of the project, for machines without access to another site.
 
-Renders the Markdown that they use: headings, paragraphs, lists, tables, code, emphasis and links. Links that lead out
-of the folder become text, because the package does not have their targets.
+Links that lead out of the folder become text, and images are left out, because the package does not have their targets.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from html import unescape
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import mistune
 from flask import Blueprint, render_template, url_for
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 import nsq_compat
 from nsq_compat.web.application import ApiError
@@ -19,6 +20,7 @@ documents = Blueprint("documents", __name__)
 
 _FOLDER: Final = Path(nsq_compat.__file__).parent / "docs"
 _NAME: Final = re.compile(r"[a-zA-Z-]+")
+_TARGET: Final = re.compile(r'<a id="([\w-]+)">')
 
 
 @documents.get("/docs")
@@ -45,111 +47,45 @@ def _address(target: str) -> str:
     return url_for("documents.show", name=name, _anchor=anchor or None)
 
 
-# --- Markdown ---------------------------------------------------------------------------------------------------------
-
-_TARGET: Final = re.compile(r'<a id="([\w-]+)"></a>')
-_FENCE: Final = re.compile(r"```")
-_HEADING: Final = re.compile(r"(#{1,6}) +(.*)")
-_ITEM: Final = re.compile(r"(- |\d+\. )")
-_INLINE: Final = re.compile(
-    r"(?P<ticks>`{1,2})(?P<code>.+?)(?P=ticks)(?!`)"
-    r"|!\[[^\]]*\]\([^)]*\)"  # images are not in the package
-    r"|\[(?P<text>(?:`[^`]*`|[^\]`])*)\]\((?P<target>[^)\s]+)\)"
-    r"|<(?P<url>https?://[^>\s]+)>"
-    r"|\*\*(?P<strong>(?:`[^`]*`|[^*`])+)\*\*"
-    r"|\*(?P<emphasis>(?:`[^`]*`|[^*`\s])(?:`[^`]*`|[^*`])*)\*"
-)
-
-
 def to_html(text: str, address: Callable[[str], str]) -> Markup:
     """`address` returns the URL of a link's target; empty leaves out the link."""
-    return Markup("\n").join(_blocks(text.splitlines(), lambda part: _inline(part, address)))
+    return Markup(mistune.create_markdown(renderer=_Renderer(address), plugins=["table"])(text))
 
 
-def _blocks(lines: list[str], inline: Callable[[str], Markup]) -> Iterator[Markup]:
-    at = 0
+class _Renderer(mistune.HTMLRenderer):
+    """Escapes HTML in documents. Code blocks and tables scroll by themselves, also with the keyboard."""
 
-    def take(belongs: Callable[[str], object]) -> list[str]:
-        """The current line, and those after it that belong to it."""
-        nonlocal at
-        start, at = at, at + 1
-        while at < len(lines) and belongs(lines[at]):
-            at += 1
-        return lines[start:at]
+    def __init__(self, address: Callable[[str], str]) -> None:
+        super().__init__(escape=True)
+        self._address = address
 
-    while at < len(lines):
-        line = lines[at]
-        if not line.strip() or line.startswith("<!--"):
-            at += 1
-        elif target := _TARGET.match(line):
-            at += 1
-            yield Markup('<span id="{}"></span>').format(target[1])
-        elif _FENCE.match(line):
-            code = take(lambda each: not _FENCE.match(each))[1:]
-            at += 1
-            yield Markup('<pre tabindex="0"><code>{}</code></pre>').format("\n".join(code))
-        elif heading := _HEADING.match(line):
-            at += 1
-            level, title = len(heading[1]), heading[2]
-            yield Markup('<h{0} id="{1}">{2}</h{0}>').format(level, _anchor(title), inline(title))
-        elif line.startswith("|"):
-            yield _table(take(lambda each: each.startswith("|")), inline)
-        elif _ITEM.match(line):
-            yield _list(take(lambda each: _ITEM.match(each) or not each.strip() or each.startswith("  ")), inline)
-        else:
-            words = take(lambda each: each.strip() and not each.startswith(("#", "|", "```")) and not _ITEM.match(each))
-            if content := inline(" ".join(words)):
-                yield Markup("<p>{}</p>").format(content)
+    def heading(self, text: str, level: int, **attrs: Any) -> str:
+        # As on GitHub.
+        plain = unescape(re.sub(r"<[^>]+>", "", text))
+        anchor = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        return f'<h{level} id="{anchor}">{text}</h{level}>\n'
 
+    def link(self, text: str, url: str, title: str | None = None) -> str:
+        target = self._address(url)
+        return super().link(text, target, title) if target else text
 
-def _list(lines: list[str], inline: Callable[[str], Markup]) -> Markup:
-    items: list[list[str]] = []
-    for line in lines:
-        if item := _ITEM.match(line):
-            items.append([line[len(item[1]) :]])
-        else:
-            indent = " " * (2 if lines[0].startswith("-") else 3)
-            items[-1].append(line.removeprefix(indent))
-    tag = "ul" if lines[0].startswith("-") else "ol"
-    parts = Markup().join(Markup("<li>{}</li>").format(Markup().join(_blocks(each, inline))) for each in items)
-    return Markup("<{0}>{1}</{0}>").format(tag, parts)
+    def image(self, text: str, url: str, title: str | None = None) -> str:
+        return ""
 
+    def codespan(self, text: str) -> str:
+        # In tables, the bar is escaped also in code.
+        return super().codespan(text.replace("\\|", "|"))
 
-def _table(lines: list[str], inline: Callable[[str], Markup]) -> Markup:
-    rows = [re.split(r"(?<!\\)\|", line.strip().strip("|")) for line in lines]
-    head, body = rows[0], rows[2:]
+    def block_code(self, code: str, info: str | None = None) -> str:
+        return super().block_code(code).replace("<pre>", '<pre tabindex="0">', 1)
 
-    def cells(row: list[str], cell: str) -> Markup:
-        return Markup().join(Markup(cell).format(inline(each.strip().replace("\\|", "|"))) for each in row)
+    def block_html(self, html: str) -> str:
+        return self.inline_html(html)
 
-    heads = cells(head, '<th scope="col">{}</th>')
-    parts = Markup().join(Markup("<tr>{}</tr>").format(cells(row, "<td>{}</td>")) for row in body)
-    table = "<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>"
-    return Markup(f'<div class="scroll" tabindex="0">{table}</div>').format(heads, parts)
+    def inline_html(self, html: str) -> str:
+        """Targets of links are kept; comments and all else are left out."""
+        target = _TARGET.match(html)
+        return f'<span id="{target[1]}"></span>' if target else ""
 
-
-def _inline(text: str, address: Callable[[str], str]) -> Markup:
-    parts, end = [], 0
-    for found in _INLINE.finditer(text):
-        parts += [escape(text[end : found.start()]), _span(found, address)]
-        end = found.end()
-    return Markup().join([*parts, escape(text[end:])])
-
-
-def _span(found: re.Match[str], address: Callable[[str], str]) -> Markup:
-    if found["code"]:
-        return Markup("<code>{}</code>").format(found["code"])
-    if found["strong"] or found["emphasis"]:
-        tag = "strong" if found["strong"] else "em"
-        return Markup("<{0}>{1}</{0}>").format(tag, _inline(found["strong"] or found["emphasis"], address))
-    target = found["url"] or found["target"]
-    if not target:
-        return Markup()
-    content = _inline(found["text"], address) if found["text"] else escape(target)
-    url = address(target)
-    return Markup('<a href="{}">{}</a>').format(url, content) if url else content
-
-
-def _anchor(title: str) -> str:
-    """As on GitHub."""
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+    def table(self, text: str) -> str:
+        return f'<div class="scroll" tabindex="0"><table>{text}</table></div>\n'
