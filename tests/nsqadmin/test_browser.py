@@ -1,9 +1,11 @@
 """The pages in a real Chromium, over a real nsqlookupd, nsqd and nsqadmin; each test has topics of its own."""
 
 import base64
+import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,7 +16,7 @@ from nsq_conformance.daemon_process import own_host
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
-from tests.cluster.daemon import Daemon
+from tests.cluster.daemon import Daemon, reply
 from tests.nsqadmin.browser import ARROW_LEFT, Browser, until
 from tests.nsqadmin.conftest import StartNsqadmin, publish
 
@@ -322,7 +324,13 @@ def liar() -> Iterator[Daemon]:
     topic = {"topic_name": trap, "channels": [channel], "depth": 5, "paused": True}
     message = {"id": trap, "timestamp": 1, "attempts": 1, "size": 9, "body": base64.b64encode(trap.encode()).decode()}
     with Daemon() as daemon:
-        daemon.says("stats", {"health": trap, "start_time": 1, "topics": [topic]})
+        counts = itertools.count()
+
+        def stats(handler: BaseHTTPRequestHandler) -> None:
+            channel["message_count"] = next(counts)  # the counter lists channels with a rate
+            reply({"health": trap, "start_time": 1, "topics": [topic]})(handler)
+
+        daemon.does("stats", stats)
         daemon.says("info", daemon.info(tcp_port=1) | {"hostname": trap, "version": trap})
         daemon.says("channel/peek", {"messages": [message], "in_flight": [message]})
         daemon.says("topic/recent", {"messages": [message]}).says("topic/pause", trap.encode(), 500)

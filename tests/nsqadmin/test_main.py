@@ -76,7 +76,7 @@ def test_a_real_nsqd_is_shown_and_changed(nsqd, start):
     assert nsqadmin.send("/ui/api/topics/orders/archive", '{"action":"pause"}') == '{"message":""}'
     assert nsqd.channel_stats("orders", "archive")["paused"]
     messages = nsqadmin.get("/ui/topics/orders/archive/messages")
-    assert '<pre tabindex="0">one</pre>' in messages
+    assert ">one</pre>" in messages
     assert nsqadmin.send("/ui/api/topics/orders/archive", '{"action":"empty"}') == '{"message":""}'
     assert nsqd.channel_stats("orders", "archive")["depth"] == 0
     nsqadmin.send("/ui/api/topics/orders/archive", "", "DELETE")

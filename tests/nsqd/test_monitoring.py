@@ -117,9 +117,7 @@ def promtool(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str
     """Run Prometheus's checker, which scripts/test puts into .venv."""
     program = shutil.which("promtool", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if program is None:
-        pytest.fail(
-            "this test needs promtool, which scripts/test downloads (on Debian it is in the package prometheus)"
-        )
+        pytest.fail("this test needs promtool, which scripts/test downloads")
     return subprocess.run([program, *arguments], input=text, capture_output=True, text=True, timeout=60)
 
 
