@@ -59,7 +59,7 @@ class _Renderer(mistune.HTMLRenderer):
         super().__init__(escape=True)
         self._address = address
 
-    def heading(self, text: str, level: int, **attrs: Any) -> str:
+    def heading(self, text: str, level: int, **_: Any) -> str:
         # As on GitHub.
         plain = unescape(re.sub(r"<[^>]+>", "", text))
         anchor = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
