@@ -74,8 +74,10 @@ def text(nsqd: NsqdProcess, query: str = "") -> str:
     return answer.body.decode()
 
 
-def test_the_document_has_these_members_in_this_order(nsqd: NsqdProcess) -> None:
-    assert list(nsqd.stats_document()) == ["version", "health", "start_time", "topics", "memory", "producers"]
+def test_the_document_begins_with_these_members(nsqd: NsqdProcess) -> None:
+    members = ["version", "health", "start_time", "topics", "memory", "producers"]
+    # A daemon may say more, which clients ignore.
+    assert list(nsqd.stats_document())[: len(members)] == members
 
 
 def test_a_topic_has_these_members_in_this_order(nsqd: NsqdProcess, topic: str) -> None:
