@@ -287,9 +287,10 @@ class _Watched(HTTPConnection):
                     return super()._new_conn()
                 except (NewConnectionError, ConnectTimeoutError) as error:
                     failure = error
+            raise failure
         finally:
             self._dns_host, self.timeout = name, timeout
-        raise failure
+            del failure  # otherwise its traceback and this frame keep each other alive
 
 
 class _WatchedTls(_Watched, HTTPSConnection):

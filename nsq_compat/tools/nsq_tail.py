@@ -96,10 +96,9 @@ class _Screen:
             sys.stdout.buffer.write(line + b"\n")
             sys.stdout.buffer.flush()
             return True
-        except BrokenPipeError:
-            self.end()
-            return False
         except OSError as error:
-            self._stopping.fail(f"standard output: {reason_of(error)}")
+            if not isinstance(error, BrokenPipeError):
+                self._stopping.fail(f"standard output: {reason_of(error)}")
             self.end()
+            sys.stdout = None  # buffered output must not fail again at exit
             return False

@@ -385,10 +385,22 @@ def test_no_text_and_no_log_line_shows_the_query(serve, answer, caplog):
 
 
 @pytest.mark.parametrize("largest", [MAX_ANSWER_BYTES, 3])
-def test_a_call_leaves_nothing_behind_for_the_garbage_collector(serve, largest):
+@pytest.mark.parametrize("addresses", [["127.0.0.1"], ["127.0.0.2", "127.0.0.1"]], ids=len)
+def test_a_call_leaves_nothing_behind_for_the_garbage_collector(serve, monkeypatch, largest, addresses):
     """Freeing what a thousand refused answers left held the event loop for 80 ms."""
     calls = HttpCalls(connect_timeout=PATIENCE, request_timeout=PATIENCE, tls=client_tls("", TLS_1_2))
-    url = serve(HELLO).url
+    server = serve(HELLO)
+    url, resolve = server.url, socket.getaddrinfo
+    # Nothing listens on the first of the two addresses.
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda name, *more, **named: [
+            found
+            for address in (addresses if name == "localhost" else [name])
+            for found in resolve(address, *more, **named)
+        ],
+    )
 
     def call() -> None:
         with suppress(CallFailed):

@@ -103,7 +103,7 @@ def named(requirement: str) -> str:
 def test_only_requested_extras_are_installed(release):
     extras = settings()["options.extras_require"]
     optional = {named(line) for extra in EXTRAS for line in words(extras[extra])}
-    assert optional == {"flask", "jinja2", "python-snappy", "prometheus-client", "pyopenssl"}
+    assert optional == {"flask", "jinja2", "mistune", "python-snappy", "prometheus-client", "pyopenssl"}
     assert packages_of(release.installed()) & optional == set()
     assert packages_of(release.installed("all")) >= optional
 

@@ -176,7 +176,7 @@ def lookupd() -> Iterator[NsqlookupdProcess]:
 def announced_nsqd(lookupd: NsqlookupdProcess, tmp_path: Path) -> Iterator[Nsqd]:
     """An nsqd that `lookupd` knows."""
     (tmp_path / "announced").mkdir()
-    options = (f"--lookupd-tcp-address={lookupd.tcp_address}", "--broadcast-address=127.0.0.1")
+    options = (f"--lookupd-tcp-address={lookupd.tcp_address}",)
     with Nsqd(installed_nsqd(), tmp_path / "announced", options=options) as process:
         yield process
 

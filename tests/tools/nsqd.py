@@ -1,10 +1,19 @@
 """An nsqd, with the requests that tests of utilities make."""
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 from nsq_compat.client import Producer
 from nsq_conformance.nsqd_process import NsqdProcess
 
 
 class Nsqd(NsqdProcess):
+    def __init__(self, command: str, data_path: Path, *, options: Sequence[str] = (), **ports: Any) -> None:
+        # The name of the machine may not resolve.
+        options = ("--broadcast-address=127.0.0.1", *options)
+        super().__init__(command, data_path, options=options, **ports)
+
     def publish(self, topic: str, *bodies: bytes) -> None:
         with Producer(self.tcp_address) as producer:
             for outcome in [producer.publish_async(topic, body) for body in bodies]:

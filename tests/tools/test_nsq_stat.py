@@ -45,8 +45,7 @@ def test_columns_are_as_wide_as_gos():
 
 @pytest.fixture
 def nsqds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Nsqd]]:
-    options = ["--broadcast-address=127.0.0.1"]  # the host name may not resolve
-    processes = [Nsqd(installed_nsqd(), tmp_path_factory.mktemp("nsqd"), options=options).start() for _ in range(2)]
+    processes = [Nsqd(installed_nsqd(), tmp_path_factory.mktemp("nsqd")).start() for _ in range(2)]
     for each in processes:
         each.create_channel("t", "c")
         each.publish("t", b"1", b"2", b"3")

@@ -65,7 +65,7 @@ REFUSALS = {
         "--topic=t --nsqd-tcp-address=h": "not host:port: 'h'",
     },
     "nsq_stat --topic=t --channel=c": {
-        "--nsqd-http-address=127.0.0.1:1": "ERROR: failed to get nsqd stats - failed to query any nsqd",
+        "--nsqd-http-address=127.0.0.1:1": "ERROR: failed to get nsqd stats - nsqd 127.0.0.1:1: ",
     },
     "nsq_to_file": {"--topic=t": "--nsqd-tcp-address or --lookupd-http-address required"},
     f"nsq_to_file --topic=t {NSQD}": {
