@@ -37,6 +37,11 @@ class CountsTable:
         # One assignment, because another thread may be reading.
         self._counts = {start: counts[start] for start in sorted(counts)[-self._max_windows :]}
 
+    def show(self) -> None:
+        """Print the table if it has any events."""
+        if self._counts:
+            print(self.text(), flush=True)
+
     def text(self) -> str:
         windows = self._counts
         if not windows:
@@ -114,7 +119,7 @@ def job(given: argparse.Namespace) -> None:
         return
     table = CountsTable(given.windows, given.keys)
     shown = counts.writeStream.outputMode("update").foreachBatch(lambda frame, _: table.update(frame.collect()))
-    command_line.start(shown, given, Periodic(given.show_every, lambda: print(table.text(), flush=True)))
+    command_line.start(shown, given, Periodic(given.show_every, table.show))
     print(table.text(), flush=True)
 
 

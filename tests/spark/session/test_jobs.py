@@ -135,6 +135,13 @@ def test_the_last_windows_are_printed(nsqd, topic, stream, capsys):
     assert [row[1:] for row in table[1:]] == [["2", "1", "3"], ["0", "1", "1"]]
 
 
+def test_no_table_is_printed_at_intervals_before_there_are_events(nsqd, topic, source, tmp_path, capsys):
+    nsqd.create_channel(topic, "c")
+    endless = [*source, f"--checkpoint={tmp_path / 'checkpoint'}", "--for=2", "--show-every=0.1"]
+    assert run("windowed_counts", *endless, "--key=page") == 0
+    assert capsys.readouterr().out.splitlines() == ["no events were counted"]
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_help_shows_the_spark_submit_command(name, capsys):
     with pytest.raises(SystemExit):
