@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from nsq_compat.cluster.cluster import Cluster, Snapshot, take_snapshot
-from nsq_compat.cluster.http_client import AllFailed, Answer, call_all, named
+from nsq_compat.cluster.http_client import AllFailed, Answer, call_all, is_not_found, named
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats, sum_channel, sum_topic
 from nsq_compat.protocol.durations import SECOND
@@ -59,7 +59,8 @@ class Queries:
         if errors:
             log.warning("%s", "\n".join(map(named, errors)))
             self._messages.append("\n".join(errors))
-            self.warnings.append("\n".join(map(named, errors)))
+        if failed := [named(error) for error in errors if not is_not_found(error)]:
+            self.warnings.append("\n".join(failed))
 
     def topics(self) -> list[str]:
         return self._value(self._cluster.topics())
