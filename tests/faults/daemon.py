@@ -22,7 +22,7 @@ _REMEMBERED_LINES = 20_000
 _NONE_FINISHED = 1 << 62
 
 
-def wait_until(condition: Callable[[], object], within: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], within: float = 60.0) -> None:
     """Poll a condition of a live process."""
     deadline = time.monotonic() + within
     while not condition():

@@ -58,7 +58,7 @@ def drain(daemon: Daemon, expected: set[bytes], channel: str = "c") -> None:
     with daemon.client(msg_timeout=2000) as consumer:
         consumer.subscribes(channel=channel.encode(), ready=200)
         missing = set(expected)
-        while missing and (messages := consumer.takes(1, within=20, finishing=True)):
+        while missing and (messages := consumer.takes(1, within=60, finishing=True)):
             missing -= {message.body for message in messages}
         assert not missing, f"{len(missing)} lost"
         wait_until(lambda: not daemon.unfinished("t")[channel])
@@ -95,7 +95,7 @@ def test_a_full_disk_refuses_publishers_only(start: StartDaemon, disk, level):
         bodies: list[bytes] = []
         again: set[bytes] = set()
         while len(again) < 3 or len(bodies) < 898 + len(acknowledged):
-            messages = consumer.takes(1, within=10, finishing=True)
+            messages = consumer.takes(1, within=60, finishing=True)
             assert messages
             again |= {
                 m.body for m in messages if m.attempts == 2 or (m.body == b"deferred" and time.monotonic() >= due)

@@ -2,6 +2,7 @@
 refuse wrong options.
 """
 
+import fcntl
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import pytest
 from nsq_compat import build_line, version_text
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import installed_nsqd
+from tests.packaging.release import settings, words
 from tests.tools.nsqd import Nsqd
 
 PROGRAM = """
@@ -41,10 +43,37 @@ def test_signals_end_it_however_many_come(number):
     assert (out, process.returncode) == ("asked\n", 0)
 
 
-def test_ctrl_c_before_the_program_has_begun_prints_nothing():
-    code = "import os, signal, sys; sys.argv[0] = '/bin/nsq_tail'; import nsq_compat.tools; os.kill(os.getpid(), 2)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+SMALLEST_PIPE = 4096
+
+
+@pytest.mark.parametrize("modules", [0, 25, 150])
+@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd", "nsqadmin", "nsq_data", "nsq_pull", "nsq_tail"])
+def test_ctrl_c_while_a_program_imports_its_modules_ends_it_silently(program, modules):
+    assert interrupted(program, modules) == (-signal.SIGINT, "")
+
+
+def test_ctrl_c_while_the_conformance_kit_imports_its_modules_ends_it_silently():
+    assert interrupted("nsq-conformance", 0) == (-signal.SIGINT, "")
+
+
+def interrupted(program: str, modules: int) -> tuple[int, str]:
+    """Exit status and output of a console script that is interrupted this number of modules after its first one."""
+    scripts = settings()["options.entry_points"]["console_scripts"]
+    first, _, function = dict(line.split(" = ") for line in words(scripts))[program].partition(":")
+    code = f"import sys; from {first} import {function}; sys.exit({function}())"
+    command = [sys.executable, "-X", "importtime", "-c", code, "--version"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
+        assert process.stderr is not None
+        # The process waits where its report of imported modules fills the pipe, so it cannot end before the signal.
+        fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, SMALLEST_PIPE)
+        while process.stderr.readline().split()[-1:] != [first.encode()]:
+            assert process.poll() is None
+        for _ in range(modules):
+            process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, log = process.communicate(timeout=60)
+    other = [line for line in log.decode().splitlines() if not line.startswith("import time:")]
+    return process.returncode, "\n".join([*other, *out.decode().splitlines()])
 
 
 @pytest.mark.parametrize("name", ["nsq_pubsub", "nsq_stat", "nsq_to_file", "to_nsq"])

@@ -192,9 +192,9 @@ def _start(topic: str, channel: str, to: str) -> Errors:
         return (refusal,)
     stats = Queries().channel(topic, channel)
     left = {part.node: part.depth for part in stats.nodes if part.depth}
-    user = visitor().name or "anonymous"
-    _redrives().start(Redrive(topic, channel, to, sum(left.values()), left, user, service().now()))
-    actions.audit_redrive(f"of {sum(left.values())} messages begun", topic, channel, to)
+    user, total = visitor().name or "anonymous", sum(left.values())
+    _redrives().start(Redrive(topic, channel, to, total, left, user, service().now()))
+    actions.audit_redrive(f"of {total} messages begun", topic, channel, to)
     return ()
 
 
