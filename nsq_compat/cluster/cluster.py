@@ -40,6 +40,7 @@ class Cluster:
         self.client = self._discovery_client = client
         self.lookupds = lookupds
         self.nsqds = nsqds
+        self._announced: dict[str, str] = {}
         self._logged: dict[str, set[str]] = {}
         self._logged_lock = threading.Lock()
 
@@ -70,7 +71,9 @@ class Cluster:
         """All nsqds, sorted by host name. `unreachable` has the nsqlookupds, or listed nsqds, that did not answer."""
         if not self.lookupds:
             answer = self._query_nsqds(self._get_node)
-            return Answer([node for _, node in answer.value], answer.errors, answer.unreachable)
+            self._announced.update((listed, node.http_address) for listed, node in answer.value)
+            unreachable = self.announced(answer.unreachable)
+            return Answer([node for _, node in answer.value], answer.errors, unreachable)
         listings = self._query_lookupds(lambda address: self._listing(address, "nodes"))
         nodes: dict[str, Node] = {}
         for address, (listed, _) in listings.value:
@@ -80,6 +83,10 @@ class Cluster:
         mark_out_of_date(list(nodes.values()))
         found = sorted(nodes.values(), key=lambda node: node.hostname)
         return Answer(found, listings.errors, listings.unreachable, _skipped(listings))
+
+    def announced(self, listed: Sequence[str]) -> tuple[str, ...]:
+        """The addresses that nodes of the fixed list announced when they answered last; as listed until then."""
+        return tuple(self._announced.get(address, address) for address in listed)
 
     def known_address(self, address: str) -> str | None:
         """The HTTP address of a node as the cluster spells it, or None if the cluster does not have the node.
@@ -326,7 +333,7 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Sna
     try:
         nodes = cluster.nodes()
     except AllFailed as failure:
-        lookupds, nsqds = tuple(cluster.lookupds), () if cluster.lookupds else tuple(cluster.nsqds)
+        lookupds, nsqds = tuple(cluster.lookupds), () if cluster.lookupds else cluster.announced(cluster.nsqds)
         return Snapshot(taken_at=now, errors=(failure.named,), silent_lookupds=lookupds, unreachable=nsqds)
     errors = nodes.errors + nodes.skipped
     node_stats: dict[str, NodeStats] = {}
