@@ -101,13 +101,14 @@ class Cluster:
         return found[0] if found else None
 
     def producers(self, topic: str) -> Answer[list[Node]]:
-        """The nsqds that have a topic."""
+        """The nsqds that have a topic. `unreachable` has the listed nsqds that did not answer."""
         if self.lookupds:
             listings = self._query_lookupds(lambda address: self._listing(address, "lookup", topic=topic))
             nodes = {node.http_address: node for _, (listed, _) in listings.value for node in reversed(listed)}
             return Answer(list(reversed(nodes.values())), listings.errors, skipped=_skipped(listings))
         answer = self._query_nsqds(lambda address: self._get_producer(address, topic))
-        return Answer([node for _, node in answer.value if node is not None], answer.errors)
+        found = [node for _, node in answer.value if node is not None]
+        return Answer(found, answer.errors, self.announced(answer.unreachable))
 
     def stats(
         self, nodes: Sequence[Node], topic: str = "", channel: str = "", *, clients: bool = False

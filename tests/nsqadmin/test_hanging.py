@@ -58,7 +58,7 @@ class Site:
         """All at once. Fails if one takes too long, or is an error."""
         with ThreadPoolExecutor(len(paths)) as pool:
             answers = dict(zip(paths, pool.map(self.fetch, paths), strict=True))
-        assert {path: status for path, (status, _) in answers.items() if status != 200} == {}
+        assert {path: text for path, (status, text) in answers.items() if status != 200} == {}
         return {path: text for path, (_, text) in answers.items()}
 
 
@@ -78,7 +78,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             nsqds[-1].create_channel("orders", "archive")
             publish(nsqds[-1], "orders", *"abc")
         for nsqlookupd in nsqlookupds:
-            until(partial(_has_both, nsqlookupd), "both nsqds")
+            until(partial(_has, nsqlookupd, "orders", 2), "both nsqds")
         announced = stack.enter_context(Daemon())
         announced.says("topics", {"topics": []}).says("channels", {"channels": []})
         addresses = [*(each.http_address for each in nsqlookupds), announced.address]
@@ -115,8 +115,8 @@ def _is_healthy(site: Site) -> bool:
     )
 
 
-def _has_both(nsqlookupd: NsqlookupdProcess) -> bool:
-    return str(nsqlookupd.get("/nodes")).count("'orders'") == 2
+def _has(nsqlookupd: NsqlookupdProcess, topic: str, nodes: int) -> bool:
+    return str(nsqlookupd.get("/nodes")).count(f"'{topic}'") == nodes
 
 
 def accepts(_: HostileServer) -> Iterator[bytes]:
@@ -190,6 +190,23 @@ def test_daemons_of_each_kind_that_hang_together_hold_no_page(site, stopped, sta
         announce(site, accepting.address, dripping.address)
         pages = unsampled(site, start).fetch_all(*PAGES, *API)
     assert site.nsqds[0].http_address in pages["/topics/orders"]
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["nsqlookupd", "fixed list"])
+def test_topics_and_channels_that_only_a_stopped_nsqd_has_are_pages_that_mark_it(site, stopped, start, listed):
+    node = site.nsqds[1]
+    node.create_channel("single", "mail")
+    node.create_channel("orders", "mail")
+    for nsqlookupd in site.nsqlookupds:
+        until(partial(_has, nsqlookupd, "single", 1), "the topic")
+    hang(node, stopped)
+    if listed:
+        addresses = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in site.nsqds]
+        site = unsampled(site, start, *addresses, *BUSY)
+    of_topic, of_channels = ("/topics/single", "/messages/single"), ("/topics/single/mail", "/topics/orders/mail")
+    pages = site.fetch_all(*of_topic, *of_channels, *(f"{path}/messages" for path in of_channels))
+    for path, page in pages.items():
+        assert f'No answer: <a href="/nodes/{node.http_address}"' in page, path
 
 
 def test_an_nsqadmin_without_samples_is_not_held(site, stopped, start):

@@ -49,7 +49,7 @@ class Queries:
         self.warnings: list[str] = []
         """For the pages: these name the daemons."""
         self.silent: list[str] = []
-        """The nsqds that did not answer for the topic or channel of the page."""
+        """The nsqds that did not answer for the topic or channel of the page, and may have it."""
 
     def message(self) -> str:
         """The warnings, as NSQ's API shows them."""
@@ -135,6 +135,7 @@ class Queries:
         """A topic on each of its nodes."""
         found = self._cluster.producers(topic)
         producers = self._value(found)
+        self.silent += found.unreachable
         try:
             answer = self._cluster.stats(producers, topic, channel, clients=clients)
         except AllFailed:
