@@ -1,5 +1,5 @@
 """The event loop itself: work at the end of an iteration (`LoopTick`), alarms (`AlarmClock`), its delay (`LoopLag`),
-polling instead of sleeping (`BusyPoll`), and long work in steps (`let_others_run`, `endings`).
+polling instead of sleeping (`BusyPoll`), and long work in steps (`yield_to_loop`, `endings`).
 """
 
 import logging
@@ -315,7 +315,7 @@ def _queues_of_this_loop() -> tuple[CallbackQueue, CallbackQueue]:
     return found
 
 
-def let_others_run() -> None:
+def yield_to_loop() -> None:
     """Wait between two steps of long work. Must not be called in the hub, which cannot wait."""
     _queues_of_this_loop()[0].wait()
 

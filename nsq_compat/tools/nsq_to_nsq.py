@@ -1,6 +1,6 @@
 """``nsq_to_nsq``: publish the messages of topics again at one of several nsqd.
 
-Better than Go's: a message is finished only when a destination has it, however often it must be delivered (unless
+Unlike Go's: a message is finished only when a destination has it, however often it must be delivered (unless
 ``--consumer-opt=max_attempts,N`` limits that). A message that one destination does not take is sent to the others at
 once. Where JSON is required, a message that is not JSON is kept unless ``--non-json`` says otherwise.
 """

@@ -1,6 +1,6 @@
 """``to_nsq``: publish the records on standard input, a message for each.
 
-Better than Go's: a last record without delimiter is published whole, the topic is checked, many records are published
+Unlike Go's: a last record without delimiter is published whole, the topic is checked, many records are published
 at once, and an error has the number of its record. A signal ends the reading; records that were read are published.
 """
 

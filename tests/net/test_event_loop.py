@@ -20,7 +20,7 @@ from nsq_compat.net.event_loop import (
     BusyPoll,
     LoopLag,
     LoopTick,
-    let_others_run,
+    yield_to_loop,
 )
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.schedule import Schedule
@@ -322,7 +322,7 @@ def test_sockets_are_served_between_two_steps_of_long_work():
         here.send(b"?")
         for _ in range(10):
             events.append("step")
-            let_others_run()
+            yield_to_loop()
         watcher.close()
     assert events[2:-1:2] == ["request"] * 8, "the first step began in the middle of an iteration"
 

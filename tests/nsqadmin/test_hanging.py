@@ -42,7 +42,7 @@ class Site:
     nsqds: list[NsqdProcess]
     nsqlookupds: list[NsqlookupdProcess]
     announced: Daemon
-    """An nsqlookupd whose list the test chooses."""
+    """An nsqlookupd that answers with the nodes that the test chooses."""
     nsqadmin: NsqadminProcess
 
     def fetch(self, path: str) -> tuple[int, str]:

@@ -212,7 +212,7 @@ def _refusal(topic: str, to: str) -> str:
 
 
 def _origin_of(topic: str) -> str:
-    """The topic whose dead letters a topic has; empty if that is unknown."""
+    """The topic from which the dead letters in `topic` come; empty if that is unknown."""
     for each in current_snapshot().topics:
         for channel in each.channels:
             if topic in _targets(each, channel):
