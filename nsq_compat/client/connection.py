@@ -152,6 +152,12 @@ class Connection:
         return self._session.max_rdy_count
 
     @property
+    def lacks_secret(self) -> bool:
+        """Whether nsqd requires authorization, and the settings have no secret."""
+        response = self._session.response
+        return response is not None and response.auth_required and not self.settings.secret()
+
+    @property
     def msg_timeout(self) -> float:
         """Seconds that nsqd waits for an answer to a message."""
         response = self._session.response
