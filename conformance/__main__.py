@@ -6,12 +6,15 @@ Ctrl-C ends it silently with status 130, also while it imports its modules.
 import signal
 import sys
 
+_interrupt = signal.getsignal(signal.SIGINT)
+if _interrupt is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 
 def main() -> int:
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
     from nsq_conformance import report
 
-    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
     return report.main()
 
 

@@ -40,7 +40,7 @@ class Site:
     nsqds: list[NsqdProcess]
     nsqlookupds: list[NsqlookupdProcess]
     announced: Daemon
-    """An nsqlookupd whose list the test chooses."""
+    """An nsqlookupd that answers with the nodes that the test chooses."""
     nsqadmin: NsqadminProcess
     arguments: Sequence[str]
     """Those of nsqadmin."""

@@ -214,7 +214,7 @@ def _refusal(topic: str, to: str) -> str:
 
 
 def _origin_of(topic: str) -> ChannelStats | None:
-    """The channel whose dead letters a topic has, if that is known."""
+    """The channel from which the dead letters in `topic` come, if that is known."""
     for each in current_snapshot().topics:
         for channel in each.channels:
             if topic in _targets(each, channel):
