@@ -39,10 +39,12 @@ def _cluster_for_a_page() -> Cluster:
 class Queries:
     """Every query may raise `AllFailed`. The errors of single daemons become an entry of `warnings` for each query.
 
-    All queries together take `--page-timeout` at most.
+    All queries together take `--page-timeout` at most. Unless `only_listed`, as NSQ's API, they include the nodes that
+    are known from nsqlookupds that do not answer now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_listed: bool = False) -> None:
+        self._remembered = not only_listed
         self._cluster = _cluster_for_a_page()
         self.client = self._cluster.client
         self._messages: list[str] = []
@@ -91,7 +93,7 @@ class Queries:
         return sum_channel(name, parts)
 
     def nodes(self) -> list[Node]:
-        return self._value(self._cluster.nodes())
+        return self._value(self._cluster.nodes(remembered=self._remembered))
 
     def node(self, address: str) -> tuple[Node, NodeStats]:
         """Raises `ApiError` 404 if the cluster does not have the node."""
@@ -133,7 +135,7 @@ class Queries:
 
     def _topic_parts(self, topic: str, channel: str = "", *, clients: bool = False) -> list[TopicStats]:
         """A topic on each of its nodes."""
-        found = self._cluster.producers(topic)
+        found = self._cluster.producers(topic, remembered=self._remembered)
         producers = self._value(found)
         self.silent += found.unreachable
         try:
