@@ -298,6 +298,8 @@ def _on_nodes(queries: Queries, topic: str, query: Callable[[], T]) -> T:
     try:
         return query()
     except AllFailed as failure:
+        if queries.silent:
+            raise  # its nodes took all of the time, so the nsqlookupds could not answer
         if topic not in queries.topics():
             raise ApiError(404, "TOPIC_NOT_FOUND") from None
         if failure.errors:
