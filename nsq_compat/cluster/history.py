@@ -162,9 +162,7 @@ class History:
         """Change of the depth over the last two minutes, in messages a second; 0 if unknown."""
         end = self._series.get(key, _UNKNOWN).last_seen
         points = [
-            point
-            for point in self.points(key, end)
-            if point.at >= end - _TREND_SECONDS and not math.isnan(point.depth)
+            point for point in self.points(key, end) if point.at >= end - _TREND_SECONDS and not math.isnan(point.depth)
         ]
         if len(points) < 2:
             return 0.0

@@ -65,7 +65,7 @@ def test_a_cluster_that_loses_nsqlookupd_never_looks_empty(nsqlookupd, nsqd, url
         assert tile(browser, "Waiting") == "3", path
     nsqd.kill()
     browser.open(f"{url}/")
-    until(lambda: tile(browser, "Waiting") == "–", "figures that are not known")
-    assert (tile(browser, "Nodes"), tile(browser, "Topics")) == ("1", "–")
-    browser.sees("Waiting –", "#charts")
+    until(lambda: tile(browser, "Waiting") == "\u2013", "figures that are not known")
+    assert (tile(browser, "Nodes"), tile(browser, "Topics")) == ("1", "\u2013")
+    browser.sees("Waiting \u2013", "#charts")
     assert "does not answer, last seen" in browser.text_of("#alerts")

@@ -138,9 +138,9 @@ def test_a_cluster_of_which_nothing_answers_has_no_figures(browser, service, nsq
     service.history.add(take_snapshot(service.cluster, NOW))
     overview = shown(browser.get("/"))
     for name in ("Topics", "Channels", "Consumers", "Waiting", "In flight", "Rate /s"):
-        assert f"{name} –" in overview, name
-    assert ("Nodes 1" if listed else "Nodes –") in overview
-    assert overview.count("Waiting –") == 2, "the tile and the plot"
+        assert f"{name} \u2013" in overview, name
+    assert ("Nodes 1" if listed else "Nodes \u2013") in overview
+    assert overview.count("Waiting \u2013") == 2, "the tile and the plot"
     assert 'data-counter=""' in browser.get("/counter").text
     text = shown(browser.get("/nodes"))
     assert "has registered with nsqlookupd" not in text
