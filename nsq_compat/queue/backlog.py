@@ -157,7 +157,7 @@ class Cursor:
         """All of them ahead of `position`, in order: first number, and the number after the last."""
         self.gaps_size = 0  # messages in the gaps
         self._log = log
-        self._allowed = memory
+        self.allowed = memory
         self._memory = memory if log is None else min(memory, MAX_IN_MEMORY)
         self._memory_bytes = ANY_SIZE if log is None else MAX_BYTES_IN_MEMORY
         self._reader: LogReader | None = None
@@ -170,11 +170,6 @@ class Cursor:
     def behind(self) -> int:
         """The number of messages that are only in the log."""
         return len(self) - self.window.length
-
-    @property
-    def backend_depth(self) -> int:
-        """The number of messages that mem-queue-size has no room for."""
-        return max(0, min(self.behind, len(self) - self._allowed))
 
     def byte_count(self) -> int:
         """Approximate bytes of all messages; those only in the log are estimated from its size."""
@@ -396,6 +391,11 @@ class Backlog:
         if not self._return_points and not self._restored:
             return ahead
         return ahead + self.returned.length + len(self._restored)
+
+    @property
+    def backend_depth(self) -> int:
+        """The number of messages that mem-queue-size has no room for."""
+        return max(0, min(self.cursor.behind + len(self._restored), len(self) - self.cursor.allowed))
 
     def byte_count(self) -> int:
         """Approximate bytes of the waiting messages, without restored ones, of which only the ids are known."""
