@@ -80,6 +80,8 @@ def _node_alerts(snapshot: Snapshot, history: History) -> Iterator[Alert]:
     for address, stats in snapshot.node_stats.items():
         if stats.health not in ("", "OK"):
             yield Alert(Severity.SERIOUS, "unhealthy", stats.health, node=address)
+        elif (sighting := history.sightings.of(address)) and sighting.slowness:
+            yield Alert(Severity.WARNING, "slow", f"slow: {sighting.slowness}", node=address)
     for node in snapshot.nodes:
         if node.out_of_date:
             text = f"runs version {node.version}, older than other nodes"

@@ -207,6 +207,8 @@ class Build:
     disk_free_bytes: int = 0
     disk_bytes: int = 0
     """The size of the file system of the data path; 0 if it is not known."""
+    event_loop_lag_seconds: float | None = None
+    """Seconds for which timers of the event loop were overdue since the start; None for an older version."""
 
     @property
     def is_disk_short(self) -> bool:
@@ -248,8 +250,13 @@ def read_node_stats(node: Node, value: object) -> NodeStats:
         answer,
         topics=[_read_topic(node, topic) for topic in topics],
         producers=[_read_producer(each) for each in reading.array(reading.mapping, answer.get("producers"))],
-        build=reading.record(Build, ours) if ours else None,
+        build=_read_build(ours) if ours else None,
     )
+
+
+def _read_build(answer: Mapping[str, Any]) -> Build:
+    lag = answer.get("event_loop_lag_seconds")
+    return reading.record(Build, answer, event_loop_lag_seconds=None if lag is None else reading.number(lag))
 
 
 def _read_producer(answer: Mapping[str, Any]) -> ClientStats:
