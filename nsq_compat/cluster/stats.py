@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.nodes import Node
+from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
 
 ALL_NODES: Final = "*"
 _MAX_TOPICS_AT_ONCE: Final = 50
@@ -182,6 +183,13 @@ class ChannelStats(Stats):
     clients: list[ClientStats] | None = None
     """None if not requested."""
     nodes: list["ChannelStats"] = field(default_factory=list)
+
+    @property
+    def dead_letter_topics(self) -> set[str]:
+        """The topics to which its messages may have been moved: those of policies, and nsqd's default."""
+        default = DeadLettering(1, DEFAULT_DEAD_LETTER_TOPIC).topic_for(self.topic_name, self.channel_name)
+        written = {part.policy.get("dead_letter_topic", "") for part in (self, *self.nodes)}
+        return {default, *written} - {""}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -372,7 +372,12 @@ def test_a_snapshot_without_nsqlookupds_has_the_figures_of_the_remembered_nodes(
 
 def test_the_time_of_an_answer_is_that_of_the_daemon(of_nsqds, two):
     two[0].says("ping", b"OK")
-    two[1].does("ping", lambda handler: (time.sleep(0.3), reply(b"OK")(handler)))
+
+    def answer_late(handler):
+        time.sleep(0.3)
+        reply(b"OK")(handler)
+
+    two[1].does("ping", answer_late)
     times = of_nsqds.answer_times([daemon.address for daemon in two])
     assert times[two[1].address] >= 0.3
     assert two[0].address in times
