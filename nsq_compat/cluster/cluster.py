@@ -105,7 +105,7 @@ class Cluster:
         self._remembered[:] = [*nodes.values(), *kept]
         found = sorted(
             [*nodes.values(), *(kept if remembered else ())],
-            key=lambda node: (node.hostname, node.broadcast_address, node.tcp_port),
+            key=lambda node: (node.hostname, node.broadcast_address, node.http_port),
         )
         return Answer(found, listings.errors, listings.unreachable, _skipped(listings))
 
@@ -415,7 +415,7 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False, timed:
     errors = nodes.errors + nodes.skipped
     node_stats: dict[str, NodeStats] = {}
     names: list[str] = []
-    if cluster.lookupds:
+    if cluster.lookupds and len(nodes.unreachable) < len(cluster.lookupds):
         try:
             names = cluster.topics().value
         except AllFailed as failure:
