@@ -415,7 +415,7 @@ def _without_gaps(header: GroupHeader, found: Sequence[_Found]) -> list[Group]:
     for index, _, frame in found:
         if index != expected:
             run = []
-            first_seq = header.first_seq + (index if header.kind == MESSAGES else 0)
+            first_seq = header.first_seq + (index if header.kind in MESSAGE_KINDS else 0)
             groups.append(Group(header.kind, first_seq, header.due_ns, run))
         run.append(frame)
         expected = index + 1

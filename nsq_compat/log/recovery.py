@@ -153,8 +153,9 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
     replay = _Replay(topic)
     for group in log.recovered():
         topic.is_current = False
-        # At level memory, numbers may have been used for messages that are not in the log.
-        replay.seq = max(replay.seq, group.first_seq)
+        if group.kind != records.DEFERRED:
+            # At level memory, numbers may have been used for messages that are not in the log.
+            replay.seq = max(replay.seq, group.first_seq)
         _REPLAY[group.kind](replay, group)
         if kept and group.kind in MESSAGE_KINDS:
             for each_id in message_ids(group.frames):

@@ -146,6 +146,7 @@ class Storage:
             start=last.end if last is not None else None,
             descriptors=self._descriptors,
             later=self._later,
+            migrates=True,
         )
         return TopicStore(self, folder, topic_log), last
 

@@ -15,8 +15,11 @@ from nsq_compat.protocol.schema import MESSAGE_HEADER
 # A segment is a file: a segment header, then one group after the other. Zeros where a group should begin mean that the
 # rest was reserved and never written. ``log.group_reader`` describes how damage is distinguished from the end.
 
-SEGMENT_MAGIC: Final = b"nsqlog\x00\x01"
+SEGMENT_MAGIC: Final = b"nsqlog\x00\x02"
 """The last byte is the version of the log's layouts."""
+SEGMENT_MAGIC_1: Final = b"nsqlog\x00\x01"
+"""Version 1, in which only messages that are due at once have a number: in MESSAGES and control groups `due_ns` is 0,
+and `first_seq` of a DEFERRED group is the number of the next message. ``log.migration`` turns it into version 2."""
 RELEASED_MAGIC: Final = b"nsqgone\x01"
 """Replaces SEGMENT_MAGIC in a file that has no message that is still needed."""
 
@@ -58,7 +61,12 @@ GROUP_FIELDS: Final = cs.Struct(
     "count" / cs.Int32ub,
     "kind" / cs.Int32ub,
 )
-"""`payload_crc`: CRC-32C of checksums and frames. `size`: bytes of frames. `kind` is last because it is never zero."""
+"""`payload_crc`: CRC-32C of checksums and frames. `size`: bytes of frames. `kind` is last because it is never zero.
+
+`first_seq` is the number of the first message, or of the next one in a control group. Messages that are due at once are
+numbered by themselves. An offset counts the deferred ones too: `first_seq` of a DEFERRED group is the offset of its
+first message, and `due_ns` its due time. In all other groups, `due_ns` is the number of deferred messages before it, so
+`first_seq` plus `due_ns` is an offset."""
 
 GROUP_HEADER: Final = cs.Struct(*GROUP_MARK.subcons, *GROUP_FIELDS.subcons)
 

@@ -492,7 +492,8 @@ class _RecentMessages:
         """Add the messages published before, from the log and ``Backlog.latest``. Raises ``OSError``."""
         known: dict[bytes, Published] = {}
         for group in log.latest(MAX_RECENT) if log is not None else ():
-            known.update((message_id(frame), Published(frame, group.due_ns)) for frame in group.frames[-MAX_RECENT:])
+            due_ns = group.due_ns if group.kind == records.DEFERRED else 0
+            known.update((message_id(frame), Published(frame, due_ns)) for frame in group.frames[-MAX_RECENT:])
         for due, frame in latest:
             known[message_id(frame)] = Published(frame, now_ns + int((due - now) * _NS_PER_SECOND) if due else 0)
         for each in sorted(known)[-MAX_RECENT:]:  # ids are in the order of publishing

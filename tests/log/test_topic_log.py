@@ -45,7 +45,7 @@ class Writer:
         self.next_id += count
         frames = make_frames(ids, NOW_NS, [bytes(size)] * count)
         if due_ns:
-            self.log.append(frames, 0, due_ns, DEFERRED)
+            self.log.append(frames, self.log.end.seq, due_ns, DEFERRED)
         else:
             self.log.append(frames, self.log.end.seq)
         return frames
@@ -155,8 +155,9 @@ def test_every_kind_of_group_is_recovered_in_order(writer):
     ]
     writer.log.append([b"archive"], 3, kind=CHANNEL_CREATED)
     writer.log.append([b""], 3, kind=TOPIC_EMPTIED)
-    expected += [Group(CHANNEL_CREATED, 3, 0, [b"archive"]), Group(TOPIC_EMPTIED, 3, 0, [b""])]
-    expected.append(Group(MESSAGES, 3, 0, list(writer.publish(20))))
+    expected[1] = expected[1]._replace(first_seq=3)
+    expected += [Group(CHANNEL_CREATED, 3, 2, [b"archive"]), Group(TOPIC_EMPTIED, 3, 2, [b""])]
+    expected.append(Group(MESSAGES, 3, 2, list(writer.publish(20))))
     assert [group._replace(place=0) for group in writer.open().recovered()] == expected
     assert writer.log.end.seq == 23
 
