@@ -156,10 +156,10 @@ def test_damage_is_copied_as_it_is_and_what_can_be_read_is_numbered():
         path = random.choice(list(new))
         place = random.randrange(FIRST_GROUP, len(new[path]) - 8)
         damaged = {
-            each: data if each != path else data[:place] + bytes(8) + data[place + 8 :] for each, data in old.items()
+            each: data if each != path else data[:place] + b"\xa5" * 8 + data[place + 8 :] for each, data in old.items()
         }
         expected = {
-            each: data if each != path else data[:place] + bytes(8) + data[place + 8 :] for each, data in new.items()
+            each: data if each != path else data[:place] + b"\xa5" * 8 + data[place + 8 :] for each, data in new.items()
         }
         disk, other = disk_with(damaged), disk_with(expected)
         migrated(disk)
