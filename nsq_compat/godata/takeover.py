@@ -2,13 +2,13 @@
 
 In our log all channels of a topic read one stream, while in Go's nsqd each channel has a queue of its own. For a new
 topic, the largest queue of a channel becomes the stream, which takes no memory at any size. The messages of the
-other channels are retained outside the stream, with an entry each in the checkpoint. The messages in the topic's own
+other channels are kept outside the stream, with an entry each in the checkpoint. The messages in the topic's own
 queue follow in the stream, for all channels.
 
 If the positions are out of date, the same message may be in a queue twice, or in a topic's and a channel's queue. A
 channel receives it once.
 
-Ids in the stream must grow. Those of Go's nsqd nearly do. A message with an id out of order is retained outside the
+Ids in the stream must grow. Those of Go's nsqd nearly do. A message with an id out of order is kept outside the
 stream, and so is one with an id that does not match its timestamp, because one damaged, very large id would force all
 following messages out of the stream.
 
@@ -47,9 +47,9 @@ from nsq_compat.godata.reader import QueueReport, read_queue
 from nsq_compat.log.checkpoint import CHECKPOINT, ENTRY, ChannelState, TopicState, entry_id
 from nsq_compat.log.data_path import TOPIC_SUFFIX, our_folder, remove_folder
 from nsq_compat.log.files import Files, opened, read_file, replace_file, write_all
+from nsq_compat.log.kept import cut_by_size
 from nsq_compat.log.metadata import MetadataError, TopicMetadata, path_of, read_metadata
 from nsq_compat.log.recovery import StoredTopic
-from nsq_compat.log.retained import cut_by_size
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.message import (
     EPOCH_TICK,
@@ -187,7 +187,7 @@ class _Builder:
         self._pause_or_hand_over(known.paused)
         for name in sorted(name for name in self._queues if name is not None):
             for batch in self._batches(self._queues[name]):
-                self._retain(batch, [self._state.channels[name]])
+                self._keep(batch, [self._state.channels[name]])
         if None in self._queues:
             held = self._state.held
             self._add_to_stream(self._queues[None], [held] if held else list(self._state.channels.values()))
@@ -218,7 +218,7 @@ class _Builder:
         return cut_by_size(map(frame_of, messages), _BATCH_BYTES)
 
     def _add_to_stream(self, queue: QueueFiles, states: list[ChannelState]) -> None:
-        """Append the messages to the stream; those with an unsuitable id are retained, for each of `states`."""
+        """Append the messages to the stream; those with an unsuitable id are kept, for each of `states`."""
         for batch in self._batches(queue):
             growing: list[bytes] = []
             others: list[bytes] = []
@@ -232,9 +232,9 @@ class _Builder:
             if growing:
                 self._log.append(growing, self._seq)
                 self._seq += len(growing)
-            self._retain(others, states)
+            self._keep(others, states)
 
-    def _retain(self, frames: list[bytes], states: list[ChannelState]) -> None:
+    def _keep(self, frames: list[bytes], states: list[ChannelState]) -> None:
         if not frames:
             return
         self._log.keep(frames)

@@ -7,7 +7,7 @@ Without a checkpoint the whole log is replayed. If old segments were deleted, th
 each channel still needs, so every channel gets all of them.
 
 The audit then checks that the log has every unfinished message that the checkpoint requires. It reads the sizes and
-headers of the segments, the last messages of each segment that is still needed, and the ids of retained messages.
+headers of the segments, the last messages of each segment that is still needed, and the ids of kept messages.
 Missing messages are counted, logged, and removed from the channels' states, so that depths are right. Damage between
 sound groups is found, and counted, when it is read.
 """
@@ -279,7 +279,7 @@ def _missing_behind(segment: Segment, limit: int, seq: int, first: int, has_next
 
 
 def _remove_ids(log: TopicLog, states: Sequence[ChannelState]) -> None:
-    """Remove the entries of messages that are neither retained nor between the first and last id of a segment."""
+    """Remove the entries of messages that are neither kept nor between the first and last id of a segment."""
     lost = {entry_id(key) for state in states for key in state.entries}
     for segment, ids in split_by_segment(log.segments, sorted(lost), log.damage) if lost else ():
         if ids:

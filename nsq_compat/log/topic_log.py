@@ -1,4 +1,4 @@
-"""A topic's log: segments that are only appended to, and messages retained when old segments are deleted.
+"""A topic's log: segments that are only appended to, and messages kept when old segments are deleted.
 
 Recovery relies on these rules:
 
@@ -24,6 +24,7 @@ from nsq_compat.log.data_path import leftover_name, remove_folder
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import TEMPORARY, Files
 from nsq_compat.log.group_reader import MESSAGE_KINDS, GroupReader, extend_index, index_of
+from nsq_compat.log.kept import Kept
 from nsq_compat.log.migration import migrate
 from nsq_compat.log.reading import (
     LogEnd,
@@ -35,7 +36,6 @@ from nsq_compat.log.reading import (
     sorted_ids,
     split_by_segment,
 )
-from nsq_compat.log.retained import Retained
 from nsq_compat.log.segment import FIRST_GROUP, INDEX_STEP, UNKNOWN_SEQ, Segment, StagedBatch, encode_group, place_of
 from nsq_compat.log.sync import SyncJob, Unsynced
 from nsq_compat.protocol.message import message_id
@@ -63,8 +63,8 @@ class TopicLog(ReadableLog):
     """Opens the log in `folder`, or creates it. Every method that touches files raises ``OSError``, also this one.
 
     ``recovered`` begins at `start`, by default the oldest group. Damage is counted and skipped. `descriptors` are those
-    of all logs; `files` must be the same as theirs. `later` schedules optional work. `migrates`: turn files of an earlier
-    version into those of this one.
+    of all logs; `files` must be the same as theirs. `later` schedules optional work. `migrates`: files of an earlier
+    version become those of this one.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class TopicLog(ReadableLog):
     ) -> None:
         self._own_descriptors = descriptors is None
         descriptors = descriptors or Descriptors(files)
-        super().__init__(folder, Retained(descriptors, lambda number: self.path_of("kept", number), segment_size))
+        super().__init__(folder, Kept(descriptors, lambda number: self.path_of("kept", number), segment_size))
         self.deferred_count = 0
         """The number of deferred messages so far. An offset is a message's number plus this (``GROUP_FIELDS``)."""
         self.last_place = 0
@@ -192,13 +192,13 @@ class TopicLog(ReadableLog):
         self.next_seq = first_seq + staged.count
 
     def keep(self, frames: Iterable[bytes]) -> None:
-        """Retain frames that are in no segment, so that ``fetch`` finds them."""
+        """Keep frames that are in no segment, so that ``fetch`` finds them."""
         self.kept.add(frames)
         self.kept.protect_active()
         self._note_kept()
 
     def begin_checkpoint(self) -> LogEnd:
-        """Return the log's end, for a checkpoint of the current state, without messages that are retained later."""
+        """Return the log's end, for a checkpoint of the current state, without messages that are kept later."""
         self.kept.begin_checkpoint()
         return self.end
 
@@ -214,7 +214,7 @@ class TopicLog(ReadableLog):
     ) -> None:
         """Delete the messages below `seq`, and deferred ones, but for those in `unfinished()`.
 
-        Messages that were retained after ``begin_checkpoint`` are kept as well. `start` is that of the next ``open``,
+        Messages that were kept after ``begin_checkpoint`` are kept as well. `start` is that of the next ``open``,
         from its checkpoint; by default ``end``. Nothing from its segment on is deleted. Segments with many unfinished
         messages stay; from others these are copied, and `sync` makes the copies durable. `pause` is called after every
         few thousand. The log may be used during both. Errors are logged, and the work is tried again later. If nothing

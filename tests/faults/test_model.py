@@ -34,7 +34,7 @@ from nsq_compat.log.checkpoint import CHECKPOINT, ChannelState, TopicState
 from nsq_compat.log.control_log import ControlLog
 from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import Files
-from nsq_compat.log.retained import Retained
+from nsq_compat.log.kept import Kept
 from nsq_compat.log.segment import Segment
 from nsq_compat.log.storage import Durability, Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
@@ -960,7 +960,7 @@ MUTANTS: dict[str, Mutant] = {
     "a checkpoint before the disk has its name": (QueueAtFsync, TopicLog, "note_new_name", _nothing),
     "ids that begin again": (QueueOnDisk, MessageIds, "start_after", _nothing),
     "a clean stop that writes nothing": (QueueInMemory, TopicStore, "flush", _nothing),
-    "a checkpoint that lets go of later messages": (QueueInMemory, Retained, "protect_active", _nothing),
+    "a checkpoint that lets go of later messages": (QueueInMemory, Kept, "protect_active", _nothing),
     "a read error that reads as zeros": (QueueOnDiskThatFailsReads, Segment, "pread", _reads_zeros),
 }
 """What each mutant replaces, in which machine. The replacement gets the original as its first argument."""
