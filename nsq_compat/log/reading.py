@@ -364,6 +364,8 @@ class ReadableLog:
         self.damage = Damage()
         self.complete_from = 0
         self.next_seq = 0
+        self.deferred_count = 0
+        """The number of deferred messages so far. The next offset is the next number plus this (``GROUP_FIELDS``)."""
         self.in_steps = False
 
     @property

@@ -118,6 +118,14 @@ class Group(NamedTuple):
         return self.first_seq if self.kind == DEFERRED else self.first_seq + self.due_ns
 
 
+class First(NamedTuple):
+    """The first message of a group."""
+
+    offset: int
+    message_id: bytes
+    timestamp_ns: int
+
+
 class GroupHeader(NamedTuple):
     """The decoded header of a group, and its offset."""
 
@@ -293,6 +301,7 @@ class Segment:
         self.partial_index: Index | None = None
         self.searches: dict[tuple[int, int], int] = {}  # the offsets that unfinished searches in damage have reached
         self.first_id: bytes | None = None  # cached by `first_id_of`
+        self.first: First | None = None  # cached by ``offsets.first_of``
         self.abandoned = False
         self.poisoned = False
         self.released = False
@@ -401,7 +410,7 @@ class Segment:
     def _note_released(self) -> None:
         self._descriptors.read_faults.forget(self)
         self.released = True
-        self.index, self.partial_index, self.first_id = Index(), None, None
+        self.index, self.partial_index, self.first_id, self.first = Index(), None, None, None
         self.end = self._reserved = self._prepared = FIRST_GROUP
 
     def remove(self) -> None:

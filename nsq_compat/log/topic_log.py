@@ -81,8 +81,6 @@ class TopicLog(ReadableLog):
         self._own_descriptors = descriptors is None
         descriptors = descriptors or Descriptors(files)
         super().__init__(folder, Kept(descriptors, lambda number: self.path_of("kept", number), segment_size))
-        self.deferred_count = 0
-        """The number of deferred messages so far. An offset is a message's number plus this (``GROUP_FIELDS``)."""
         self.last_place = 0
         """The position of the last group that was not of kind MESSAGES (``place_of``)."""
         self._descriptors = descriptors
