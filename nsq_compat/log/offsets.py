@@ -6,7 +6,7 @@ the first message of each segment is remembered. Times are those of the ids, whi
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -22,18 +22,21 @@ from nsq_compat.log.segment import (
     MARK_SIZE,
     First,
     Group,
+    GroupHeader,
     Segment,
     decode_header,
     unpack_header,
 )
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id, message_ids, publish_tick, tick_of, timestamp_ns
-from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, MAGIC_PREFIX, MESSAGES
+from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, KINDS, MAGIC_PREFIX, MESSAGES
 
 _PROBE: Final = 1 << 14
 _NEAR: Final = 1 << 16
 """Distance in bytes from which on a group is found by reading instead of by bisection."""
 _NO_LIMIT: Final = 1 << 62
+_NUMBERED: Final = frozenset(KINDS) - {DEFERRED}
+"""The kinds of groups whose `first_seq` is a number."""
 
 
 IsLater = Callable[[First], bool]
@@ -141,9 +144,25 @@ def offset_of_number(log: ReadableLog, seq: int, end: int) -> int:
     tail = log.tail
     if tail is not None and tail.count and seq >= tail.first_seq:
         return seq + log.deferred_count
-    groups = log.reader(seq).read(1)
-    found = offsets_of(log, [message_id(groups[0].frames[0])]) if groups else {}
-    return next(iter(found.values()), end)
+    segments = log.segments
+    place = max(bisect_right(segments, seq, key=lambda each: each.first_seq) - 1, 0)
+    if seq >= log.next_seq or place == len(segments):
+        return end
+    segment = segments[place]
+    low, high = FIRST_GROUP, segment.end
+    while high - low > _NEAR:
+        middle = (low + high) // 2
+        header = _next_header(segment, middle, high, _NUMBERED)
+        if header is None or header.first_seq > seq:
+            high = middle
+        else:
+            low = header.offset
+    reader = OffsetReader(log, 0, (segment, low))
+    while groups := reader.read(_NEAR):
+        for group in groups:
+            if group.kind == MESSAGES and group.first_seq + len(group.frames) > seq:
+                return group.offset + max(0, seq - group.first_seq)
+    return end
 
 
 def offsets_of(log: ReadableLog, ids: Iterable[bytes]) -> dict[bytes, int]:
@@ -316,6 +335,16 @@ def _cut_payloads(block: bytes, base: int, expected: int, limit: int) -> Frames 
 
 def _next_group(segment: Segment, position: int, limit: int) -> tuple[int, First] | None:
     """The first sound group with messages that begins from `position` on and before `limit`, and its first message."""
+    header = _next_header(segment, position, limit, MESSAGE_KINDS)
+    if header is None:
+        return None
+    frame = segment.pread(MESSAGE_HEADER.size, header.frames_begin)
+    offset = header.first_seq if header.kind == DEFERRED else header.first_seq + header.due_ns
+    return header.offset, _first(offset, frame)
+
+
+def _next_header(segment: Segment, position: int, limit: int, kinds: Container[int]) -> GroupHeader | None:
+    """The header of the first sound group of these kinds that begins from `position` on and before `limit`."""
     while position < limit:
         block = segment.pread(_PROBE, position)
         if len(block) < HEADER_SIZE:
@@ -328,10 +357,8 @@ def _next_group(segment: Segment, position: int, limit: int) -> tuple[int, First
                 continue
             if header.offset >= limit:
                 return None
-            if header.kind in MESSAGE_KINDS and header.end <= segment.end:
-                frame = segment.pread(MESSAGE_HEADER.size, header.frames_begin)
-                offset = header.first_seq if header.kind == DEFERRED else header.first_seq + header.due_ns
-                return header.offset, _first(offset, frame)
+            if header.kind in kinds and header.end <= segment.end:
+                return header
             at = header.end - position
         position += at if at > len(block) - HEADER_SIZE else len(block) - HEADER_SIZE + 1
     return None

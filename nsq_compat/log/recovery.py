@@ -29,7 +29,7 @@ from nsq_compat.log.checkpoint import (
     pack_key,
     read_checkpoint,
 )
-from nsq_compat.log.control_log import Requeued
+from nsq_compat.log.control_log import Requeued, decode_move
 from nsq_compat.log.damage import Damage, uncovered
 from nsq_compat.log.files import Files
 from nsq_compat.log.group_reader import MESSAGE_KINDS
@@ -44,7 +44,7 @@ _NS_PER_SECOND = 1_000_000_000
 _NO_ID = b"0" * 16
 
 
-class _Replay:
+class _History:
     """Applies the groups of a log to a state."""
 
     def __init__(self, topic: TopicState) -> None:
@@ -95,6 +95,14 @@ class _Replay:
         if name in topic.channels:
             topic.channels[name] = ChannelState(topic.held.position if topic.held is not None else group.first_seq)
 
+    def channel_moved(self, group: Group) -> None:
+        move = decode_move(group.frames[0])
+        state = self.topic.channels.get(move.channel)
+        if state is not None:
+            if move.drops:
+                self.requeued.channels.pop(move.channel, None)
+            move.apply(state)
+
     def topic_emptied(self, group: Group) -> None:
         topic = self.topic
         if topic.held is not None:
@@ -118,17 +126,18 @@ class _Replay:
 
 
 _REPLAY = {
-    records.MESSAGES: _Replay.messages,
-    records.DEFERRED: _Replay.deferred,
-    records.REQUEUED: lambda replay, group: replay.requeued.add(group.frames[0]),
-    records.CHANNEL_CREATED: _Replay.channel_created,
-    records.CHANNEL_DELETED: _Replay.channel_deleted,
-    records.CHANNEL_EMPTIED: _Replay.channel_emptied,
-    records.TOPIC_EMPTIED: _Replay.topic_emptied,
-    records.TOPIC_PAUSED: _Replay.paused,
-    records.TOPIC_UNPAUSED: _Replay.unpaused,
-    records.TOPIC_AWAITS_CHANNELS: _Replay.paused,
-    records.TOPIC_KNOWS_CHANNELS: _Replay.unpaused,
+    records.MESSAGES: _History.messages,
+    records.DEFERRED: _History.deferred,
+    records.REQUEUED: lambda history, group: history.requeued.add(group.frames[0]),
+    records.CHANNEL_CREATED: _History.channel_created,
+    records.CHANNEL_DELETED: _History.channel_deleted,
+    records.CHANNEL_EMPTIED: _History.channel_emptied,
+    records.CHANNEL_MOVED: _History.channel_moved,
+    records.TOPIC_EMPTIED: _History.topic_emptied,
+    records.TOPIC_PAUSED: _History.paused,
+    records.TOPIC_UNPAUSED: _History.unpaused,
+    records.TOPIC_AWAITS_CHANNELS: _History.paused,
+    records.TOPIC_KNOWS_CHANNELS: _History.unpaused,
 }
 _REASONS = {
     records.TOPIC_PAUSED: "paused",
@@ -150,23 +159,23 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
         topic.paused = last.paused or (topic.held is not None and bool(topic.channels) and not topic.awaits_channels)
     log.complete_from = topic.end.seq if topic.incomplete else 0
     kept = {message_id(frame): attempts(frame) for frame in log.kept.frames()} if last is None else {}
-    replay = _Replay(topic)
+    history = _History(topic)
     for group in log.recovered():
         topic.is_current = False
         if group.kind != records.DEFERRED:
             # At level memory, numbers may have been used for messages that are not in the log.
-            replay.seq = max(replay.seq, group.first_seq)
-        _REPLAY[group.kind](replay, group)
+            history.seq = max(history.seq, group.first_seq)
+        _REPLAY[group.kind](history, group)
         if kept and group.kind in MESSAGE_KINDS:
             for each_id in message_ids(group.frames):
                 kept.pop(each_id, None)
-    topic.end = log.end._replace(seq=max(replay.seq, log.end.seq))
+    topic.end = log.end._replace(seq=max(history.seq, log.end.seq))
     if topic.everything is not None and not log.is_whole:
-        _give_all_messages_to_all_channels(topic, topic.everything, kept, replay.requeued)
-    if replay.requeued.channels:  # applied last, because the messages may be anywhere in the replayed part of the log
-        if replay.requeued.earliest_due() <= topic.clock_offset:
+        _give_all_messages_to_all_channels(topic, topic.everything, kept, history.requeued)
+    if history.requeued.channels:  # applied last, because the messages may be anywhere in the replayed part of the log
+        if history.requeued.earliest_due() <= topic.clock_offset:
             _use_unix_time(topic)
-        replay.requeued.apply(topic.channels, topic.clock_offset, log)
+        history.requeued.apply(topic.channels, topic.clock_offset, log)
     _audit(log, last, topic)
     topic.is_current = topic.is_current and not log.damage.records  # else every start would report the loss again
     return topic

@@ -39,7 +39,8 @@ TOPIC_UNPAUSED: Final = 8
 TOPIC_AWAITS_CHANNELS: Final = 9
 TOPIC_KNOWS_CHANNELS: Final = 10
 REQUEUED: Final = 11
-KINDS: Final = range(MESSAGES, REQUEUED + 1)
+CHANNEL_MOVED: Final = 12
+KINDS: Final = range(MESSAGES, CHANNEL_MOVED + 1)
 
 SEGMENT_HEADER: Final = cs.Struct(
     "magic" / cs.Bytes(len(SEGMENT_MAGIC)),
@@ -92,6 +93,28 @@ REQUEUED_MESSAGES: Final = cs.Struct(
 )
 """The frame of a REQUEUED group: messages of one channel, in the order in which they were requeued."""
 
+REPLAY: Final = cs.Struct(
+    "moved_ns" / cs.Int64sb,
+    "again_from" / cs.Int64ub,
+    "again_to" / cs.Int64ub,
+    "count" / cs.Int32ub,
+    "ranges" / cs.Array(cs.this.count, cs.Struct("begin" / cs.Int64ub, "end" / cs.Int64ub)),
+)
+"""What a channel that was moved back delivers before it goes on in the stream: ``checkpoint.Replay``."""
+
+MOVED_CHANNEL: Final = cs.Struct(
+    "name_length" / cs.Int8ub,
+    "name" / cs.Bytes(cs.this.name_length),
+    "reached" / cs.Int64ub,
+    "skip_from" / cs.Int64ub,
+    "skip_to" / cs.Int64ub,
+    "drops" / cs.Int8ub,
+    "replay" / REPLAY,
+)
+"""The frame of a CHANNEL_MOVED group. `reached`: the offset that an earlier replay had reached. `skip_from`, `skip_to`:
+the numbers that the channel no longer delivers from the stream. `drops`: 1 if what it had taken and not finished was
+dropped."""
+
 # --- Checkpoint -------------------------------------------------------------------------------------------------------
 
 CHECKPOINT_MAGIC: Final = b"NQC1"
@@ -138,6 +161,12 @@ lower 40; all zeros if unknown. `frame_crc`: CRC-32C of the frame."""
 
 LOCATIONS_MAGIC: Final = b"NQL1"
 
+CHECKPOINT_REPLAY: Final = cs.Struct(
+    "name_length" / cs.Int8ub, "name" / cs.Bytes(cs.this.name_length), "replay" / REPLAY
+)
+
+REPLAYS_MAGIC: Final = b"NQR1"
+
 CHECKPOINT: Final = cs.Struct(
     "header" / CHECKPOINT_HEADER,
     "states"
@@ -161,9 +190,17 @@ CHECKPOINT: Final = cs.Struct(
             ),
         )
     ),
+    "replays"
+    / cs.Optional(
+        cs.Struct(
+            "magic" / cs.Const(REPLAYS_MAGIC),
+            "count" / cs.Int32ub,
+            "replays" / cs.Array(cs.this.count, CHECKPOINT_REPLAY),
+        )
+    ),
 )
-"""The file. `locations` are those of all entries, in the order of the entries. Earlier versions neither write nor read
-them."""
+"""The file. `locations` are those of all entries, in the order of the entries. `replays` are those of the channels that
+have one. Earlier versions neither write nor read them."""
 
 # --- Disk queues of Go's nsqd (go-diskqueue) --------------------------------------------------------------------------
 #
