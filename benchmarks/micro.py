@@ -222,7 +222,7 @@ def _posting(sessions: int, data: bytes) -> Callable[[], Callable[[], object]]:
         def run() -> object:
             for producer in producers:
                 producer.receive_data(data, _NOW, _NOW_NS)
-            publish_batch.settle()
+            publish_batch.publish_posted()
             if channel.depth > _FULL:
                 channel.empty()
             return folder  # kept alive with `run`

@@ -61,7 +61,7 @@ def _received(share: Share, options: ReadOptions) -> Iterator[pa.RecordBatch]:
             wanted -= len(batch)
             connection.send(command_writer.ready(min(in_flight, max(wanted, 0))) + finish(batch.column("id")))
             yield spooled(origin, batch)
-        connection.settle()
+        connection.end_session()
 
 
 def run(spark: SparkSession, asked: dict[str, Any]) -> dict[str, float]:

@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _compared(mark: pytest.Mark) -> tuple[str, ...]:
-    """The daemons whose Go version behaves differently."""
+    """The daemons that behave differently from Go's."""
     of = mark.kwargs.get("of", "nsqd")
     return of if isinstance(of, tuple) else (of,)
 

@@ -178,7 +178,7 @@ def finished(channel: dict[str, Any]) -> int:
 
 
 def processes_naming(*texts: str) -> list[int]:
-    """The ids of running processes whose command lines contain all the texts."""
+    """The ids of running processes with all the texts in their command lines."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:

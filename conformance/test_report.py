@@ -83,7 +83,7 @@ def report(
 
 
 def kit(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "nsq_conformance.report", *arguments]
+    command = [sys.executable, "-m", "nsq_conformance", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

@@ -2,6 +2,7 @@
 
 A module imports from its own folder or from a lower one; the folders, from top to bottom:
 
+    programs.py               the console scripts
     nsqd, nsqlookupd,
     nsqadmin, tools           the programs: options, wiring, start and stop
     cli                       flags, config file, log lines
@@ -18,11 +19,6 @@ A module imports from its own folder or from a lower one; the folders, from top 
 Read ``protocol/__init__.py`` first, then ``queue/__init__.py``.
 """
 
-import platform
-import re
-from importlib.util import find_spec
-from pathlib import Path
-
 __version__ = "0.1.0"
 """The version of this project."""
 
@@ -37,6 +33,10 @@ def version_line(program: str) -> str:
 
 def build() -> str:
     """``python3.11.7``, and ``python3.11.7-compiled`` if the message path is machine code (docs/operations.md)."""
+    # Not at the top: `programs` is imported after this module, and should be as soon as possible.
+    import platform
+    import re
+
     # gnsq accepts no other characters; Debian has had a Python 3.11.2+.
     python = re.sub(r"[^a-z0-9.-]", "", platform.python_version())
     return f"python{python}{'-compiled' if is_compiled() else ''}"
@@ -44,6 +44,8 @@ def build() -> str:
 
 def build_line() -> str:
     """The second line of ``--version``, also at the start of a daemon's log."""
+    from pathlib import Path
+
     if is_compiled():
         compiled = "yes"
     elif (Path(__file__).parents[1] / "setup.py").exists():
@@ -65,6 +67,8 @@ def build_info() -> dict[str, object]:
 
 def is_compiled() -> bool:
     """Whether the message path was compiled to machine code, which the installation does if there is a C compiler."""
+    from importlib.util import find_spec
+
     return find_spec("nsq_compat__mypyc") is not None
 
 

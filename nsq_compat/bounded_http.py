@@ -57,23 +57,24 @@ class Answer(NamedTuple):
 class Deadline:
     """The end of everything that this thread does over `bounded_session` inside the ``with`` block.
 
-    It may be entered again for a further request. An error inside it becomes ``TimeoutError`` once the time is over.
+    It may be entered again for a further request, also inside its own block. An error inside it becomes
+    ``TimeoutError`` once the time is over.
     """
 
     def __init__(self, seconds: float) -> None:
         self.due = time.monotonic() + seconds
         self._lock = threading.Lock()
         self._handle: socket.socket | None = None
-        self._outer: Deadline | None = None
+        self._outer: list[Deadline | None] = []
 
     def __enter__(self) -> Self:
-        self._outer = getattr(_local, "deadline", None)
+        self._outer.append(getattr(_local, "deadline", None))
         _local.deadline = self
         _watchdog.add(self)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        _local.deadline = self._outer
+        _local.deadline = self._outer.pop()
         with self._lock:
             self._forget()
         if isinstance(error, Exception) and self.left <= 0:

@@ -73,7 +73,7 @@ class Consumer:
 
     def stands_back(self) -> None:
         self.awake = False
-        self._channel.stand_back(self)
+        self._channel.leave_wait_queue(self)
 
     def finishes(self, *bodies: bytes) -> list[bytes]:
         """Return the bodies that were refused."""

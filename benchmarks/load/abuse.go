@@ -41,7 +41,7 @@ func (none) close()       {}
 
 // --- Requests in a loop --------------------------------------------------------------------------------------------
 
-// bombs inflate to -count NOPs each, a thousand times what was sent, and a PUB, whose OK says that all were read.
+// bombs inflate to -count NOPs each, a thousand times what was sent, and a PUB. Its OK says that all were read.
 var bombs = options{publish: "nops", publishers: 5, size: 1, layers: layers{compression: "deflate"}}
 
 // requests are made in a loop by each of so many connections, all the same.

@@ -58,7 +58,7 @@ type abuser interface {
 	close()
 }
 
-// lateness is implemented by abusers whose messages have moments: nanoseconds after those.
+// lateness is implemented by abusers that send messages at moments: nanoseconds after those.
 type lateness interface{ lateness() []int64 }
 
 func parseBystander(words []string) *bystander {

@@ -18,7 +18,7 @@ type layers struct {
 	compression string // snappy or deflate
 }
 
-// compressed is a connection whose bytes go through a compression.
+// compressed is a connection that compresses and decompresses its bytes.
 type compressed struct {
 	net.Conn
 	reader io.Reader

@@ -44,7 +44,7 @@ const (
 	shortestDelay = 100 * time.Millisecond
 	longestDelay  = time.Second
 	delays        = 97 // of a DPUB, used in turn
-	packs         = 16 // of a publisher whose requests are packed, for each it would have otherwise
+	packs         = 16 // of a publisher that packs its requests, for each it would have otherwise
 )
 
 // newPublisher makes the one with this place among o.publishers; together their commands go to all topics in turn.

@@ -5,7 +5,7 @@
 
 enum { HEAD_SIZE = 16 };
 
-// A request whose commands have a length in common, each with one body.
+// A request of commands of one length, each with one body.
 struct request {
 	uint8_t *bytes;
 	int64_t length;

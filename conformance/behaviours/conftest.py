@@ -41,7 +41,7 @@ def consumer(connect: Connect) -> RawClient:
 
 @pytest.fixture(scope="module")
 def awake_topics(nsqd: NsqdProcess) -> list[str]:
-    """Topics with a channel ``ch`` whose queues nsqd scans already, which Go's does not do at once.
+    """Topics with a channel ``ch``, after nsqd has begun to scan their queues. Go's begins late.
 
     The wait is the same for all tests of a module.
     """

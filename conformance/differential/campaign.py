@@ -52,7 +52,7 @@ class Campaign:
     def __init__(self, comparison: Comparison, side_by_side: int, found: Callable[[int, Difference], None]) -> None:
         self.counts = Counts()
         self.underway: set[int] = set()
-        """Seeds whose streams are being played."""
+        """Seeds of the streams that are being played."""
         self._comparison = comparison
         self._side_by_side = side_by_side
         self._found = found

@@ -31,7 +31,7 @@ type consumeReport struct {
 	Seconds    float64     `json:"seconds"`
 }
 
-// consumption collects the messages of several readers, whose handlers run concurrently.
+// consumption collects the messages of several readers; their handlers run concurrently.
 type consumption struct {
 	options         consumeOptions
 	complete        chan struct{}

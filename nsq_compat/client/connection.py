@@ -152,6 +152,12 @@ class Connection:
         return self._session.max_rdy_count
 
     @property
+    def lacks_secret(self) -> bool:
+        """Whether nsqd requires authorization, and the settings have no secret."""
+        response = self._session.response
+        return response is not None and response.auth_required and not self.settings.secret()
+
+    @property
     def msg_timeout(self) -> float:
         """Seconds that nsqd waits for an answer to a message."""
         response = self._session.response
@@ -176,13 +182,13 @@ class Connection:
             if self._socket is not None:
                 self._socket.close()
             self._finished.set()
-            raise ConnectionLost(self._why_not_open(error), self.address) from error
+            raise ConnectionLost(self._reason_not_opened(error), self.address) from error
         version = session.response.version if session.response else ""
         log.info("[%s] connected%s", self.address, f" to nsqd v{version}" if version else "")
         if session.response is not None:
             log.debug("[%s] IDENTIFY response: %s", self.address, session.response.encode().decode("utf-8", "replace"))
 
-    def _why_not_open(self, error: Exception) -> str:
+    def _reason_not_opened(self, error: Exception) -> str:
         if isinstance(error, NsqError) or self._socket is None or self._session.response is not None:
             return why(error)
         # Anything may listen at the address, and the ports of nsqd are often confused.

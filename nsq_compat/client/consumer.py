@@ -80,7 +80,7 @@ class Subscription(Observer):
         self._retry_at = dict.fromkeys(nsqds, 0.0)
         """When a named node is tried again, if it is not connected."""
         self._untried = set(nsqds)
-        """Named nodes whose first attempt has no outcome yet."""
+        """Named nodes to which the first attempt to connect has no outcome yet."""
         self._retry_delays = dict.fromkeys(nsqds, settings.reconnect_delay)
         self._ready: ReadyCounts[Connection] = ReadyCounts(
             self.max_in_flight, settings.low_rdy_idle_timeout, settle_time=SETTLE_SECONDS

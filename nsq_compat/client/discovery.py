@@ -85,7 +85,7 @@ class Discovery:
         self._settings = settings
         self._listings = {address: Listing(set()) for address in sorted(set(lookupd_http_addresses))}
         self._without_nodes: set[str] = set()
-        """The nsqlookupds whose last answer was that no nsqd has the topic."""
+        """The nsqlookupds that answered last that no nsqd has the topic."""
 
     def poll(self, now: float) -> list[str]:
         """The nsqlookupds to query now: all that have responded to their last query."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from nsq_compat.cluster import reading
-from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient, call_all, query_all
+from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient, call_all, is_not_found, query_all
 from nsq_compat.cluster.nodes import Node, canonical_address, mark_out_of_date, read_node, read_registrations
 from nsq_compat.cluster.stats import NodeStats, TopicStats, read_node_stats, sum_topics
 from nsq_compat.protocol.names import address_error
@@ -40,6 +40,7 @@ class Cluster:
         self.client = self._discovery_client = client
         self.lookupds = lookupds
         self.nsqds = nsqds
+        self._announced: dict[str, str] = {}
         self._logged: dict[str, set[str]] = {}
         self._logged_lock = threading.Lock()
 
@@ -70,7 +71,9 @@ class Cluster:
         """All nsqds, sorted by host name. `unreachable` has the nsqlookupds, or listed nsqds, that did not answer."""
         if not self.lookupds:
             answer = self._query_nsqds(self._get_node)
-            return Answer([node for _, node in answer.value], answer.errors, answer.unreachable)
+            self._announced.update((listed, node.http_address) for listed, node in answer.value)
+            unreachable = self.announced(answer.unreachable)
+            return Answer([node for _, node in answer.value], answer.errors, unreachable)
         listings = self._query_lookupds(lambda address: self._listing(address, "nodes"))
         nodes: dict[str, Node] = {}
         for address, (listed, _) in listings.value:
@@ -80,6 +83,10 @@ class Cluster:
         mark_out_of_date(list(nodes.values()))
         found = sorted(nodes.values(), key=lambda node: node.hostname)
         return Answer(found, listings.errors, listings.unreachable, _skipped(listings))
+
+    def announced(self, listed: Sequence[str]) -> tuple[str, ...]:
+        """The addresses that nodes of the fixed list announced when they answered last; as listed until then."""
+        return tuple(self._announced.get(address, address) for address in listed)
 
     def known_address(self, address: str) -> str | None:
         """The HTTP address of a node as the cluster spells it, or None if the cluster does not have the node.
@@ -94,13 +101,14 @@ class Cluster:
         return found[0] if found else None
 
     def producers(self, topic: str) -> Answer[list[Node]]:
-        """The nsqds that have a topic."""
+        """The nsqds that have a topic. `unreachable` has the listed nsqds that did not answer."""
         if self.lookupds:
             listings = self._query_lookupds(lambda address: self._listing(address, "lookup", topic=topic))
             nodes = {node.http_address: node for _, (listed, _) in listings.value for node in reversed(listed)}
             return Answer(list(reversed(nodes.values())), listings.errors, skipped=_skipped(listings))
         answer = self._query_nsqds(lambda address: self._get_producer(address, topic))
-        return Answer([node for _, node in answer.value if node is not None], answer.errors)
+        found = [node for _, node in answer.value if node is not None]
+        return Answer(found, answer.errors, self.announced(answer.unreachable))
 
     def stats(
         self, nodes: Sequence[Node], topic: str = "", channel: str = "", *, clients: bool = False
@@ -129,7 +137,8 @@ class Cluster:
     # --- Actions: each returns the errors of the daemons that did not perform it --------------------------------------
     #
     # An action on all nodes first finds those that have the topic (which raises `AllFailed` if no daemon answers), then
-    # calls the nsqlookupds, then the nodes.
+    # calls the nsqlookupds, then the nodes. A daemon that does not have the topic or channel is an error only if no
+    # daemon has it.
 
     def create(self, topic: str, channel: str = "", node: str = "") -> Errors:
         """Create a topic, and a channel, on one node or in the whole cluster, as NSQ's API does.
@@ -137,16 +146,16 @@ class Cluster:
         nsqadmin: a topic is created in nsqlookupds only. An nsqd creates it with its first message.
         """
         addresses = [node] if node else self.lookupds
-        errors = self._post(addresses, "create", topic)
+        errors = self._post(addresses, "create", topic).errors
         if channel:
-            errors += self._post(addresses, "create", topic, channel)
+            errors += self._post(addresses, "create", topic, channel).errors
         if not channel or node:
             return errors
         if not self.lookupds:
             # nsqadmin: only nsqlookupds can tell which nodes have the topic.
             raise AllFailed("failed to query any nsqlookupd: ")
         nodes, lookup_errors = self._nodes_of(topic)
-        return errors + lookup_errors + self._post(nodes, "create", topic, channel)
+        return errors + lookup_errors + self._post(nodes, "create", topic, channel).errors
 
     def create_on(self, nodes: Sequence[str], topic: str, channel: str = "") -> Answer[list[str]]:
         """Create a topic, and a channel, at all nsqlookupds and on these nodes; `value` has the nodes that did.
@@ -174,20 +183,20 @@ class Cluster:
 
     def delete(self, topic: str, channel: str = "") -> Errors:
         nodes, errors = self._nodes_of(topic)
-        errors += self._post(self.lookupds, "delete", topic, channel)
-        return errors + self._post(nodes, "delete", topic, channel)
+        registered = self._post(self.lookupds, "delete", topic, channel)
+        return errors + _failures(registered, self._post(nodes, "delete", topic, channel))
 
     def change(self, action: str, topic: str, channel: str = "", node: str = "") -> Errors:
         """`action` is pause, unpause or empty; on one node, or on all that have the topic."""
         nodes, errors = ([node], ()) if node else self._nodes_of(topic)
-        return errors + self._post(nodes, action, topic, channel)
+        return errors + _failures(self._post(nodes, action, topic, channel))
 
     def tombstone(self, topic: str, node: str) -> Errors:
         """Hide a node from lookups of a topic, and delete the topic and its messages on the node."""
-        errors = self._post(self.lookupds, "tombstone", topic, node=node)
+        errors = self._post(self.lookupds, "tombstone", topic, node=node).errors
         query_all("nsqd", [node], self._get_node, self.client.timeout)  # raises if the node does not answer
         # Sent to the address that answered, not to the address that the answer contains.
-        return errors + self._post([node], "delete", topic)
+        return errors + self._post([node], "delete", topic).errors
 
     def publish(self, node: str, topic: str, body: bytes, defer_ms: int = 0) -> Errors:
         parameters = {"topic": topic} | ({"defer": str(defer_ms)} if defer_ms else {})
@@ -196,13 +205,16 @@ class Cluster:
 
     def _nodes_of(self, topic: str) -> tuple[list[str], Errors]:
         producers = self.producers(topic)
-        return [node.http_address for node in producers.value], producers.errors + producers.skipped
+        errors = tuple(error for error in producers.errors if not is_not_found(error))
+        return [node.http_address for node in producers.value], errors + producers.skipped
 
-    def _post(self, addresses: Sequence[str], action: str, topic: str, channel: str = "", **others: str) -> Errors:
+    def _post(
+        self, addresses: Sequence[str], action: str, topic: str, channel: str = "", **others: str
+    ) -> Answer[list[tuple[str, None]]]:
         path = f"{'channel' if channel else 'topic'}/{action}"
         parameters = {"topic": topic} | ({"channel": channel} if channel else {}) | others
         client = self.client
-        return call_all(addresses, lambda address: client.post(address, path, parameters), client.timeout).errors
+        return call_all(addresses, lambda address: client.post(address, path, parameters), client.timeout)
 
     # --- Requests to one daemon ---------------------------------------------------------------------------------------
 
@@ -284,6 +296,13 @@ def _merged(answer: Answer[list[tuple[str, list[str]]]]) -> Answer[list[str]]:
     return Answer(sorted({name for _, names in answer.value for name in names}), answer.errors)
 
 
+def _failures(*answers: Answer[list[tuple[str, None]]]) -> Errors:
+    """The errors of an action, without those of daemons that have nothing to act on, if others have."""
+    errors = tuple(error for answer in answers for error in answer.errors)
+    done = any(answer.value for answer in answers)
+    return tuple(error for error in errors if not (done and is_not_found(error)))
+
+
 def _skipped(listings: Answer[list[tuple[str, _Listing]]]) -> Errors:
     return tuple(text for _, (_, texts) in listings.value for text in texts)
 
@@ -315,7 +334,7 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Sna
     try:
         nodes = cluster.nodes()
     except AllFailed as failure:
-        lookupds, nsqds = tuple(cluster.lookupds), () if cluster.lookupds else tuple(cluster.nsqds)
+        lookupds, nsqds = tuple(cluster.lookupds), () if cluster.lookupds else cluster.announced(cluster.nsqds)
         return Snapshot(taken_at=now, errors=(failure.named,), silent_lookupds=lookupds, unreachable=nsqds)
     errors = nodes.errors + nodes.skipped
     node_stats: dict[str, NodeStats] = {}

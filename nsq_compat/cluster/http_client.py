@@ -217,6 +217,12 @@ def named(error: str) -> str:
     return f"{error.daemon}: " + _REFUSAL.sub(r"answered \1 \2", text)
 
 
+def is_not_found(error: str) -> bool:
+    """Whether the daemon answered that it does not have the topic or channel, which is no failure of the daemon."""
+    refusal = _REFUSAL.match(error)
+    return refusal is not None and refusal[1] == "404" and refusal[2].endswith("_NOT_FOUND")
+
+
 class AllFailed(Exception):
     """No daemon answered. The text is that of NSQ's nsqadmin."""
 

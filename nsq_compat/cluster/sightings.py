@@ -69,6 +69,9 @@ class Sightings:
                 and _is_known_to_be_gone(sighting, snapshot)
             ):
                 self._note(address, None, GONE, at)
+        # A node of a fixed list that answers for the first time may announce another address than the list has.
+        for address in [each.node.http_address for each in self.gone() if not each.node.tcp_port]:
+            self.dismiss(address)
         for sighting in sorted(self.gone(), key=lambda each: each.since)[:-MAX_GONE]:
             self.dismiss(sighting.node.http_address)
 

@@ -35,7 +35,7 @@ _UNKNOWN = bytes(_LOCATION.size)
 _CRC_END = HEADER.slices["crc"].stop
 
 _PAUSED, _AWAITS_CHANNELS, _INCOMPLETE = 1, 2, 4
-_DUE_AT_ONCE = bytes(8)  # a due time of 0
+_DUE_IMMEDIATELY = bytes(8)  # a due time of 0
 
 _HELD_BY_TOPIC = ""
 """The channel name of the topic's own state in the file."""
@@ -117,14 +117,14 @@ class ChannelState:
             elif low < high:
                 self.gaps.append((low, high))
 
-    def at_once(self) -> list[tuple[bytes, int]]:
+    def immediate(self) -> list[tuple[bytes, int]]:
         """Messages that are due at once, in order: id and number of the next delivery."""
-        keys = sorted(key for key in self.all_entries() if is_at_once(key))
+        keys = sorted(key for key in self.all_entries() if is_immediate(key))
         return [(message_id, attempt) for _, _, message_id, attempt in map(ENTRY.unpack_from, keys)]
 
     def take_deferred(self) -> list[bytes]:
         """The keys of deferred messages. Clears `entries`, so that millions of keys are not in two lists."""
-        keys = [key for key in self.all_entries() if not is_at_once(key)]
+        keys = [key for key in self.all_entries() if not is_immediate(key)]
         self.entries = []
         return keys
 
@@ -304,7 +304,7 @@ def key_location(key: bytes) -> bytes:
     return key[_ENTRY_SIZE:]
 
 
-def entries_at_once(messages: Iterable[tuple[bytes, int]]) -> list[bytes]:
+def immediate_entries(messages: Iterable[tuple[bytes, int]]) -> list[bytes]:
     """Keys of messages (id, number of the next delivery) that are due at once, in this order."""
     return [ENTRY.pack(0.0, serial, message_id, attempt) for serial, (message_id, attempt) in enumerate(messages)]
 
@@ -324,8 +324,8 @@ def copied_messages(
     )
 
 
-def is_at_once(key: bytes) -> bool:
-    return key.startswith(_DUE_AT_ONCE)
+def is_immediate(key: bytes) -> bool:
+    return key.startswith(_DUE_IMMEDIATELY)
 
 
 def entry_id(key: bytes) -> bytes:

@@ -38,7 +38,7 @@ class ControlLog:
 
     def note_creation(self, name: str, seq: int) -> None:
         """Record a new channel. Raises ``OSError`` if the channel must not exist without the record."""
-        if self._store is not None and self._store.writes_at_once:
+        if self._store is not None and self._store.is_write_through:
             self._write(CHANNEL_CREATED, name, seq)
         else:
             self.note(CHANNEL_CREATED, name, seq)
@@ -57,7 +57,7 @@ class ControlLog:
     def note_requeued(self, channel: str, message_id: bytes, attempts: int, due: float) -> None:
         """Record a REQ until `due`, in monotonic seconds. Those of an event-loop iteration are written together."""
         store = self._store
-        if store is None or not store.writes_at_once:
+        if store is None or not store.is_write_through:
             return
         due_ns = int((due + store.clock_offset()) * _NS_PER_SECOND)
         is_first = not self._requeued
@@ -82,7 +82,7 @@ class ControlLog:
         """Drop unwritten records, because the topic is deleted."""
         self._requeued = {}
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Make the records as durable as messages. Call it last, because it may block."""
         if self._store is not None:
             try:

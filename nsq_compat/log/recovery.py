@@ -23,8 +23,8 @@ from nsq_compat.log.checkpoint import (
     BadCheckpoint,
     ChannelState,
     TopicState,
-    entries_at_once,
     entry_id,
+    immediate_entries,
     key_location,
     pack_key,
     read_checkpoint,
@@ -197,7 +197,7 @@ def _state_without_checkpoint(log: TopicLog) -> TopicState:
 def _give_all_messages_to_all_channels(
     topic: TopicState, everything: ChannelState, kept: dict[bytes, int], requeued: Requeued
 ) -> None:
-    everything.entries += entries_at_once(sorted(kept.items()))
+    everything.entries += immediate_entries(sorted(kept.items()))
     topic.last_id = max(topic.last_id, max(kept, default=_NO_ID))
     names = dict.fromkeys((*topic.channels, *requeued.channels))
     topic.channels = {name: ChannelState(everything.position, list(everything.entries)) for name in names}

@@ -244,7 +244,7 @@ class TopicStore:
 
     def __init__(self, storage: Storage, folder: str, topic_log: TopicLog) -> None:
         self.log = topic_log
-        self.writes_at_once = storage.durability is not Durability.MEMORY
+        self.is_write_through = storage.durability is not Durability.MEMORY
         """Whether messages are in a file before they are acknowledged."""
         self._is_flushed = False
         self._storage = storage
@@ -256,7 +256,7 @@ class TopicStore:
     def serve(self, mem_queue_size: int, first_needed: Callable[[], int]) -> None:
         """Set the topic's limit, and read the log in steps from now on. `first_needed`: as for ``MemoryTail``."""
         self.log.in_steps = True
-        if not self.writes_at_once:
+        if not self.is_write_through:
             self.log.tail = MemoryTail(mem_queue_size, first_needed)
 
     def append(
@@ -267,7 +267,7 @@ class TopicStore:
         At level ``memory`` the messages are written later, if at all.
         """
         # Hot: runs for every publish; the test of `_keep_reserve` is repeated, which saves a call.
-        if kind == MESSAGES and not self.writes_at_once and self._hold(frames, first_seq):
+        if kind == MESSAGES and not self.is_write_through and self._hold(frames, first_seq):
             return
         try:
             if self._storage.reserve.given_up:
@@ -310,7 +310,7 @@ class TopicStore:
 
         Raises ``OSError`` if the caller has to keep them.
         """
-        if not self.writes_at_once:
+        if not self.is_write_through:
             self.log.keep(frames)
             return {}
         with suppress(OSError):
@@ -319,14 +319,14 @@ class TopicStore:
 
     def spill_some(self) -> bool:
         """Write some of the messages that are in memory only; returns whether none is left. Raises ``OSError``."""
-        return self.writes_at_once or self._write(self.log.spill_some)
+        return self.is_write_through or self._write(self.log.spill_some)
 
     def flush(self, frames: Callable[[], Iterable[bytes]]) -> None:
         """Write everything that is in memory only, before nsqd stops. Raises ``OSError``.
 
         `frames` returns the messages that channels have taken from the stream and hold in memory.
         """
-        if not self.writes_at_once:
+        if not self.is_write_through:
             self.log.spill()
             held = {message_id(frame): frame for frame in frames()}
             self.log.keep([held[each] for each in sorted(held)])
@@ -375,12 +375,12 @@ class TopicStore:
     def note_missing(self, state: TopicState) -> None:
         """Mark a checkpoint that is about to be written as incomplete, if it names messages that are in no file."""
         first = min((each.position for each in state.backlogs), default=state.end.seq)
-        is_written = self.writes_at_once or self._is_flushed
+        is_written = self.is_write_through or self._is_flushed
         state.incomplete = not is_written or first < min(self.log.complete_from, state.end.seq)
 
     def is_saved(self, end: LogEnd | None) -> bool:
         """Whether a checkpoint of that end of the log, and the files, have all messages."""
-        return self.writes_at_once and self.log.end == end
+        return self.is_write_through and self.log.end == end
 
     def write_checkpoint(self, *pieces: bytes) -> None:
         """Write the next checkpoint, for ``adopt_checkpoint``; may run in a thread of its own. Raises ``OSError``.

@@ -38,7 +38,7 @@ from typing import Final, Generic, TypeVar
 import gevent
 
 from nsq_compat.log.data_path import reason
-from nsq_compat.net.event_loop import BusyPoll, LoopTick, endings, let_others_run
+from nsq_compat.net.event_loop import BusyPoll, LoopTick, endings, yield_to_loop
 from nsq_compat.net.tls import MakeTls, Tls, TlsError
 from nsq_compat.protocol.compression import Codec, CompressionError
 from nsq_compat.session.conversation import Conversation, Upgrade
@@ -136,7 +136,7 @@ class Connection(Generic[Session]):
             else:
                 self._read()
             if self._writer is not None or self.session.has_unread or self.session.upgrade is not None:
-                self._settle()
+                self._prepare_next_read()
 
     def _read(self) -> None:
         """Receive once, feed the session, and send its replies, or schedule them after the messages."""
@@ -223,7 +223,7 @@ class Connection(Generic[Session]):
             if tick.due or tick.calls:
                 tick.run()
 
-    def _settle(self) -> None:
+    def _prepare_next_read(self) -> None:
         """Before reading on, execute all received commands, apply back-pressure, and perform pending upgrades."""
         self._execute_unread()
         self._apply_back_pressure()
@@ -235,7 +235,7 @@ class Connection(Generic[Session]):
 
     def _execute_unread(self) -> None:
         session = self.session
-        while (session.has_unread or self._pieces is not None) and self._let_others_run():
+        while (session.has_unread or self._pieces is not None) and self._yield_to_loop():
             if session.has_unread:
                 session.read_on(_monotonic(), _time_ns())
             else:
@@ -243,11 +243,11 @@ class Connection(Generic[Session]):
             self.flush()
             self._apply_back_pressure()
 
-    def _let_others_run(self) -> bool:
+    def _yield_to_loop(self) -> bool:
         """Let other connections run; return whether this one is still open."""
         self._stop_watching()
         if not self._is_closed:
-            let_others_run()
+            yield_to_loop()
         return not self._is_closed
 
     def _apply_back_pressure(self) -> None:
@@ -303,12 +303,12 @@ class Connection(Generic[Session]):
         try:
             for number, piece in enumerate(pieces):
                 if number:
-                    let_others_run()
+                    yield_to_loop()
                 if self.session.closing or self._is_closed:
                     return
                 self._feed(piece)
                 self.flush()
-                self._settle()
+                self._prepare_next_read()
         except (CompressionError, TlsError) as error:
             self._stop_decoding(error)
 

@@ -1,5 +1,5 @@
 """The event loop itself: work at the end of an iteration (`LoopTick`), alarms (`AlarmClock`), its delay (`LoopLag`),
-polling instead of sleeping (`BusyPoll`), and long work in steps (`let_others_run`, `endings`).
+polling instead of sleeping (`BusyPoll`), and long work in steps (`yield_to_loop`, `endings`).
 """
 
 import logging
@@ -93,7 +93,7 @@ class AlarmClock:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
         self._loop = get_hub().loop
-        self._timer = self._loop.timer(0)
+        self._timer = self._loop.timer(1e-9)
         self._set_to = NEVER
 
     def start(self) -> None:
@@ -238,8 +238,6 @@ def has_spare_cpu() -> bool:
 
 # --- Long work --------------------------------------------------------------------------------------------------------
 
-_NEXT_ITERATION: Final = 1e-9
-"""Seconds of a timer that fires after the sockets were served. Not zero: a thousand callbacks run before that."""
 MAX_ENDINGS: Final = 32
 """Connections that end in one iteration, at about 0.1 ms each; thousands may end at once."""
 
@@ -255,7 +253,8 @@ class CallbackQueue:
         self._hub: Any = hub
         self._limit = limit
         self._waiting: deque[Callable[[], object]] = deque()
-        self._timer = self._hub.loop.timer(_NEXT_ITERATION)
+        # A timer fires once in an iteration. A thousand of the callbacks of a loop may run before sockets are served.
+        self._timer = self._hub.loop.timer(0)
         self._is_set = False
         self._count = 0  # in this iteration
 
@@ -316,7 +315,7 @@ def _queues_of_this_loop() -> tuple[CallbackQueue, CallbackQueue]:
     return found
 
 
-def let_others_run() -> None:
+def yield_to_loop() -> None:
     """Wait between two steps of long work. Must not be called in the hub, which cannot wait."""
     _queues_of_this_loop()[0].wait()
 

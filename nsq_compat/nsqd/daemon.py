@@ -32,7 +32,7 @@ from nsq_compat.nsqd.durability import (
 )
 from nsq_compat.nsqd.http_calls import AuthServers
 from nsq_compat.nsqd.lookup_peers import LookupPeers, TopicChannels
-from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, settle
+from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, complete
 from nsq_compat.nsqd.statsd import StatsdPush
 from nsq_compat.policy.dead_letters import DeadLetterQueues, Transfer
 from nsq_compat.policy.enforcer import PolicyEnforcer
@@ -56,8 +56,8 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 5.0
 """How long a stop waits for connections to end."""
 _DRAIN_POLL_SECONDS = 0.1
-_SETTLE_SECONDS = 2.0
-_SETTLE_POLL_SECONDS = 0.005
+_TRANSFER_SECONDS = 2.0
+_TRANSFER_POLL_SECONDS = 0.005
 _TOPICS_PER_EXEMPTION = 500
 """Collecting the objects of a thousand topics takes 10 ms."""
 
@@ -142,7 +142,7 @@ class Daemon:
         https_listener = listen(options.https_address) if options.https_address and make_tls else None
         self.tcp_port = port_of(tcp_listener)
         self.http_port = port_of(http_listener) if http_listener else 0
-        settle(options, max(self.tcp_port, 0), max(self.http_port, 0))
+        complete(options, max(self.tcp_port, 0), max(self.http_port, 0))
         if problem := address_error(options.broadcast_address):
             log.warning("--broadcast-address: %s; clients that look up a topic, and nsqadmin, skip this nsqd", problem)
 
@@ -329,10 +329,10 @@ class Daemon:
     def dead_letters(self) -> DeadLetterQueues:
         return self._enforcer.dead_letters
 
-    def settle(self, transfer: Transfer) -> None:
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        while not transfer.is_settled and time.monotonic() < deadline:
-            gevent.sleep(_SETTLE_POLL_SECONDS)
+    def await_transfer(self, transfer: Transfer) -> None:
+        deadline = time.monotonic() + _TRANSFER_SECONDS
+        while not transfer.is_over and time.monotonic() < deadline:
+            gevent.sleep(_TRANSFER_POLL_SECONDS)
 
     def set_policies(self, written: object) -> None:
         self._apply(Policies(written))

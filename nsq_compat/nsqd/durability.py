@@ -20,7 +20,7 @@ from nsq_compat.log.data_path import reason
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, path_of, save_metadata
 from nsq_compat.log.storage import Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
-from nsq_compat.net.event_loop import let_others_run
+from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.dead_letters import DeadLetterQueues
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.topic import Topic
@@ -159,7 +159,7 @@ class Checkpoints:
         self._writing.kill()
 
     def write_all(self) -> None:
-        """Write the checkpoints of changed topics now. A topic whose checkpoint cannot be written stays changed."""
+        """Write the checkpoints of changed topics now. If one cannot be written, its topic stays changed."""
         self._storage.probe()
         for topic in self._broker.take_changed():
             try:
@@ -168,7 +168,7 @@ class Checkpoints:
                 if not topic.exiting:
                     self._storage.failed(error)
                     self._broker.changed(topic)
-            let_others_run()
+            yield_to_loop()
 
     def write_last(self) -> None:
         """Write the final checkpoints and close the logs, when nothing changes any more.
@@ -215,7 +215,7 @@ class Checkpoints:
         store.commit()
         encoding = Encoding(checkpoint)
         while encoding.step():
-            let_others_run()
+            yield_to_loop()
         pieces = encoding.finish()
         in_thread(store.write_checkpoint, *pieces)
         replaced = store.open_checkpoint() if sum(map(len, pieces)) > _LARGE_CHECKPOINT else None
@@ -224,7 +224,7 @@ class Checkpoints:
                 store.adopt_checkpoint()
                 topic.checkpoint_saved(checkpoint)
                 store.commit()  # before the deletion of data that only the previous checkpoint needed
-                topic.release(checkpoint, let_others_run)
+                topic.release(checkpoint, yield_to_loop)
         finally:
             if replaced is not None:
                 in_thread(self._storage.files.close, replaced)

@@ -2,7 +2,7 @@
 
 The dataclass is the table (see `nsq_compat.cli.options`): an attribute is named as its config key, durations are
 integer nanoseconds, lists are tuples. `log_level` and `nsqlookupd_tcp_addresses` may change while the daemon runs. The
-two broadcast ports and `statsd_prefix` are completed once, by `settle`, when the listeners are bound.
+two broadcast ports and `statsd_prefix` are completed once, by `complete`, when the listeners are bound.
 """
 
 import hashlib
@@ -240,7 +240,7 @@ def validate(options: NsqdOptions) -> None:
             raise OptionError(refusal)
 
 
-def settle(options: NsqdOptions, tcp_port: int, http_port: int) -> None:
+def complete(options: NsqdOptions, tcp_port: int, http_port: int) -> None:
     """Complete the options that depend on the bound ports. A port is 0 for a unix socket or without a listener."""
     options.broadcast_tcp_port = options.broadcast_tcp_port or tcp_port
     options.broadcast_http_port = options.broadcast_http_port or http_port

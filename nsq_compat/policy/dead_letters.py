@@ -67,7 +67,7 @@ class Transfer:
         self.pending.update(map(message_id, frames))
 
     @property
-    def is_settled(self) -> bool:
+    def is_over(self) -> bool:
         """Whether all are moved, or an attempt failed. Messages that have left the queue otherwise do not count."""
         self.pending &= self.queue.in_flight.frames.keys()
         return not self.pending or self.error != ""

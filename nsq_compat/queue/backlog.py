@@ -526,7 +526,7 @@ class Backlog:
     def restore(self, state: ChannelState, end: int, shift: float) -> None:
         """Restore a state, in a stream that ends at `end`; `shift` is added to due times."""
         self.cursor.move(state.position, end, state.gaps)
-        self._restored.extend(state.at_once())
+        self._restored.extend(state.immediate())
         self.deferred.restore(state.take_deferred(), shift)
 
     def frames(self) -> Iterator[bytes]:

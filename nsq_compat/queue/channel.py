@@ -261,10 +261,10 @@ class Channel:
             self._wake()
         self._delivered_count += len(frames)
         if self._notified is not None:
-            self._notified.took(consumer, len(frames), room, len(self.backlog), now)
+            self._notified.delivered(consumer, len(frames), room, len(self.backlog), now)
         return frames
 
-    def stand_back(self, consumer: Consumer) -> None:
+    def leave_wait_queue(self, consumer: Consumer) -> None:
         """Note that the consumer takes nothing for now. If it was woken, another one is woken instead."""
         if self._wait_queue.leave(consumer):
             self._wake()
@@ -316,7 +316,7 @@ class Channel:
         """Requeue a message, to be delivered again after `delay` seconds. Raises ``NotInFlight``."""
         frame = consumer.in_flight.take(message_id)
         if frame is None:
-            raise NotInFlight(self.why_not(message_id))
+            raise NotInFlight(self.reason_not_in_flight(message_id))
         self.requeue_count += 1
         self.on_change()
         again = next_attempts(self._without_dead_letters([frame]))
@@ -332,10 +332,10 @@ class Channel:
         """Give a consumer more time for a message, up to max-msg-timeout in all. Raises ``NotInFlight``."""
         deadline = consumer.in_flight.touch(message_id, now + timeout, self._limits.max_msg_timeout)
         if deadline is None:
-            raise NotInFlight(self.why_not(message_id))
+            raise NotInFlight(self.reason_not_in_flight(message_id))
         self._schedule.at(deadline, self)
 
-    def why_not(self, message_id: bytes) -> str:
+    def reason_not_in_flight(self, message_id: bytes) -> str:
         """Return NSQ's reason why a consumer cannot answer a message that is not in flight at it."""
         elsewhere = any(message_id in in_flight.frames for in_flight in self.in_flight_sets())
         return NOT_OWNER if elsewhere else NOT_IN_FLIGHT
@@ -432,7 +432,7 @@ class Channel:
         """
         if self.consumers.pop(consumer, self) is self:
             return
-        self.stand_back(consumer)
+        self.leave_wait_queue(consumer)
         if len(consumer.in_flight):
             self._left_behind.append(consumer.in_flight)
         if self.ephemeral and not self.consumers and not self.exiting:

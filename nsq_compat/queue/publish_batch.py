@@ -6,7 +6,7 @@ system call, and a pass through topic and channels. Producers that do so at the 
 - *An OK means published*: a producer is notified only when its topic has the message.
 - *A failure affects one producer only*: publishes that cannot be made together are made one by one, each with its own
   answer.
-- *Order*: a producer that executes another command in the same iteration calls `settle` first.
+- *Order*: a producer that executes another command in the same iteration calls `publish_posted` first.
 
 ``LargeBatch``: so many messages that creating and writing them at once would block the event loop. Other greenlets run
 between two steps, and may publish to the same topic. Their messages come before or after the batch, never inside it.
@@ -77,9 +77,9 @@ class PublishBatch:
         if not self._count:
             if producer is self._last:
                 return False
-            self._at_end_of_iteration(self.settle)
+            self._at_end_of_iteration(self.publish_posted)
         elif self._count >= MAX_POSTED:
-            self.settle()
+            self.publish_posted()
         self._last = producer
         self._now, self._now_ns = now, now_ns
         self._count += count
@@ -90,7 +90,7 @@ class PublishBatch:
             posts.append((bodies, producer))
         return True
 
-    def settle(self) -> None:
+    def publish_posted(self) -> None:
         """Publish all posted messages, and notify their producers."""
         if self._count:
             posts, self._posts, self._count = self._posts, {}, 0

@@ -229,7 +229,7 @@ class Topic:
     def delete_channel(self, name: str) -> None:
         """Delete a channel with its messages. Raises ``KeyError``."""
         self._delete(self.channels[name])
-        self._control_log.settle()
+        self._control_log.commit()
 
     def _make_channel(self, name: str, position: int) -> Channel:
         store = None if is_ephemeral(name) else self.store
@@ -356,7 +356,7 @@ class Topic:
                 self._begin_holding()
             self.paused = True
             self._note(records.TOPIC_PAUSED)
-            self._control_log.settle()
+            self._control_log.commit()
 
     def unpause(self) -> None:
         """Give the held messages to the channels."""
@@ -391,13 +391,13 @@ class Topic:
         self.backlog.empty()
         self._pass_over()
         self._note(records.TOPIC_EMPTIED)
-        self._control_log.settle()
+        self._control_log.commit()
 
     def empty_channel(self, name: str) -> None:
         """Drop all messages of a channel, also those deferred and in flight. Raises ``KeyError``."""
         self.channels[name].empty()
         self._note(records.CHANNEL_EMPTIED, name)
-        self._control_log.settle()
+        self._control_log.commit()
 
     def close(self) -> None:
         """Refuse publishes and close the channels, before nsqd stops. Messages stay."""
@@ -524,7 +524,7 @@ class Topic:
         self._note(kind)
         self._hand_over()
         self._note_ephemeral()
-        self._control_log.settle()
+        self._control_log.commit()
 
     def _new_backlog(self, position: int, *, logged: bool = True) -> Backlog:
         """Return an empty backlog at that position in the stream; `logged` is false for ephemeral channels."""

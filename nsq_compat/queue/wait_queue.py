@@ -131,7 +131,7 @@ class ZoneWaitQueue(WaitQueue):
             if tier.woken or tier.coming:
                 break
 
-    def took(self, consumer: Waiting, count: int, room: int, depth: int, now: float) -> None:
+    def delivered(self, consumer: Waiting, count: int, room: int, depth: int, now: float) -> None:
         """Note a delivery of `count` frames; `depth` are left. `now` is unused here."""
         self.counts[consumer.locality] += count
         if depth and 0 < count < room:
@@ -189,12 +189,12 @@ class Throttle(WaitQueue):
     def wake(self, depth: int) -> None:
         self.inner.wake(min(depth, self._whole))
 
-    def took(self, consumer: Waiting, count: int, room: int, depth: int, now: float) -> None:
+    def delivered(self, consumer: Waiting, count: int, room: int, depth: int, now: float) -> None:
         self._fill(now)
         self._tokens -= count
         self._schedule.at(self._next(now), self)
         if self._zones is not None:
-            self._zones.took(consumer, count, room, min(depth, self._whole), now)
+            self._zones.delivered(consumer, count, room, min(depth, self._whole), now)
 
     # --- An alarm -----------------------------------------------------------------------------------------------------
 

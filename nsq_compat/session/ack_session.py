@@ -1,4 +1,4 @@
-"""One HTTP client whose handler learns how much of an answer has arrived; for ``tools.http_consumers.ack_http``."""
+"""An HTTP client, and how much of an answer has arrived there; for ``tools.http_consumers.ack_http``."""
 
 from collections import deque
 from collections.abc import Callable

@@ -130,10 +130,10 @@ class Publisher:
             raise failed(command.spec, error) from None
         return False
 
-    def settle(self) -> None:
+    def publish_posted(self) -> None:
         """Publish now what is ``POSTED``, together with the publishes of other producers."""
         if self.state == POSTED and self._publish_batch is not None:
-            self._publish_batch.settle()
+            self._publish_batch.publish_posted()
 
     def published(self, error: Exception | None) -> None:
         """Reply to the ``POSTED`` publish, which has failed with `error` if that is not None."""
@@ -219,7 +219,7 @@ class Subscription:
         self.has_more = False
         room = self.ready_count - len(self.in_flight.frames)  # Hot: not `len(self.in_flight)`, which is one call more
         if room <= 0:
-            channel.stand_back(self)
+            channel.leave_wait_queue(self)
             return ()
         frames = channel.take(self, room, now, self._msg_timeout)
         self.has_more = 0 < len(frames) < room and channel.depth > 0 and not channel.paused

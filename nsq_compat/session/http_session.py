@@ -70,7 +70,7 @@ class ImmediateHandler(Protocol):
     def outcome(self, error: Exception | None) -> Response:
         """The response to a request for which `begin` returned None."""
 
-    def settle(self) -> None:
+    def publish_posted(self) -> None:
         """Notify all waiting producers now."""
 
 
@@ -454,7 +454,7 @@ class HttpSession(HttpConversation):
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         # Hot: runs for every message published over HTTP.
         if self._posted is not None and self._immediate is not None:
-            self._immediate.settle()
+            self._immediate.publish_posted()
         self.awaits_publish = False
         if self.closing:
             return
@@ -492,7 +492,7 @@ class HttpSession(HttpConversation):
         """Answer the requests that were received, and then close."""
         self._input_ended = True
         if self._posted is not None and self._immediate is not None:
-            self._immediate.settle()
+            self._immediate.publish_posted()
         if self.upgrade is not None:
             self._upgrade_failed("EOF")
         elif not self.has_unread:

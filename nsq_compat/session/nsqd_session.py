@@ -113,7 +113,7 @@ class NsqdSession(Conversation):
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         publisher = self._publisher
         if publisher.state:
-            publisher.settle()
+            publisher.publish_posted()
         self.awaits_publish = False
         if self.has_unread:
             self._read_all()
@@ -184,7 +184,7 @@ class NsqdSession(Conversation):
     def stalled(self) -> None:
         """Let messages go to other consumers while the socket takes no more."""
         if self.subscription is not None:
-            self.subscription.channel.stand_back(self.subscription)
+            self.subscription.channel.leave_wait_queue(self.subscription)
 
     def closed(self) -> None:
         """Leave the channel."""
@@ -327,7 +327,9 @@ class NsqdSession(Conversation):
     def _finish(self, command: Finish) -> None:
         subscription = self._subscribed(table.FIN)
         for message_id in subscription.finish(command.ids, self._now, self._now_ns):
-            self._refuse(table.not_in_flight(table.FIN, message_id, subscription.channel.why_not(message_id)))
+            self._refuse(
+                table.not_in_flight(table.FIN, message_id, subscription.channel.reason_not_in_flight(message_id))
+            )
             self._effort += len(subscription.channel.consumers) >> 5  # each of them is searched
 
     def _requeue(self, command: SimpleCommand) -> None:
@@ -459,7 +461,7 @@ class NsqdSession(Conversation):
     # --- Errors -------------------------------------------------------------------------------------------------------
 
     def _stop_reading(self, cause: str) -> None:
-        self._publisher.settle()
+        self._publisher.publish_posted()
         if self.closing:
             return
         if self.upgrade is not None:

@@ -19,16 +19,3 @@ May import everything below; nothing imports it.
 
 Read ``program`` first, then ``nsq_tail``.
 """
-
-import signal
-import sys
-from pathlib import Path
-
-_PROGRAMS = {
-    *("nsq_data", "nsq_pubsub", "nsq_pull", "nsq_redrive", "nsq_stat"),
-    *("nsq_tail", "nsq_to_file", "nsq_to_http", "nsq_to_nsq", "to_nsq"),
-}
-
-# Ctrl-C while a program imports its modules ends it silently, as it ends other programs. `program` takes over later.
-if Path(sys.argv[0]).name in _PROGRAMS:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

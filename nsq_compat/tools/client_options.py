@@ -15,13 +15,16 @@ from urllib.parse import urlsplit
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, parse_bool
 from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Connection, ConnectionLost, Consumer, Producer
-from nsq_compat.client.connection import do_together, start_thread, why
+from nsq_compat.client.connection import Observer, do_together, start_thread, why
 from nsq_compat.client.message import Handler
 from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient, named
 from nsq_compat.cluster.nodes import Node
+from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.durations import MILLISECOND, parse_duration, seconds
+from nsq_compat.protocol.errors import E_AUTH_FIRST, NsqError
+from nsq_compat.session.client_session import ProtocolError
 from nsq_compat.tools.program import ProgramOptions, Refused, Rule, Stopping, say, unless_one_kind
 
 _HOUR = 3600.0
@@ -187,23 +190,43 @@ def unreachable(address: str, error: Exception, flag: str = "consumer-opt") -> s
     return with_remedy(f"nsqd {address}: {why(error)}", flag)
 
 
-def reach(addresses: Iterable[str], settings: ConnectionSettings, flag: str) -> None:
-    """Connect to each of these nsqd once. Raises ``Unreachable`` with the reasons of those that fail."""
+def reach(addresses: Iterable[str], settings: ConnectionSettings, flag: str, *, may_be_down: bool = False) -> None:
+    """Connect to each of these nsqd once. Raises ``Unreachable`` with the reasons of those that refuse the client, or,
+    unless they `may_be_down`, cannot be reached."""
     failures: list[str] = []
 
     def probe(address: str) -> None:
-        connection = Connection(address, settings)
+        reason = _Reason()
+        connection = Connection(address, settings, reason)
         try:
             connection.open()
         except ConnectionLost as error:
-            failures.append(unreachable(address, error, flag))
-        else:
-            start_thread(f"nsqd {address}", connection.run)
-            connection.close()
+            if not may_be_down or isinstance(error.__cause__, NsqError | ProtocolError):
+                failures.append(unreachable(address, error, flag))
+            return
+        start_thread(f"nsqd {address}", connection.run)
+        # The first command after the negotiation is refused if nsqd requires TLS.
+        connection.send(command_writer.NOP)
+        connection.close()
+        refusal = reason.refusal
+        if refusal is None and connection.lacks_secret:
+            refusal = NsqError(E_AUTH_FIRST, b"AUTH required")
+        if refusal is not None:
+            failures.append(unreachable(address, refusal, flag))
 
     do_together(partial(probe, address) for address in dict.fromkeys(addresses))
     if failures:
         raise Unreachable("; ".join(failures))
+
+
+class _Reason(Observer):
+    """The error with which nsqd ended a connection."""
+
+    refusal: NsqError | None = None
+
+    def closed(self, connection: Connection, reason: Exception) -> None:
+        if isinstance(reason, NsqError):
+            self.refusal = reason
 
 
 # --- Options of go-nsq ------------------------------------------------------------------------------------------------

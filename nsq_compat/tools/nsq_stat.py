@@ -1,6 +1,6 @@
 """``nsq_stat``: the statistics of a channel over all its nodes, a row for each interval.
 
-Better than Go's: a node that stops answering is reported on stderr and counted with its last values, instead of ending
+Unlike Go's: a node that stops answering is reported on stderr and counted with its last values, instead of ending
 the program; a new node does not look like a burst of messages; the program ends after the last row of ``--count``.
 """
 

@@ -1,6 +1,6 @@
 """``nsq_tail``: print new messages of topics.
 
-Better than Go's: with ``--n``, printed messages are finished and others are requeued at once, instead of staying in
+Unlike Go's: with ``--n``, printed messages are finished and others are requeued at once, instead of staying in
 flight until their timeout. No message is finished without being printed, however often it was delivered.
 """
 

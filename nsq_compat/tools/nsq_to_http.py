@@ -1,6 +1,6 @@
 """``nsq_to_http``: an HTTP request to one of several URLs for each message of a topic.
 
-Better than Go's: a message is finished only when a URL has accepted it, however often it must be delivered (unless
+Unlike Go's: a message is finished only when a URL has accepted it, however often it must be delivered (unless
 ``--consumer-opt=max_attempts,N`` limits that). A message that one URL does not accept is sent to the others at once, so
 a URL that fails does not affect others. The consumer backs off only when all of them fail.
 

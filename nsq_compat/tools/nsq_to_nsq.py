@@ -1,6 +1,6 @@
 """``nsq_to_nsq``: publish the messages of topics again at one of several nsqd.
 
-Better than Go's: a message is finished only when a destination has it, however often it must be delivered (unless
+Unlike Go's: a message is finished only when a destination has it, however often it must be delivered (unless
 ``--consumer-opt=max_attempts,N`` limits that). A message that one destination does not take is sent to the others at
 once. Where JSON is required, a message that is not JSON is kept unless ``--non-json`` says otherwise.
 """
@@ -22,7 +22,7 @@ from nsq_compat.client import Message, Producer, Published
 from nsq_compat.client.batching import Closed
 from nsq_compat.protocol.go_json import JsonError, dumps
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.tools.client_options import ProducerOptions, ReadingOptions
+from nsq_compat.tools.client_options import ProducerOptions, ReadingOptions, reach
 from nsq_compat.tools.destinations import MODES, Destinations
 from nsq_compat.tools.program import Stopping, console_script, log_plainly, refuse
 from nsq_compat.tools.progress import Progress, RequestTimes, channel_backlog
@@ -80,6 +80,8 @@ def main(options: Options) -> None:
             options.consumer(each, options.channel, Relay(options, each, publisher), fail=stopping.fail)
             for each in topics
         ]
+        # A destination that is down is replaced by the others. One that refuses this client would always do so.
+        reach(addresses, next(iter(producers.values())).settings, "producer-opt", may_be_down=True)
         backlog = channel_backlog(topics, options.channel, options.lookupd_http_addresses)
         closing.enter_context(Progress(lambda: times.count, backlog))
         for consumer in consumers:

@@ -1,6 +1,6 @@
 """``to_nsq``: publish the records on standard input, a message for each.
 
-Better than Go's: a last record without delimiter is published whole, the topic is checked, many records are published
+Unlike Go's: a last record without delimiter is published whole, the topic is checked, many records are published
 at once, and an error has the number of its record. A signal ends the reading; records that were read are published.
 """
 
@@ -53,8 +53,9 @@ def main(options: Options) -> None:
     addresses = list(dict.fromkeys(options.nsqd_tcp_addresses))
     # One producer for all nodes: a record is published when each of them has it.
     with options.producer(addresses, copies=len(addresses)) as producer:
-        if options.retry:
-            options.reached(lambda: reach(addresses, producer.settings, "producer-opt"), stopping)
+        options.reached(
+            lambda: reach(addresses, producer.settings, "producer-opt", may_be_down=not options.retry), stopping
+        )
         published = _Records(producer, options.topic)
         with Progress(lambda: published.answered):
             for record in _paced(records(partial(_standard_input, stopping), delimiter), options.rate):

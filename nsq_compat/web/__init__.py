@@ -16,5 +16,5 @@
     admin/           nsqadmin's pages and API
 
 May import ``session``, ``policy``, ``queue``, ``registry`` and ``protocol``; `admin` also ``cluster``. Must not import
-gevent: from ``net`` only `let_others_run`, between two steps of long work, and `process`, for the stacks in /debug.
+gevent: from ``net`` only `yield_to_loop`, between two steps of long work, and `process`, for the stacks in /debug.
 """

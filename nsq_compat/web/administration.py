@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from nsq_compat.log.data_path import reason
-from nsq_compat.net.event_loop import let_others_run
+from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.policies import PolicyError
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
 from nsq_compat.protocol.names import is_valid_name
@@ -180,7 +180,7 @@ class Administration:
         try:
             with self._service.dead_letters.transfer(channel) as transfer:
                 _, rest = self._take_out(channel, ids, transfer.add)
-                self._service.settle(transfer)
+                self._service.await_transfer(transfer)
         except Refused as failure:
             raise ApiError(400, f"INVALID_CHANNEL: {failure}") from None
         pending = sorted(each.decode("ascii") for each in transfer.pending)
@@ -221,7 +221,7 @@ class Administration:
                     use(frames)
                 count += len(frames)
                 if not search.is_done:
-                    let_others_run()
+                    yield_to_loop()
         except OSError as failure:
             problem = {"error": reason(failure)}  # those that are left may be where it cannot read
         finally:
@@ -244,7 +244,7 @@ class Administration:
             try:
                 return read()
             except BlockingIOError:
-                let_others_run()
+                yield_to_loop()
             except OSError:
                 raise ApiError(500, "INTERNAL_ERROR") from None
 

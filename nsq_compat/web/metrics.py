@@ -82,8 +82,8 @@ def _registry(program: str) -> "CollectorRegistry | None":
     return registry
 
 
-def monitoring_routes(metrics: Metrics, why_not_ready: Callable[[], str]) -> Routes:
-    """`why_not_ready` returns `READY`, or the reason as a sentence."""
+def monitoring_routes(metrics: Metrics, readiness: Callable[[], str]) -> Routes:
+    """`readiness` returns `READY`, or the reason as a sentence."""
 
     def show(request: Request) -> Response:
         try:
@@ -93,7 +93,7 @@ def monitoring_routes(metrics: Metrics, why_not_ready: Callable[[], str]) -> Rou
         return Response(200, page, (("Content-Type", content_type),))
 
     def ready(request: Request) -> Response:
-        reason = why_not_ready()
+        reason = readiness()
         return plain(reason, 503) if reason else plain("OK")
 
     # Probes come every few seconds: their lines would fill the log.

@@ -29,7 +29,7 @@ class NsqdApi(Application):
         super().__init__(
             {
                 "/ping": {"GET": Route(stats.ping)},
-                **monitoring_routes(service.metrics, lambda: _why_not_ready(service)),
+                **monitoring_routes(service.metrics, lambda: _readiness(service)),
                 "/info": {"GET": Route(stats.info)},
                 "/stats": {"GET": Route(stats.stats)},
                 **self.publishing.routes(),
@@ -49,6 +49,6 @@ def _collect(service: NsqdService) -> Iterable["Metric"]:
     return collect(service)
 
 
-def _why_not_ready(service: NsqdService) -> str:
+def _readiness(service: NsqdService) -> str:
     health = "draining" if service.draining else service.health()
     return READY if health == HEALTHY else health

@@ -45,7 +45,7 @@ class NsqdService(Protocol):
     @property
     def dead_letters(self) -> DeadLetterQueues: ...
 
-    def settle(self, transfer: Transfer) -> None:
+    def await_transfer(self, transfer: Transfer) -> None:
         """Wait until the dead-letter topic has these messages or has refused them, for some seconds at most."""
 
     def now(self) -> float:

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Final
 
 from nsq_compat.log.data_path import reason
-from nsq_compat.net.event_loop import let_others_run
+from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.enforcer import Full
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
 from nsq_compat.protocol.names import is_valid_name
@@ -72,7 +72,7 @@ class Publishing:
         bodies: list[bytes] = []
         for part in parts:
             if bodies:
-                let_others_run()
+                yield_to_loop()
             bodies += part
         if not bodies:
             return OK
@@ -89,9 +89,9 @@ class Publishing:
         batch = LargeBatch(topic, bodies, self._service.now(), self._service.now_ns())
         try:
             while not batch.step():
-                let_others_run()
+                yield_to_loop()
             while batch.forget_bodies():
-                let_others_run()
+                yield_to_loop()
         finally:
             batch.cancel()  # no effect unless the request was aborted
 
@@ -138,10 +138,10 @@ class Publishing:
         # docs/differences.md: policies
         return error(503, "TOPIC_FULL" if isinstance(failure, Full) else "EXITING")
 
-    def settle(self) -> None:
+    def publish_posted(self) -> None:
         """Publish the messages posted in this event-loop iteration."""
         if self._publish_batch is not None:
-            self._publish_batch.settle()
+            self._publish_batch.publish_posted()
 
     def _read(self, request: Request) -> tuple[Topic, Iterable[list[bytes]], float]:
         """The topic, the messages in parts, and the seconds by which they are deferred."""

@@ -14,7 +14,7 @@ from socket import gethostname
 from typing import Any, Final, TypeVar
 
 from nsq_compat import NSQ_VERSION, build_info, version_line
-from nsq_compat.net.event_loop import let_others_run
+from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.protocol.durations import SECOND, format_duration
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.queue.broker import snapshot
@@ -102,11 +102,11 @@ class Stats:
         return long_response((f"{line}\n".encode("utf-8", errors="surrogateescape") for line in lines), TEXT)
 
 
-def cooperatively(items: Iterable[T], at_once: int) -> Iterator[T]:
+def cooperatively(items: Iterable[T], per_step: int) -> Iterator[T]:
     """The same items, with other work in between."""
     for index, item in enumerate(items):
-        if not index % at_once:
-            let_others_run()
+        if not index % per_step:
+            yield_to_loop()
         yield item
 
 

@@ -109,7 +109,7 @@ class NsqConnection:
         messages, self._messages = self._messages, []
         return messages
 
-    def settle(self) -> None:
+    def end_session(self) -> None:
         """Wait until nsqd has executed all commands, requeue messages that are no longer needed, and end the session.
 
         No command may be sent afterwards.

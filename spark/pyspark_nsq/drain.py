@@ -3,9 +3,9 @@
 nsqd limits the messages in flight on a connection, so the task works in chunks: receive a chunk, sync it to disk, then
 send its FINs. At any time, a message is either in the spool or still unfinished at nsqd.
 
-After a crash there may be spooled chunks whose FINs were not executed. The next attempt adopts these chunks, records
-their ids as suspects, and drops the messages if nsqd delivers them again. `at` is called with the name of each point
-that is reached, in order; tests use it to crash the task there.
+After a crash there may be spooled chunks with FINs that were not executed. The next attempt adopts these chunks,
+records their ids as suspects, and drops the messages if nsqd delivers them again. `at` is called with the name of each
+point that is reached, in order; tests use it to crash the task there.
 """
 
 import logging
@@ -124,7 +124,7 @@ class _Attempt:
     def receive(self, wanted: int) -> list[Piece]:
         try:
             self._receive(wanted)
-            self._connection.settle()
+            self._connection.end_session()
             doubtful = self._connection.rejected
         except (NsqdLost, InvalidMessageId) as error:
             # Spooled messages are kept, but it is unknown whether their FINs were executed.

@@ -1,5 +1,7 @@
 """Queries of daemons with valid answers, invalid answers, or none; actions, as the requests that daemons receive."""
 
+import itertools
+
 import pytest
 
 from nsq_compat.cluster.cluster import Cluster, take_snapshot
@@ -228,6 +230,25 @@ def test_a_failed_node_is_named(cluster, nsqd):
     nsqd.says("channel/pause", {"message": "CHANNEL_NOT_FOUND"}, 404)
     (error,) = cluster.change("pause", "t", "c")
     assert "CHANNEL_NOT_FOUND" in error
+
+
+@pytest.mark.parametrize(
+    "act", [lambda cluster: cluster.delete("t", "c"), lambda cluster: cluster.change("empty", "t", "c")]
+)
+def test_daemons_without_the_topic_or_channel_are_no_errors_of_an_action_on_all(
+    client, make_daemon, nsqd, lookupd, act
+):
+    other_lookupd, other_nsqd = make_daemon(), make_daemon()
+    lookupd.says("lookup", {"producers": [nsqd.info(), other_nsqd.info()]})
+    other_lookupd.says("lookup", {"message": "TOPIC_NOT_FOUND"}, 404)
+    for daemon, action in itertools.product((other_lookupd, other_nsqd), ("delete", "empty")):
+        daemon.says(f"channel/{action}", {"message": "CHANNEL_NOT_FOUND"}, 404)
+    cluster = Cluster(client, lookupds=[lookupd.address, other_lookupd.address])
+    assert act(cluster) == ()
+    assert len(nsqd.orders) == len(other_nsqd.orders) == 1
+    other_nsqd.says("channel/delete", {"message": "EXITING"}, 503).says("channel/empty", {"message": "EXITING"}, 503)
+    (error,) = act(cluster)
+    assert "EXITING" in error
 
 
 def test_a_message_goes_to_one_node(cluster, nsqd):

@@ -102,6 +102,16 @@ def test_a_request_needs_a_deadline(daemon):
             assert session.get(f"http://{daemon.address}/info").status_code == 404
 
 
+def test_a_deadline_entered_inside_its_own_block_ends_with_the_outer_block(daemon):
+    with bounded_session() as session:
+        with Deadline(20) as deadline:
+            with deadline:
+                session.get(f"http://{daemon.address}/info")
+            assert session.get(f"http://{daemon.address}/info").status_code == 404
+        with pytest.raises(Exception, match="outside a Deadline"):
+            session.get(f"http://{daemon.address}/info")
+
+
 def test_an_error_before_the_deadline_is_unchanged():
     with pytest.raises(ValueError, match="mine"), Deadline(20):
         raise ValueError("mine")

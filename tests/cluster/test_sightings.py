@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from nsq_compat.cluster import sightings as sightings_module
 from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.nodes import Node
@@ -9,7 +11,9 @@ A, B = "a:1", "b:1"
 
 def node(address):
     host, _, port = address.partition(":")
-    return Node(broadcast_address=host, hostname=host, http_port=int(port), remote_addresses=["lookup:1/r:1"])
+    return Node(
+        broadcast_address=host, hostname=host, tcp_port=1, http_port=int(port), remote_addresses=["lookup:1/r:1"]
+    )
 
 
 def stats(health="OK"):
@@ -45,6 +49,10 @@ def test_a_node_that_vanishes_is_gone_with_what_it_had():
     assert texts(sightings, 22.0) == ["gone, last seen 22 s ago, had 1,234 messages in 2 topics"]
     assert sightings.of(B).largest == (("t", 1234), ("u", 0))
     assert sightings.of(A).state == "OK"
+
+
+def test_a_node_that_answers_at_last_is_not_gone_as_the_fixed_list_spelled_it():
+    assert seen(replace(at(0, A), unreachable=("localhost:1",)), at(10, A, B)).gone() == []
 
 
 def test_it_stays_gone_until_it_is_back_or_dismissed():

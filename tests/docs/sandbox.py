@@ -1,6 +1,6 @@
 """A sandbox for one page, in which its commands run as they are written, with NSQ's own ports and the named paths.
 
-It is this machine with an overlay file system whose changes are kept in memory, a network namespace, and a process
+It is this machine with an overlay file system that keeps changes in memory, a network namespace, and a process
 namespace. A page may write to /etc and /var/lib, every page has port 4150, and pages run in parallel. Only root can
 create one.
 """

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsq_compat.log.checkpoint import ChannelState, TopicState, entries_at_once
+from nsq_compat.log.checkpoint import ChannelState, TopicState, immediate_entries
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.log.segment import FIRST_GROUP, HEADER_SIZE
 from nsq_compat.log.topic_log import LogEnd, TopicLog
@@ -272,10 +272,10 @@ def acknowledged(everything: bool, count: int = 400, segment_size: int = 4000) -
         (deferred if is_deferred else immediate).extend(ids)
     half = len(immediate) // 2
     unfinished = sorted([*immediate[:half:9], *deferred[::3]])
-    states = {"half": ChannelState(half, entries_at_once([(each, 1) for each in unfinished]))}
+    states = {"half": ChannelState(half, immediate_entries([(each, 1) for each in unfinished]))}
     needed, by_id = {"half": {*immediate[half:], *unfinished}}, {"half": {*unfinished}}
     if everything:
-        states["all"] = ChannelState(0, entries_at_once([(each, 1) for each in deferred]))
+        states["all"] = ChannelState(0, immediate_entries([(each, 1) for each in deferred]))
         needed["all"], by_id["all"] = {*immediate, *deferred}, {*deferred}
     else:
         log.release(half, lambda: unfinished, log.end)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nsq_compat.log.checkpoint import ChannelState, TopicState, entries_at_once, entry_id
+from nsq_compat.log.checkpoint import ChannelState, TopicState, entry_id, immediate_entries
 from nsq_compat.log.recovery import recover
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
@@ -289,7 +289,9 @@ def waiting(disk: SimulatedDisk) -> tuple[SimulatedDisk, TopicState, list[bytes]
     for number in range(200):
         log.append(frames_of(number, sizes=[60], random=Random(number)), number)
     ids = [b"%016x" % number for number in range(200)]
-    last = TopicState(log.end, 0.0, ids[-1], {"c": ChannelState(0, entries_at_once([(each, 1) for each in ids[:20]]))})
+    last = TopicState(
+        log.end, 0.0, ids[-1], {"c": ChannelState(0, immediate_entries([(each, 1) for each in ids[:20]]))}
+    )
     log.close()
     return disk, last, ids
 

@@ -950,7 +950,7 @@ MUTANTS: dict[str, Mutant] = {
     "deferred frames that are nowhere": (QueueInMemory, TopicStore, "locate", lambda *_: {}),
     "what was emptied comes back": (QueueOnDisk, Cursor, "pass_over", _nothing),
     "an OK before the disk has it": (QueueAtFsync, TopicStore, "commit", _nothing),
-    "a pause or an end before the disk has it": (QueueAtFsync, ControlLog, "settle", _nothing),
+    "a pause or an end before the disk has it": (QueueAtFsync, ControlLog, "commit", _nothing),
     "a topic's end before the disk has it": (
         QueueAtFsync,
         TopicLog,

@@ -49,7 +49,7 @@ class ChannelLedger:
     since: float
     seen: set[bytes] = field(default_factory=set)
     confirmed: dict[bytes, float] = field(default_factory=dict)
-    """Messages whose FIN nsqd has confirmed in this life, with times."""
+    """Messages of which nsqd has confirmed the FIN since its last start, with times."""
     settled: set[bytes] = field(default_factory=set)
     """Messages finished before the last checkpoint, which must not return."""
     attempts: dict[bytes, int] = field(default_factory=dict)

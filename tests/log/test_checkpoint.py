@@ -14,9 +14,9 @@ from nsq_compat.log.checkpoint import (
     Encoding,
     TopicState,
     decode,
-    entries_at_once,
     entry_id,
-    is_at_once,
+    immediate_entries,
+    is_immediate,
     pack_key,
 )
 from nsq_compat.log.segment import NOWHERE, location_of, place_of
@@ -47,7 +47,7 @@ SMALL = TopicState(
     LogEnd(1, 400, 9),
     1.5,
     b"%016x" % 77,
-    {"c": ChannelState(3, [*entries_at_once([(b"%016x" % 5, 2)]), LOCATED], [(4, 6)])},
+    {"c": ChannelState(3, [*immediate_entries([(b"%016x" % 5, 2)]), LOCATED], [(4, 6)])},
     paused=True,
 )
 
@@ -118,10 +118,10 @@ def test_garbage_is_detected(data):
 
 def test_entries_are_due_at_once_or_deferred():
     soon = ENTRY.pack(5.0, 1, b"%016x" % 1, 4)
-    at_once = entries_at_once([(b"%016x" % 9, 2), (b"%016x" % 3, 1)])
+    at_once = immediate_entries([(b"%016x" % 9, 2), (b"%016x" % 3, 1)])
     state = ChannelState(0, [soon, *reversed(at_once)])
-    assert [is_at_once(key) for key in state.entries] == [False, True, True]
-    assert state.at_once() == [(b"%016x" % 9, 2), (b"%016x" % 3, 1)]
+    assert [is_immediate(key) for key in state.entries] == [False, True, True]
+    assert state.immediate() == [(b"%016x" % 9, 2), (b"%016x" % 3, 1)]
     assert state.take_deferred() == [soon]
     assert state.entries == []
     assert entry_id(soon) == b"%016x" % 1

@@ -29,7 +29,7 @@ def test_what_comes_and_goes_is_in_the_log(store):
     control_log = ControlLog("orders", store)
     control_log.note_creation("archive", 0)
     control_log.note(TOPIC_PAUSED, "", 0)
-    control_log.settle()
+    control_log.commit()
     assert kinds(store) == [(CHANNEL_CREATED, "archive"), (TOPIC_PAUSED, "")]
 
 
@@ -42,7 +42,7 @@ def test_a_disk_that_takes_nothing_is_said_and_only_a_channel_must_not_come_unwr
     monkeypatch.setattr(store, "commit", full)
     control_log = ControlLog("orders", store)
     control_log.note(TOPIC_PAUSED, "", 0)
-    control_log.settle()
+    control_log.commit()
     assert "TOPIC(orders): cannot write to the log - " in caplog.text
     assert "TOPIC(orders): cannot sync the log - " in caplog.text
     with pytest.raises(OSError, match="No space"):
@@ -52,7 +52,7 @@ def test_a_disk_that_takes_nothing_is_said_and_only_a_channel_must_not_come_unwr
 def test_without_a_store_nothing_is_written():
     control_log = ControlLog("orders", None)
     control_log.note_creation("archive", 0)
-    control_log.settle()
+    control_log.commit()
 
 
 ids = st.binary(min_size=16, max_size=16)

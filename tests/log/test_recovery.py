@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from nsq_compat.log.checkpoint import ENTRY, ChannelState, TopicState, entries_at_once
+from nsq_compat.log.checkpoint import ENTRY, ChannelState, TopicState, immediate_entries
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.recovery import StoredTopic, recover
 from nsq_compat.log.topic_log import TopicLog
@@ -207,7 +207,7 @@ def test_a_pause_without_a_channel_stays(past):
 
 def test_messages_logged_after_a_checkpoint_are_added_to_it(past):
     past.published(5)
-    last = past.checkpoint(a=ChannelState(3, entries_at_once([(b"%016x" % 1, 4)])), b=ChannelState(5))
+    last = past.checkpoint(a=ChannelState(3, immediate_entries([(b"%016x" % 1, 4)])), b=ChannelState(5))
     past.published(2)
     due = past.deferred(9)
     topic = past.recovered(last)
@@ -290,7 +290,7 @@ def test_due_times_use_the_clock_of_the_checkpoint(past):
 def test_a_clock_set_back_before_boot_makes_nothing_due(past):
     past.log.keep(make_frames([b"%016x" % 900, b"%016x" % 901], 0, [b"", b""]))
     before = ENTRY.pack(70.0, 1, b"%016x" % 900, 3)
-    at_once = entries_at_once([(b"%016x" % 901, 1)])
+    at_once = immediate_entries([(b"%016x" % 901, 1)])
     last = past.checkpoint(clock_offset=1000.0, a=ChannelState(0, [before, *at_once]))
     due = past.deferred(950)
     topic = past.recovered(last)
@@ -390,7 +390,7 @@ def test_without_a_channel_all_messages_are_held_by_the_topic(past):
 
 def test_a_channel_gets_its_unfinished_messages_and_later_ones(past):
     past.published(6)
-    save(past, c=ChannelState(4, entries_at_once([(b"%016x" % 1, 3)])), d=ChannelState(6))
+    save(past, c=ChannelState(4, immediate_entries([(b"%016x" % 1, 3)])), d=ChannelState(6))
     assert stored(past.folder) == {"c": [(1, 3), (4, 1), (5, 1)], "d": []}
     past.noted(CHANNEL_CREATED, "e")
     past.published(1)
@@ -419,7 +419,7 @@ def test_a_damaged_checkpoint_is_reported_and_every_message_is_delivered(past):
 
 def test_reading_all_undelivered_messages_counts_damaged_ones(past):
     past.published(1)
-    save(past, c=ChannelState(0, entries_at_once([(b"%016x" % 99, 1)])))
+    save(past, c=ChannelState(0, immediate_entries([(b"%016x" % 99, 1)])))
     with StoredTopic(OsFiles(), past.folder) as topic:
         topic.read_needed()
         assert topic.log.damage.records == 1

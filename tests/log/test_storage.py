@@ -14,7 +14,7 @@ from nsq_compat.log.checkpoint import (
     ChannelState,
     TopicState,
     decode,
-    entries_at_once,
+    immediate_entries,
     read_checkpoint,
 )
 from nsq_compat.log.data_path import our_folder
@@ -610,7 +610,7 @@ def test_a_log_begun_beside_retained_messages_tells_which_channels_there_were(da
     log = TopicLog(data_path.files, data_path.folder())
     log.keep(frames)
     log.close()
-    place = ChannelState(2, entries_at_once((message_id(frame), 1) for frame in frames))
+    place = ChannelState(2, immediate_entries((message_id(frame), 1) for frame in frames))
     state = TopicState(LogEnd(0, 0, 2), 0.0, message_id(frames[1]), {"archive": place})
     replace_file(data_path.files, os.path.join(data_path.folder(), CHECKPOINT), state.encode(), sync=False)
     daemon, consumer = with_consumer(data_path.start())
@@ -692,7 +692,7 @@ def test_what_a_checkpoint_says_is_what_was_true_when_it_was_made(data_path):
     saved = read_checkpoint(data_path.files, data_path.folder())
     assert saved is not None
     place = saved.channels["archive"]
-    assert (place.position, place.at_once(), place.take_deferred()) == (2, [(consumer.id_of(b"b"), 2)], [])
+    assert (place.position, place.immediate(), place.take_deferred()) == (2, [(consumer.id_of(b"b"), 2)], [])
     with pytest.raises(BadCheckpoint):
         decode(b"")
 

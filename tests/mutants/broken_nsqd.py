@@ -29,7 +29,7 @@ MUTANTS.returning(
 MUTANTS.returning(
     channel_module.NOT_IN_FLIGHT,
     (
-        "a_message_of_another_consumer_counts_as_unknown", Channel, "why_not",
+        "a_message_of_another_consumer_counts_as_unknown", Channel, "reason_not_in_flight",
         "test_errors.py::test_a_message_of_another_consumer_cannot_be_answered",
     ),
 )  # fmt: skip
@@ -54,7 +54,7 @@ def attempts_grow_by_two_at_a_timeout(original, frames):
 @MUTANTS.replacing(Channel, "requeue", "test_answers.py::test_requeues_are_counted")
 def a_requeued_message_is_lost(original, channel, consumer, message_id, now, delay):
     if consumer.in_flight.take(message_id) is None:
-        raise NotInFlight(channel.why_not(message_id))
+        raise NotInFlight(channel.reason_not_in_flight(message_id))
 
 
 @MUTANTS.replacing(Channel, "requeue", "test_deferral.py::test_a_requeued_message_with_a_delay_is_delivered_after_it")

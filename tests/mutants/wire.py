@@ -25,7 +25,7 @@ _WITH_BODY = (b"AUTH", b"DPUB", b"IDENTIFY", b"MPUB", b"PUB")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _MAX_BODY = 1 << 26
 _PATIENCE_MS = 100
-"""A connection whose command or frame takes longer to arrive is not read any further, so that nsqd sees the pieces."""
+"""If a command or frame arrives more slowly, its connection is not read any further, so that nsqd sees the pieces."""
 _READ = 1 << 16
 _FRAME_HEAD = struct.Struct(">ii")
 _FRAME_KINDS = ("response", "error", "message")

@@ -11,7 +11,17 @@ import pytest
 from gevent.event import Event
 from gevent.queue import Queue
 
-from nsq_compat.net.event_loop import MAX_FLUSHES, MAX_GAP, MAX_POLL, MIN_RUN, AlarmClock, BusyPoll, LoopLag, LoopTick
+from nsq_compat.net.event_loop import (
+    MAX_FLUSHES,
+    MAX_GAP,
+    MAX_POLL,
+    MIN_RUN,
+    AlarmClock,
+    BusyPoll,
+    LoopLag,
+    LoopTick,
+    yield_to_loop,
+)
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.schedule import Schedule
 from tests.net.conftest import Client, Server
@@ -295,6 +305,26 @@ def test_cpu_time_that_kept_the_loop_is_told_apart_from_time_spent_waiting():
         pass
     assert max(helds.get(timeout=20), helds.get(timeout=20)) >= 0.15
     watch.stop()
+
+
+def test_sockets_are_served_between_two_steps_of_long_work():
+    here, there = socket.socketpair()
+    events: list[str] = []
+    watcher = gevent.get_hub().loop.io(there.fileno(), 1)
+
+    def serve() -> None:
+        there.recv(1)
+        events.append("request")
+        here.send(b"?")
+
+    with here, there:
+        watcher.start(serve)
+        here.send(b"?")
+        for _ in range(10):
+            events.append("step")
+            yield_to_loop()
+        watcher.close()
+    assert events[2:-1:2] == ["request"] * 8, "the first step began in the middle of an iteration"
 
 
 def test_a_client_is_served_before_the_observers_of_the_lag():

@@ -48,7 +48,7 @@ class Echo:
     def outcome(self, error: Exception | None) -> Response:
         raise AssertionError("nothing is left open")
 
-    def settle(self) -> None:
+    def publish_posted(self) -> None:
         raise AssertionError("nothing is left open")
 
     def respond(self, request: Request) -> Response:

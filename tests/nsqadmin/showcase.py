@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,15 +71,15 @@ class Site:
 # --- Visits -----------------------------------------------------------------------------------------------------------
 
 
-def visit(browser: Browser, site: Site) -> Iterator[str]:
-    """Open a page of each kind, and yield its path while it is open."""
+def visit(browser: Browser, site: Site, without: Collection[str] = ()) -> Iterator[str]:
+    """Open a page of each kind, and yield its path while it is open. `without` are blueprints to leave out."""
     adapter = _adapter()
     waiting = [adapter.build(endpoint, site.arguments, append_unknown=False) for endpoint in _page_endpoints(adapter)]
     seen = set()
     while waiting:
         path = waiting.pop(0)
         kind = _kind(adapter, path)
-        if kind is None or kind in seen:
+        if kind is None or kind in seen or kind[0].partition(".")[0] in without:
             continue
         seen.add(kind)
         browser.open(site.url(path))

@@ -5,20 +5,18 @@ The environment variables NSQD_COMMAND and NSQLOOKUPD_COMMAND select other daemo
 
 import os
 import signal
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPConnection
-from itertools import repeat
-from pathlib import Path
+from itertools import product, repeat
 
 import pytest
 
 from nsq_conformance.daemon_process import DaemonProcess
-from nsq_conformance.nsqadmin_process import NsqadminProcess
+from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.cluster.daemon import Daemon
@@ -42,8 +40,10 @@ class Site:
     nsqds: list[NsqdProcess]
     nsqlookupds: list[NsqlookupdProcess]
     announced: Daemon
-    """An nsqlookupd whose list the test chooses."""
+    """An nsqlookupd that answers with the nodes that the test chooses."""
     nsqadmin: NsqadminProcess
+    arguments: Sequence[str]
+    """Those of nsqadmin."""
 
     def fetch(self, path: str) -> tuple[int, str]:
         connection = HTTPConnection(self.nsqadmin.http_address, timeout=PATIENCE)
@@ -58,12 +58,12 @@ class Site:
         """All at once. Fails if one takes too long, or is an error."""
         with ThreadPoolExecutor(len(paths)) as pool:
             answers = dict(zip(paths, pool.map(self.fetch, paths), strict=True))
-        assert {path: status for path, (status, _) in answers.items() if status != 200} == {}
+        assert {path: text for path, (status, text) in answers.items() if status != 200} == {}
         return {path: text for path, (_, text) in answers.items()}
 
 
-@pytest.fixture
-def site(tmp_path: Path, start: StartNsqadmin) -> Iterator[Site]:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Two nsqds with a topic, and three nsqlookupds."""
     nsqd_command = os.environ.get("NSQD_COMMAND") or installed_nsqd()
     nsqlookupd_command = os.environ.get("NSQLOOKUPD_COMMAND") or installed_nsqlookupd()
@@ -72,20 +72,19 @@ def site(tmp_path: Path, start: StartNsqadmin) -> Iterator[Site]:
         registered = [f"--lookupd-tcp-address={each.tcp_address}" for each in nsqlookupds]
         options = ["--broadcast-address=127.0.0.1", *registered]
         nsqds = []
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
-            nsqds.append(stack.enter_context(NsqdProcess(nsqd_command, tmp_path / name, options=options)))
+        for _ in range(2):
+            folder = tmp_path_factory.mktemp("data")
+            nsqds.append(stack.enter_context(NsqdProcess(nsqd_command, folder, options=options)))
             nsqds[-1].create_channel("orders", "archive")
             publish(nsqds[-1], "orders", *"abc")
         for nsqlookupd in nsqlookupds:
-            until(partial(_has_both, nsqlookupd), "both nsqds")
+            until(partial(_has, nsqlookupd, "orders", 2), "both nsqds")
         announced = stack.enter_context(Daemon())
-        announced.says("nodes", {"producers": []}).says("lookup", {"producers": []})
         announced.says("topics", {"topics": []}).says("channels", {"channels": []})
         addresses = [*(each.http_address for each in nsqlookupds), announced.address]
-        lookups = [f"--lookupd-http-address={address}" for address in addresses]
-        nsqadmin = start(*lookups, *BUSY, "--sample-interval=1s")
-        yield Site(nsqds, nsqlookupds, announced, nsqadmin)
+        arguments = [*(f"--lookupd-http-address={address}" for address in addresses), *BUSY, "--sample-interval=1s"]
+        nsqadmin = stack.enter_context(NsqadminProcess(installed_nsqadmin(), options=arguments))
+        yield Site(nsqds, nsqlookupds, announced, nsqadmin, arguments)
 
 
 @pytest.fixture
@@ -97,8 +96,27 @@ def stopped() -> Iterator[list[DaemonProcess]]:
         daemon.send_signal(signal.SIGCONT)
 
 
-def _has_both(nsqlookupd: NsqlookupdProcess) -> bool:
-    return str(nsqlookupd.get("/nodes")).count("'orders'") == 2
+@pytest.fixture
+def site(cluster: Site) -> Site:
+    """The cluster when all of it is healthy, also in nsqadmin's newest sample."""
+    announce(cluster)
+    until(partial(_is_healthy, cluster), "a healthy cluster")
+    return cluster
+
+
+def _is_healthy(site: Site) -> bool:
+    status, page = site.fetch("/topics/orders")
+    _, nodes = site.fetch("/nodes")
+    return (
+        status == 200
+        and "did not answer" not in page + nodes
+        and "no answer" not in nodes
+        and all(nsqd.http_address in page for nsqd in site.nsqds)
+    )
+
+
+def _has(nsqlookupd: NsqlookupdProcess, topic: str, nodes: int) -> bool:
+    return str(nsqlookupd.get("/nodes")).count(f"'{topic}'") == nodes
 
 
 def accepts(_: HostileServer) -> Iterator[bytes]:
@@ -122,6 +140,11 @@ def announce(site: Site, *addresses: str) -> None:
     entry = {"broadcast_address": "127.0.0.1", "hostname": "hostile", "version": "1.3.0", "topics": ["orders"]}
     listed = {"producers": [{**entry, "http_port": port, "tcp_port": port} for port in ports]}
     site.announced.says("nodes", listed).says("lookup", listed)
+
+
+def unsampled(site: Site, start: StartNsqadmin, *arguments: str) -> Site:
+    """With another nsqadmin, whose first sample waits for the daemons that hang longer than a page does."""
+    return replace(site, nsqadmin=start(*(arguments or site.arguments)))
 
 
 def assert_marked(page: str, address: str) -> None:
@@ -149,31 +172,46 @@ def test_all_pages_and_the_api_mark_a_stopped_nsqlookupd(site, stopped):
     assert site.nsqds[1].http_address in pages["/topics/orders"]
 
 
-@pytest.mark.parametrize("answer", [accepts, drips])
-def test_an_nsqd_that_accepts_and_does_not_answer_holds_no_page(site, answer):
-    with HostileServer(answer) as hostile:
-        announce(site, hostile.address)
-        pages = site.fetch_all(*PAGES, *API, "/api/counter", f"/nodes/{hostile.address}")
-        for path in ("/topics/orders", "/nodes"):
-            assert_marked(pages[path], hostile.address)
+def test_an_nsqd_that_accepts_and_does_not_answer_holds_no_page(site, start):
+    with HostileServer(accepts) as accepting, HostileServer(drips) as dripping:
+        addresses = (accepting.address, dripping.address)
+        announce(site, *addresses)
+        pages = unsampled(site, start).fetch_all(
+            *PAGES, *API, "/api/counter", *(f"/nodes/{each}" for each in addresses)
+        )
+        for path, address in product(("/topics/orders", "/nodes"), addresses):
+            assert_marked(pages[path], address)
 
 
-@pytest.mark.parametrize("answer", [accepts, drips])
-def test_daemons_of_each_kind_that_hang_together_hold_no_page(site, answer, stopped):
+def test_daemons_of_each_kind_that_hang_together_hold_no_page(site, stopped, start):
     hang(site.nsqds[1], stopped)
     hang(site.nsqlookupds[0], stopped)
-    with HostileServer(answer) as hostile:
-        announce(site, hostile.address)
-        began = time.monotonic()
-        pages = site.fetch_all(*PAGES, *API)
-        assert time.monotonic() - began < PATIENCE
+    with HostileServer(accepts) as accepting, HostileServer(drips) as dripping:
+        announce(site, accepting.address, dripping.address)
+        pages = unsampled(site, start).fetch_all(*PAGES, *API)
     assert site.nsqds[0].http_address in pages["/topics/orders"]
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["nsqlookupd", "fixed list"])
+def test_topics_and_channels_that_only_a_stopped_nsqd_has_are_pages_that_mark_it(site, stopped, start, listed):
+    node = site.nsqds[1]
+    node.create_channel("single", "mail")
+    node.create_channel("orders", "mail")
+    for nsqlookupd in site.nsqlookupds:
+        until(partial(_has, nsqlookupd, "single", 1), "the topic")
+    hang(node, stopped)
+    if listed:
+        addresses = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in site.nsqds]
+        site = unsampled(site, start, *addresses, *BUSY)
+    of_topic, of_channels = ("/topics/single", "/messages/single"), ("/topics/single/mail", "/topics/orders/mail")
+    pages = site.fetch_all(*of_topic, *of_channels, *(f"{path}/messages" for path in of_channels))
+    for path, page in pages.items():
+        assert f'No answer: <a href="/nodes/{node.http_address}"' in page, path
 
 
 def test_an_nsqadmin_without_samples_is_not_held(site, stopped, start):
     hang(site.nsqds[1], stopped)
     addresses = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in site.nsqds]
-    site.nsqadmin = start(*addresses, *BUSY, "--sample-interval=0s")
-    pages = site.fetch_all(*PAGES, *API)
+    pages = unsampled(site, start, *addresses, *BUSY, "--sample-interval=0s").fetch_all(*PAGES, *API)
     assert "Part of the cluster did not answer." in pages["/"]
     assert site.nsqds[0].http_address in pages["/topics/orders"]

@@ -2,10 +2,10 @@
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -13,9 +13,71 @@ from tests.nsqadmin import showcase
 from tests.nsqadmin.browser import Browser
 from tests.nsqadmin.showcase import Site, visit
 
+_FIND_PARTS: Final = """
+    // Find the elements that axe has to inspect, those with keys that are not in `known`, and return their keys. A key
+    // consists of what axe's rules look at: tags, attributes and styles of the element and of those that contain it;
+    // of texts, only whether there is one. What is in an element counts unless it is a box, which is not named by it.
+    const [known, view] = [new Set(arguments[0]), arguments[1]];
+    const hash = text => {
+        let [high, low] = [0xdeadbeef, 0x41c6ce57];
+        for (let index = 0; index < text.length; index++) {
+            high = Math.imul(high ^ text.charCodeAt(index), 2654435761);
+            low = Math.imul(low ^ text.charCodeAt(index), 1597334677);
+        }
+        return (high >>> 0) * 0x100000 + (low >>> 12);
+    };
+    const texts_of = ids => ids.split(' ').map(id => document.getElementById(id)?.textContent.trim() ?? '').join('');
+    const name_of = each => each.getAttribute('aria-label') ?? texts_of(each.getAttribute('aria-labelledby') ?? '');
+    const all = [...document.body.querySelectorAll('*')];
+    const is_landmark = each => /^(section|nav|form|aside|header|footer|main)$/.test(each.localName);
+    const landmarks = all.filter(is_landmark).map(each => each.localName + name_of(each));
+    const boxes = 'body main header footer nav section article aside div form fieldset details dialog figure p table ' +
+        'thead tbody tfoot tr td ul ol dl li dd svg g';
+    const is_box = each => boxes.split(' ').includes(each.localName);
+    const by_value = /^(class|role|type|scope|(col|row)span|tabindex|lang|autocomplete|aria-(?!label|desc|con|own).*)$/;
+    const by_text = /^(for|aria-(labelledby|describedby|controls|owns))$/;
+    let level = '';
+    const key_of = each => {
+        const style = getComputedStyle(each);
+        const seen = each.checkVisibility({visibilityProperty: true, opacityProperty: true});
+        const parts = [each.localName, seen, each.disabled, each.open, style.display, style.position, style.color,
+            style.backgroundColor, style.backgroundImage, style.fill, style.fontSize, style.fontWeight,
+            style.textDecorationLine, [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim())];
+        if ([style.overflowX, style.overflowY].includes('auto'))
+            parts.push(each.scrollWidth > each.clientWidth, each.scrollHeight > each.clientHeight);
+        for (const {name, value} of each.attributes)
+            if (by_value.test(name)) parts.push(name, value);
+            else parts.push(name, (by_text.test(name) ? texts_of(value) : value.trim()) !== '');
+        if (each.id) parts.push(all.filter(other => other.id === each.id).length);
+        if (is_landmark(each)) parts.push(landmarks.filter(name => name === each.localName + name_of(each)).length);
+        for (const label of each.labels ?? []) parts.push(label.textContent.trim() !== '');
+        if (/^h[1-6]$/.test(each.localName) && seen) {
+            parts.push(level);
+            level = each.localName;
+        }
+        if (is_box(each)) {
+            const inside = each.localName === 'table' ? each.querySelectorAll('*') : each.children;
+            parts.push(...new Set([...inside].map(child => child.localName).sort()));
+        } else for (const child of each.children) parts.push(key_of(child));
+        return hash(parts.join());
+    };
+    const added = [];
+    window.axe_context = {include: [document.documentElement], exclude: []};
+    const find = (each, around, is_included) => {
+        const key = hash(around + key_of(each)), is_new = !known.has(key);
+        if (is_new) {
+            known.add(key);
+            added.push(key);
+        }
+        if (is_new !== is_included) window.axe_context[is_new ? 'include' : 'exclude'].push(each);
+        for (const child of each.children) find(child, key + '', is_new);
+    };
+    find(document.body, view, true);
+    return added"""
+
 _AXE: Final = """
     const [rules, done] = arguments;
-    axe.run({resultTypes: ['violations'], preload: false, ...rules}).then(
+    axe.run(window.axe_context, {resultTypes: ['violations'], preload: false, ...rules}).then(
         ({violations}) => done(violations.flatMap(({id, help, nodes}) =>
             nodes.map(node => `${id}: ${help}: ${node.html} (${node.failureSummary})`))),
         error => done([String(error)]))"""
@@ -60,6 +122,45 @@ CLUSTERS: Final[tuple[Callable[[Path], AbstractContextManager[Site]], ...]] = (
 )
 
 
+SAME_EVERYWHERE: Final = ("documents", "login")
+"""Blueprints of pages without data of the cluster."""
+_ONLY_CONTRAST: Final = {"runOnly": ["color-contrast"]}
+
+
+class Inspector:
+    """Finds what is wrong with the page that is open. Parts that are equal in several pages are inspected once."""
+
+    def __init__(self, axe: str, browser: Browser) -> None:
+        self._axe = axe
+        self._browser = browser
+        self._known: list[int] = []
+
+    def problems(self) -> list[str]:
+        """In each width and colour scheme, with every fold open."""
+        browser = self._browser
+        browser.run("for (const each of document.querySelectorAll('details')) each.open = true")
+        found = self._cut("wide") + self._barriers("wide", {})
+        browser.resize(390, 900)
+        found += self._cut("narrow") + self._barriers("narrow", {})
+        browser.prefer("dark")
+        found += self._barriers("dark", _ONLY_CONTRAST)
+        browser.prefer("light")
+        browser.resize(1280, 900)
+        return found
+
+    def _cut(self, view: str) -> list[str]:
+        return [f"{view}: {each}" for each in self._browser.run(_CUT)]
+
+    def _barriers(self, view: str, rules: Mapping[str, object]) -> list[str]:
+        added = self._browser.run(_FIND_PARTS, self._known, ",".join(rules))
+        if not added:
+            return []
+        self._known += added
+        if not self._browser.run("return 'axe' in window"):
+            self._browser.run(self._axe)
+        return [f"{view}: {each}" for each in self._browser.call_async(_AXE, rules)]
+
+
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The script of axe-core, with the version of the lock file, from the registry that npm is configured for."""
@@ -75,47 +176,29 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     return (folder / "node_modules/axe-core/axe.min.js").read_text()
 
 
-@pytest.fixture
-def inspector(axe: str, chromium: Browser) -> Iterator[Browser]:
-    """A window with axe-core in every page."""
-    chromium.start_over()
-    chromium.devtools("Page.enable")
-    added = chromium.devtools("Page.addScriptToEvaluateOnNewDocument", source=axe)
-    yield chromium
-    chromium.devtools("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
+@pytest.fixture(scope="module")
+def inspector(axe: str, chromium: Browser) -> Inspector:
+    return Inspector(axe, chromium)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: cluster.__name__)
-def test_every_page_is_accessible_and_nothing_is_cut_off(cluster: Any, inspector: Browser, tmp_path: Path):
+def test_every_page_is_accessible_and_nothing_is_cut_off(cluster, chromium, inspector, tmp_path):
+    chromium.start_over()
     problems, asked = [], False
     with cluster(tmp_path) as site:
-        inspector.open(site.url("/livez"))
+        chromium.open(site.url("/livez"))
         # A page that is replaced while it is inspected would be inspected in part.
-        inspector.run("localStorage.setItem('nsqadmin.paused', '1')")
-        for page in ("before logging in", "logged in") if site.user else ("",):
-            if page == "logged in":
-                site.log_in(inspector)
-            for path in visit(inspector, site):
-                problems += [f"{page} {path} {problem}" for problem in _problems(inspector)]
-                if not asked and inspector.run("return document.querySelector('a[data-dialog][href]') !== null"):
-                    inspector.click("a[data-dialog][href]")
-                    inspector.find("dialog[open]")
-                    problems += [f"{page} {path}, dialog: {problem}" for problem in _problems(inspector)]
-                    asked = True
+        chromium.run("localStorage.setItem('nsqadmin.paused', '1')")
+        if site.user:
+            chromium.open(site.url("/"))
+            problems += [f"before logging in: {problem}" for problem in inspector.problems()]
+            site.log_in(chromium)
+        for path in visit(chromium, site, without=() if cluster is showcase.widest else SAME_EVERYWHERE):
+            problems += [f"{path} {problem}" for problem in inspector.problems()]
+            if not asked and chromium.run("return document.querySelector('a[data-dialog][href]') !== null"):
+                chromium.click("a[data-dialog][href]")
+                chromium.find("dialog[open]")
+                problems += [f"{path}, dialog: {problem}" for problem in inspector.problems()]
+                asked = True
     assert not problems, "\n".join(problems)
-
-
-def _problems(browser: Browser) -> list[str]:
-    """In each width and colour scheme, with every fold open."""
-    found = []
-    browser.run("for (const each of document.querySelectorAll('details')) each.open = true")
-    for width in (1280, 390):
-        browser.resize(width, 900)
-        found += [f"at {width}: {each}" for each in browser.run(_CUT)]
-        found += [f"at {width}: {each}" for each in browser.call_async(_AXE, {})]
-    browser.prefer("dark")
-    found += [f"dark: {each}" for each in browser.call_async(_AXE, {"runOnly": ["color-contrast"]})]
-    browser.prefer("light")
-    browser.resize(1280, 900)
-    return found

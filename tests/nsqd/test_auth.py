@@ -1,4 +1,4 @@
-"""Auth servers: requests by themselves, and then of an nsqd whose clients wait for them."""
+"""Auth servers: requests by themselves, and then of an nsqd with clients that wait for them."""
 
 import gc
 import json
@@ -60,7 +60,7 @@ class FourMegabytes(socketserver.StreamRequestHandler):
 
 @pytest.fixture
 def long_winded() -> Iterator[str]:
-    """The address of a server whose answers are too long."""
+    """The address of a server that sends too long answers."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), FourMegabytes) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         host, port = server.socket.getsockname()

@@ -23,7 +23,7 @@ from tests.broker import Daemon
 
 
 class SlowFiles(OsFiles):
-    """The thread that opens the first file whose name begins with `name`, to write it, waits until `go_on` is set."""
+    """The thread that first opens a file named `name...` to write it waits until `go_on` is set."""
 
     def __init__(self, name: str) -> None:
         self.began = threading.Event()

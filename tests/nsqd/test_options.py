@@ -5,7 +5,7 @@ import pytest
 from nsq_compat.cli.flags import parse, usage
 from nsq_compat.cli.kinds import FLOATS, STRINGS, OptionError
 from nsq_compat.cli.options import option_value, table_of
-from nsq_compat.nsqd.options import NsqdOptions, expand_statsd_prefix, node_id, settle, validate
+from nsq_compat.nsqd.options import NsqdOptions, complete, expand_statsd_prefix, node_id, validate
 from nsq_compat.protocol.durations import HOUR
 
 HOST = os.uname().nodename
@@ -269,13 +269,13 @@ def test_the_statsd_prefix_names_host_and_port_and_ends_in_a_dot(prefix, host, p
 
 def test_bound_ports_complete_the_options():
     options = NsqdOptions(broadcast_address="h.x")
-    settle(options, 4150, 4151)
+    complete(options, 4150, 4151)
     assert (options.broadcast_tcp_port, options.broadcast_http_port) == (4150, 4151)
     assert options.statsd_prefix == "nsq.h_x_4151."
 
 
 def test_given_ports_take_precedence_over_bound_ones():
     options = NsqdOptions(broadcast_address="h.x", broadcast_tcp_port=1, broadcast_http_port=2)
-    settle(options, 4150, 4151)
+    complete(options, 4150, 4151)
     assert (options.broadcast_tcp_port, options.broadcast_http_port) == (1, 2)
     assert options.statsd_prefix == "nsq.h_x_2."

@@ -18,7 +18,7 @@ Step = tuple[str, str]
 
 
 class Image:
-    """The stages, each with its instructions in order. Containers run the last one, whose settings these are."""
+    """The stages, each with its instructions in order. Containers run the last one; the settings are those of it."""
 
     def __init__(self) -> None:
         parser = DockerfileParser(fileobj=io.BytesIO((CONTAINER / "Containerfile").read_bytes()))

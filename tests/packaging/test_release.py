@@ -60,6 +60,13 @@ def test_archive_and_wheel_have_all_modules_pages_and_assets_and_no_tests_of_the
     assert not left_out & {name.partition("/")[0] for name in in_archive}
 
 
+def test_the_conformance_kit_reads_the_list_of_differences_in_the_documentation(release):
+    assert (ROOT / "conformance" / "differences.md").samefile(ROOT / "docs" / "differences.md")
+    with zipfile.ZipFile(release.wheel) as content:
+        pages = [content.read(f"{folder}/differences.md") for folder in ("nsq_compat/docs", "nsq_conformance")]
+    assert pages == 2 * [(ROOT / "docs" / "differences.md").read_bytes()]
+
+
 def test_the_conformance_kit_checks_an_nsqd_from_where_it_is_installed(release, tmp_path):
     kit = release.installed("conformance") / "nsq-conformance"
     checks = ("behaviours/test_http.py::test_ping_says_ok_as_plain_text", "behaviours/test_publish.py")

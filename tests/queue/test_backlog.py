@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from nsq_compat.log.checkpoint import ChannelState, entries_at_once
+from nsq_compat.log.checkpoint import ChannelState, immediate_entries
 from nsq_compat.protocol.message import attempts, body, make_frames, message_id, with_attempts
 from nsq_compat.queue.backlog import Backlog, Cursor
 from nsq_compat.queue.deferred import Deferred
@@ -43,7 +43,7 @@ def backlog(cursor, log):
 def restores(backlog, *messages):
     """Bodies, and the number of the next delivery."""
     named = [(message_id(frame(text)), attempt) for text, attempt in messages]
-    backlog.restore(ChannelState(0, entries_at_once(named)), 0, shift=0.0)
+    backlog.restore(ChannelState(0, immediate_entries(named)), 0, shift=0.0)
 
 
 def take(backlog, limit=PLENTY, max_bytes=PLENTY):
@@ -159,16 +159,16 @@ def test_its_state_restores_returned_and_deferred_messages(backlog, cursor):
     backlog.deferred.add_new(frames(b"d"), 5.0)
     backlog.put_back(cursor.take(2, PLENTY))
     ids = [(message_id(each), 1) for each in frames(b"a", b"b")]
-    assert (backlog.state().position, backlog.state().at_once()) == (2, ids)
+    assert (backlog.state().position, backlog.state().immediate()) == (2, ids)
     after.restore(backlog.state(), 2, shift=1.0)
-    assert (after.state().at_once(), after.deferred.next_due()) == (ids, 6.0)
+    assert (after.state().immediate(), after.deferred.next_due()) == (ids, 6.0)
 
 
 def test_its_state_names_what_consumers_have(backlog):
     backlog.put_back(frames(b"b"))
     number = message_id(frame(b"a"))
     state = backlog.state([{number: with_attempts(frame(b"a"), 6)}])
-    assert state.at_once() == [(number, 7), (message_id(frame(b"b")), 1)]
+    assert state.immediate() == [(number, 7), (message_id(frame(b"b")), 1)]
 
 
 def test_the_frames_it_holds_are_those_that_were_taken_from_the_stream(backlog, cursor):
@@ -199,7 +199,7 @@ def test_only_the_ids_of_restored_messages_are_in_memory_until_they_are_delivere
         assert taken(backlog, 1) == bodies[count - 1 : count]
         assert backlog.returned.length <= 256
     assert len(backlog) == 2000 - 19
-    assert [number for number, _ in backlog.state().at_once()] == [message_id(frame(each)) for each in bodies[19:]]
+    assert [number for number, _ in backlog.state().immediate()] == [message_id(frame(each)) for each in bodies[19:]]
 
 
 def test_few_restored_messages_are_read_at_once_and_the_next_call_goes_on(backlog, log):
@@ -210,7 +210,7 @@ def test_few_restored_messages_are_read_at_once_and_the_next_call_goes_on(backlo
         with pytest.raises(BlockingIOError):
             backlog.take(PLENTY, PLENTY)
         assert (len(log.asked), len(backlog), backlog.returned.length) == (asked, 40, 0)
-        assert len(list(backlog.state().at_once())) == 40
+        assert len(list(backlog.state().immediate())) == 40
     assert [body(each) for each in backlog.take(PLENTY, PLENTY)] == bodies
     assert (len(log.asked), len(backlog)) == (40, 0)
 

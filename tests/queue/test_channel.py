@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.log.checkpoint import ENTRY, ChannelState, entries_at_once
+from nsq_compat.log.checkpoint import ENTRY, ChannelState, immediate_entries
 from nsq_compat.protocol import message
 from nsq_compat.queue.channel import MAX_BATCH, MAX_BATCH_BYTES, Channel, NotInFlight, TooManyConsumers
 from nsq_compat.queue.in_flight import NEVER
@@ -166,7 +166,7 @@ def test_a_message_that_is_not_in_flight_cannot_be_answered(daemon, channel):
     assert refused(consumer.requeues, b"a") == "ID not in flight"
     assert refused(consumer.touches, b"a") == "ID not in flight"
     assert consumer.finishes(b"a") == [b"a"]
-    assert channel.why_not(consumer.id_of(b"a")) == "ID not in flight"
+    assert channel.reason_not_in_flight(consumer.id_of(b"a")) == "ID not in flight"
     assert (channel.depth, channel.requeue_count) == (1, 0)
 
 
@@ -178,7 +178,7 @@ def test_a_message_in_flight_elsewhere_cannot_be_answered(daemon, channel):
     assert refused(thief.requeues, b"a") == "client does not own message"
     assert refused(thief.touches, b"a") == "client does not own message"
     assert thief.finishes(b"a") == [b"a"]
-    assert channel.why_not(owner.id_of(b"a")) == "client does not own message"
+    assert channel.reason_not_in_flight(owner.id_of(b"a")) == "client does not own message"
     assert owner.finishes(b"a") == []
 
 
@@ -573,7 +573,7 @@ def test_a_consumer_that_gets_nothing_because_of_damage_is_woken_again(logging_d
     lost = [(b"%016x" % number, 2) for number in range(300)]
     consumer = logging_daemon.consumer()
     channel.empty()
-    unfinished = entries_at_once([*lost, (message.message_id(kept), 2)])
+    unfinished = immediate_entries([*lost, (message.message_id(kept), 2)])
     channel.restore(ChannelState(1, unfinished), 1, shift=0.0)
     taken: list[bytes] = []
     consumer.awake = True
@@ -772,7 +772,7 @@ def test_a_state_names_messages_that_were_taken_and_not_finished(logging_daemon)
     consumer.requeues(taken[2], delay=9.0)
     place = logging_daemon.channel().state()
     assert place.position == 5
-    assert place.at_once() == [
+    assert place.immediate() == [
         (gone.id_of(b"0"), 2),
         (consumer.id_of(taken[1]), 2),
         (consumer.id_of(taken[3]), 2),
@@ -806,7 +806,7 @@ def test_a_state_does_not_change_while_the_channel_goes_on(logging_daemon):
     consumer.requeues(b"put off", delay=9.0)
     consumer.takes()
     assert place.position == 4
-    assert place.at_once() == [(consumer.id_of(body), 2) for body in (b"finished", b"requeued", b"put off", b"waits")]
+    assert place.immediate() == [(consumer.id_of(body), 2) for body in (b"finished", b"requeued", b"put off", b"waits")]
     assert place.take_deferred() == []
 
 

@@ -2,8 +2,8 @@
 every message has to be.
 
 The model keeps, per channel, one place for each message that is alive: waiting, deferred until a time, or in flight at
-a consumer until a deadline, each with the attempt number. It decides nothing that is the queue's to decide (whose turn
-it is, how much one gets); it follows what the queue does and finds it right or wrong.
+a consumer until a deadline, each with the attempt number. It leaves the order of consumers and the sizes of batches to
+the queue, and checks what the queue does.
 
 The event loop is played by `ask` (a woken consumer asks, as a connection flushes) and by `timer` (the schedule runs
 when it said it wants to, never at another time).
@@ -225,7 +225,7 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
         client.awake = False
         real, model, room = client.channel, self.models[client.channel], client.room
         if not room:
-            real.stand_back(client)
+            real.leave_wait_queue(client)
             return
         frames = real.take(client, room, self.now, client.timeout)
         assert len(frames) <= room
@@ -298,7 +298,7 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
     def id_of(self, body: Body) -> bytes:
         return message.message_id(self.frames[body]) if body in self.frames else b"f" * 16
 
-    def why_not(self, model: ModelChannel, client: Client, body: Body) -> str | None:
+    def reason_not_in_flight(self, model: ModelChannel, client: Client, body: Body) -> str | None:
         if body not in model.in_flight:
             return NOT_IN_FLIGHT
         return None if model.in_flight[body].owner is client else NOT_OWNER
@@ -362,7 +362,7 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
         bodies = [self.a_message(client, choice) for choice in choices]
         missing = []
         for body in bodies:
-            if self.why_not(model, client, body):
+            if self.reason_not_in_flight(model, client, body):
                 missing.append(self.id_of(body))
             else:
                 del model.in_flight[body]
@@ -375,7 +375,7 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
     def requeue(self, which: int, choice: int, delay: float) -> None:
         client = self.a_client(which)
         model, body = self.models[client.channel], self.a_message(client, choice)
-        reason = self.why_not(model, client, body)
+        reason = self.reason_not_in_flight(model, client, body)
         assert refusal(client.channel.requeue, client, self.id_of(body), self.now, delay) == reason
         if reason is None:
             attempts = model.in_flight.pop(body).attempts + 1
@@ -391,7 +391,7 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
     def touch(self, which: int, choice: int) -> None:
         client = self.a_client(which)
         model, body = self.models[client.channel], self.a_message(client, choice)
-        reason = self.why_not(model, client, body)
+        reason = self.reason_not_in_flight(model, client, body)
         assert refusal(client.channel.touch, client, self.id_of(body), self.now, client.timeout) == reason
         if reason is None:
             sent = model.in_flight[body]

@@ -122,7 +122,7 @@ def test_settling_publishes_before_the_end_of_the_iteration(publish_batch, turn_
     one, two = Poster(), Poster()
     publish_batch.post(topic, [b"a"], one, NOW, NOW_NS)
     publish_batch.post(topic, [b"b"], two, NOW, NOW_NS)
-    publish_batch.settle()
+    publish_batch.publish_posted()
     assert batches == [[b"a", b"b"]]
     turn_end.comes()
     assert batches == [[b"a", b"b"]]

@@ -28,7 +28,7 @@ def take_out(daemon, *ids):
 
 @pytest.fixture(params=["in memory", "in the log"])
 def busy(request, daemon, data_path):
-    """A daemon whose messages are in memory, or mostly in the log."""
+    """A daemon with messages in memory, or mostly in the log."""
     return daemon if request.param == "in memory" else data_path.start(mem_queue_size=2)
 
 

@@ -203,7 +203,7 @@ HEAD_OF_300 = b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 300\r\n\r\n"
 
 
 class TimedSession:
-    """A session whose client says something at a time."""
+    """A session and its client. The client sends bytes at times that the test chooses."""
 
     def __init__(self) -> None:
         limits = HttpLimits(head_seconds=1.0, body_seconds=2.0, slowest_rate=100.0, idle_seconds=50.0)

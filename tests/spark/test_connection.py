@@ -28,7 +28,7 @@ def test_messages_arrive_over_tls_from_a_trusted_nsqd(tmp_path, options_with: Op
             batch = decode(connection.receive(20))
             assert batch.column("body").to_pylist() == [b"one"]
             connection.send(finish(batch.column("id")))
-            connection.settle()
+            connection.end_session()
         assert nsqd.channel_stats(topic, "c")["in_flight_count"] == 0
         with pytest.raises(NsqdUnreachable, match="certificate verify failed"):
             NsqConnection(nsqd.tcp_address, options_with(tls="true"))
@@ -42,22 +42,22 @@ def test_the_auth_secret_is_sent_if_nsqd_requires_it(options_with):
         assert server.said("AUTH") == ["AUTH"]
 
 
-def test_failed_fins_are_known_after_settle(nsqd, topic, options_with, publish):
+def test_failed_fins_are_known_after_the_end_of_the_session(nsqd, topic, options_with, publish):
     publish(1)
     with NsqConnection(nsqd.tcp_address, options_with()) as connection:
         connection.subscribe(topic, "c")
         connection.send(command_writer.finish([b"0123456789abcdef"]))
-        connection.settle()
+        connection.end_session()
         assert connection.rejected == {"0123456789abcdef"}
 
 
-def test_settle_requeues_messages_that_were_not_taken(nsqd, topic, options_with, publish):
+def test_the_end_of_a_session_requeues_messages_that_were_not_taken(nsqd, topic, options_with, publish):
     publish(3)
     with NsqConnection(nsqd.tcp_address, options_with()) as connection:
         connection.subscribe(topic, "c")
         connection.send(command_writer.ready(3))
         connection.send(finish(decode(connection.receive(20)).column("id")[:1]))
-        connection.settle()
+        connection.end_session()
     stats = nsqd.channel_stats(topic, "c")
     assert stats["depth"] + stats["in_flight_count"] == 2
 
@@ -69,7 +69,7 @@ def test_a_message_id_that_is_not_ascii_ends_the_connection(options_with):
     ):
         connection.subscribe("t", "c")
         with pytest.raises(NsqdLost, match="a message id is not ASCII"):
-            connection.settle()
+            connection.end_session()
 
 
 def test_an_invalid_topic_is_reported_with_nsqds_error(options_with, nsqd):

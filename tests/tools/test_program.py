@@ -2,12 +2,15 @@
 refuse wrong options.
 """
 
+import fcntl
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ import pytest
 from nsq_compat import build_line, version_text
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import installed_nsqd
+from tests.packaging.release import settings, words
 from tests.tools.nsqd import Nsqd
 
 PROGRAM = """
@@ -41,10 +45,37 @@ def test_signals_end_it_however_many_come(number):
     assert (out, process.returncode) == ("asked\n", 0)
 
 
-def test_ctrl_c_before_the_program_has_begun_prints_nothing():
-    code = "import os, signal, sys; sys.argv[0] = '/bin/nsq_tail'; import nsq_compat.tools; os.kill(os.getpid(), 2)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+SMALLEST_PIPE = 4096
+
+
+@pytest.mark.parametrize("modules", [0, 25, 150])
+@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd", "nsqadmin", "nsq_data", "nsq_pull", "nsq_tail"])
+def test_ctrl_c_while_a_program_imports_its_modules_ends_it_silently(program, modules):
+    assert interrupted(program, modules) == (-signal.SIGINT, "")
+
+
+def test_ctrl_c_while_the_conformance_kit_imports_its_modules_ends_it_silently():
+    assert interrupted("nsq-conformance", 0) == (-signal.SIGINT, "")
+
+
+def interrupted(program: str, modules: int) -> tuple[int, str]:
+    """Exit status and output of a console script that is interrupted this number of modules after its first one."""
+    scripts = settings()["options.entry_points"]["console_scripts"]
+    first, _, function = dict(line.split(" = ") for line in words(scripts))[program].partition(":")
+    code = f"import sys; from {first} import {function}; sys.exit({function}())"
+    command = [sys.executable, "-X", "importtime", "-c", code, "--version"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
+        assert process.stderr is not None
+        # The process waits where its report of imported modules fills the pipe, so it cannot end before the signal.
+        fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, SMALLEST_PIPE)
+        while process.stderr.readline().split()[-1:] != [first.encode()]:
+            assert process.poll() is None
+        for _ in range(modules):
+            process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, log = process.communicate(timeout=60)
+    other = [line for line in log.decode().splitlines() if not line.startswith("import time:")]
+    return process.returncode, "\n".join([*other, *out.decode().splitlines()])
 
 
 @pytest.mark.parametrize("name", ["nsq_pubsub", "nsq_stat", "nsq_to_file", "to_nsq"])
@@ -189,19 +220,47 @@ def test_a_named_nsqd_that_cannot_be_used_at_the_start_ends_the_program(run, nsq
     assert not re.search("Traceback|Errno|_Http|Error\\(", done.stderr.decode())
 
 
-def test_an_nsqd_that_requires_tls_or_a_secret_is_reported_with_the_option_to_use(run, tmp_path):
-    certificates = Certificates(tmp_path)
-    for name, remedy, options in (
-        ("tls", "use --{}=tls_v1", [*certificates.options, "--tls-required=true"]),
-        ("auth", "give a secret with --{}=auth_secret,SECRET", ["--auth-http-address=127.0.0.1:1"]),
-    ):
-        (tmp_path / name).mkdir()
-        with Nsqd(installed_nsqd(), tmp_path / name, options=options) as nsqd:
-            tail = run("nsq_tail", "--topic=t", f"--nsqd-tcp-address={nsqd.tcp_address}")
-            publish = run("to_nsq", "--topic=t", f"--nsqd-tcp-address={nsqd.tcp_address}", data=b"x")
-        assert (tail.returncode, publish.returncode) == (1, 1)
-        assert remedy.format("consumer-opt") in tail.stderr.decode()
-        assert remedy.format("producer-opt") in publish.stderr.decode()
+REMEDIES = {"tls": "use --{}=tls_v1", "auth": "give a secret with --{}=auth_secret,SECRET"}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory) -> Iterator[dict[str, Nsqd]]:
+    """An nsqd that requires TLS, and one that requires a secret."""
+    certificates = Certificates(tmp_path_factory.mktemp("certificates"))
+    options = {
+        "tls": [*certificates.options, "--tls-required=tcp-https"],
+        "auth": ["--auth-http-address=127.0.0.1:1", "--http-publish-without-auth"],
+    }
+    with ExitStack() as running:
+        yield {
+            name: running.enter_context(Nsqd(installed_nsqd(), tmp_path_factory.mktemp(name), options=options[name]))
+            for name in REMEDIES
+        }
+
+
+# Flags, and the place of the address.
+GUARDED = {
+    **{f"{program} {flags}": "--nsqd-tcp-address={tcp}" for program, flags in CONSUMERS.items()},
+    "to_nsq --topic=t": "--nsqd-tcp-address={tcp}",
+    "nsq_to_nsq --topic=t --nsqd-tcp-address={open}": "--destination-nsqd-tcp-address={tcp}",
+    "nsq_pull --topic=t --channel=c --nsqd-tcp-address={open}": "--destination-nsqd-tcp-address={tcp}",
+    "nsq_redrive --topic=t --channel=c --dead-letter-topic=dead": "--nsqd-http-address={http}",
+}
+
+
+@pytest.mark.parametrize("guard", REMEDIES)
+@pytest.mark.parametrize("command", GUARDED)
+def test_an_nsqd_that_requires_tls_or_a_secret_is_reported_at_the_start_with_the_option_to_use(
+    start, nsqd, guarded, tmp_path, command, guard
+):
+    guarded[guard].asks("POST", "/pub?topic=dead", b"letter")
+    addresses = {"tcp": guarded[guard].tcp_address, "http": guarded[guard].http_address, "open": nsqd.tcp_address}
+    program, *flags = shlex.split(f"{command} {GUARDED[command]}".format(folder=tmp_path, **addresses))
+    process = start(program, *flags)
+    log = process.stderr.read()  # standard input is open, and empty
+    assert process.wait(timeout=60) == 1, log
+    publishes = program == "to_nsq" or "--destination" in GUARDED[command]
+    assert REMEDIES[guard].format("producer-opt" if publishes else "consumer-opt") in log
 
 
 def test_with_retry_it_waits_for_an_nsqd_that_starts_later(start, tmp_path):

@@ -64,8 +64,8 @@ class Daemon:
     def dead_letters(self) -> DeadLetterQueues:
         return DeadLetterQueues(self.broker)
 
-    def settle(self, transfer: Transfer) -> None:
-        while not transfer.is_settled:
+    def await_transfer(self, transfer: Transfer) -> None:
+        while not transfer.is_over:
             self.dead_letters.send(self.now(), self.now_ns())
 
     def now(self) -> float:

@@ -147,7 +147,7 @@ def test_a_large_body_of_lines_is_split_in_parts():
 
 def test_a_large_batch_is_published_in_steps_that_let_others_run(call, daemon, monkeypatch):
     seen = []
-    monkeypatch.setattr(publishing, "let_others_run", lambda: seen.append(daemon.broker.topics["t"].depth))
+    monkeypatch.setattr(publishing, "yield_to_loop", lambda: seen.append(daemon.broker.topics["t"].depth))
     assert call.post("/mpub?topic=t", b"x\n" * 100_000).status == 200
     assert (
         daemon.broker.topics["t"].depth

@@ -197,11 +197,11 @@ def test_channels_show_clients_latency_and_what_is_not_zero():
 def test_stats_of_many_topics_let_others_run(call, daemon, form, monkeypatch):
     turns: list[int] = []
 
-    def let_others_run():
+    def yield_to_loop():
         turns.append(1)
         daemon.broker.topics.pop("t249", None)
 
-    monkeypatch.setattr("nsq_compat.web.stats.let_others_run", let_others_run)
+    monkeypatch.setattr("nsq_compat.web.stats.yield_to_loop", yield_to_loop)
     for number in range(250):
         daemon.broker.topic(f"t{number:03}")
     body = call.get(f"/stats?format={form}").body

@@ -1,4 +1,4 @@
-"""An HTTP server whose handlers learn how much of an answer the client's system has acknowledged.
+"""An HTTP server that tells its handlers how much of an answer the client's system has acknowledged.
 
 `net.server` sends an answer and forgets it. Here a handler writes by itself, in a greenlet for each client, and
 can ask for three things: whether the client has left, whether it has sent something else meanwhile, and how many of the

@@ -11,6 +11,7 @@ from gevent import monkey
 
 monkey.patch_all()
 
+import socket
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +43,16 @@ class HttpOptions(ReadingOptions):
             *unless_positive(self, "max_in_flight", "client_timeout", text="must be > 0"),
         )
 
+    def listen(self) -> socket.socket:
+        with refusing(ListenError):
+            return listen(self.http_address)
+
+    def reach_source(self) -> None:
+        """Raises ``Refused`` for what each consumer would raise, and without ``--retry`` if a named nsqd refuses it."""
+        settings = self.consumer("topic", "channel", print).settings
+        if not self.retry:
+            reach(self.nsqd_tcp_addresses, settings, "consumer-opt")
+
 
 @dataclass(kw_only=True)
 class PubSubOptions(HttpOptions):
@@ -51,11 +62,10 @@ class PubSubOptions(HttpOptions):
 @console_script(PubSubOptions)
 def pubsub(options: PubSubOptions) -> None:
     options.check()
-    consumer = options.consumer("topic", "channel", print)  # raises what it would raise for each client
     stop = _Stop()
-    if not options.retry:
-        reach(options.nsqd_tcp_addresses, consumer.settings, "consumer-opt")
-    _serve(options, stop, PubSub(options.consumer, seconds(options.client_timeout)))
+    listener = options.listen()
+    options.reach_source()
+    _serve(options, listener, stop, PubSub(options.consumer, seconds(options.client_timeout)))
 
 
 @dataclass(kw_only=True)
@@ -86,8 +96,12 @@ def pull(options: PullOptions) -> None:
     queue = OnDemand(partial(options.consumer, options.topic, options.channel, fail=stop.fail), options.max_in_flight)
     addresses = options.destination_nsqd_tcp_addresses or options.nsqd_tcp_addresses
     producer = options.producer(addresses) if addresses else None
+    listener = options.listen()
+    options.reach_source()
+    if producer and not options.retry:
+        reach(addresses, producer.settings, "producer-opt", may_be_down=True)
     pulling = Pulling(queue, producer, options.topic, wait=seconds(options.wait))
-    _serve(options, stop, pulling, *([producer] if producer else []), queue)
+    _serve(options, listener, stop, pulling, *([producer] if producer else []), queue)
 
 
 class _Stop:
@@ -104,10 +118,14 @@ class _Stop:
         self.event.set()
 
 
-def _serve(options: HttpOptions, stop: _Stop, handler: AckHandler, *parts: AbstractContextManager[object]) -> None:
+def _serve(
+    options: HttpOptions,
+    listener: socket.socket,
+    stop: _Stop,
+    handler: AckHandler,
+    *parts: AbstractContextManager[object],
+) -> None:
     """Serve until the stop, and then stop the server before its parts."""
-    with refusing(ListenError):
-        listener = listen(options.http_address)
     with ExitStack() as running:
         for part in parts:
             running.enter_context(part)

@@ -47,7 +47,7 @@ class BadFormat(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A relative path whose revision is left open."""
+    """A relative path without its revision."""
 
     template: str
 

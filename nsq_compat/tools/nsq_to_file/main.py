@@ -1,6 +1,6 @@
 """The program ``nsq_to_file``: its options, signals, and the topics that it records.
 
-docs/differences.md lists where it is better than Go's.
+docs/differences.md lists how it differs from Go's.
 """
 
 import logging
@@ -47,7 +47,7 @@ class Options(FileOptions):
     log_level: str = option(STRING, "info", "log from this level upwards: debug, info, warn, error, fatal")
     log_prefix: str = option(STRING, "[nsq_to_file] ", "what log lines begin with")
     topic: tuple[str, ...] = repeated("topic to write")
-    topic_pattern: str = option(STRING, "", "write only topics in whose name this regular expression is found")
+    topic_pattern: str = option(STRING, "", "write only topics with a name in which this regular expression is found")
     topic_refresh: int = option(DURATION, MINUTE, "how often to ask nsqlookupd for topics, where none are named")
     channel: str = option(STRING, "nsq_to_file", "channel to read from")
     http_client_connect_timeout: int = option(DURATION, 2 * SECOND, "how long a connection to nsqlookupd may take")

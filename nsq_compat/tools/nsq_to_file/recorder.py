@@ -49,7 +49,7 @@ class Recording:
         """Write messages, which are to be finished within `timeout` seconds."""
         if not self.unsynced:
             self._sync_due = now + timeout
-        # nsqd delivers those again whose connection is gone.
+        # nsqd delivers the messages of lost connections again.
         left = [message for message in messages if not message.is_lost]
         while left:
             if self.series.must_rotate(now, now_ns):

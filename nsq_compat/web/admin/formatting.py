@@ -4,11 +4,15 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any, Final
+
+_NUMBERS: Final = ("max_attempts", "max_depth", "max_bytes", "max_rate", "burst")
+"""Settings of policies that are numbers."""
 
 
 def commas(value: float) -> str:
@@ -19,6 +23,18 @@ def commas(value: float) -> str:
 def count_of(number: int, noun: str) -> str:
     """``1 message``, ``12,304 messages``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def all_of(number: int, noun: str) -> str:
+    """``the only node``, ``both nodes``, ``all 12 nodes``."""
+    return f"the only {noun}" if number == 1 else f"both {noun}s" if number == 2 else f"all {number:,} {noun}s"
+
+
+def setting(value: object, name: str) -> str:
+    """The value of a setting of a policy: ``1,000,000`` for a number."""
+    with suppress(ValueError):
+        return f"{float(str(value)):,.15g}" if name in _NUMBERS else str(value)
+    return str(value)
 
 
 def per_second(rate: float | None) -> str:
@@ -147,6 +163,8 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     for filter in (
         commas,
         count_of,
+        all_of,
+        setting,
         per_second,
         short,
         nanoseconds,

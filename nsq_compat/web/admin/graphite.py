@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import SplitResult, urlencode, urlsplit
 
 from flask import Blueprint, Response, request
 
@@ -50,8 +50,7 @@ class Graphite:
         """The origin of graphs for the content security policy; empty if they come from nsqadmin."""
         if not self.enabled or self._options.proxy_graphite:
             return ""
-        parts = urlsplit(self._options.graphite_url)
-        return f"{parts.scheme}://{parts.hostname or ''}" + (f":{parts.port}" if parts.port else "")
+        return _origin(urlsplit(self._options.graphite_url))
 
     def target(self, metric: str, topic: str = "", channel: str = "") -> str:
         """The sum of a metric of a topic or channel; "counter" is the sum of the messages of all channels."""
@@ -103,6 +102,11 @@ class Graphite:
         return wrapper.replace("%s", prefix + key)
 
 
+def _origin(url: SplitResult) -> str:
+    """Scheme, host and port, without user and password."""
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
+
+
 def _first_datapoint(body: bytes) -> float:
     series = reading.array(reading.mapping, reading.load(body))
     points = reading.array(lambda point: point, series[0].get("datapoints")) if series else []
@@ -130,12 +134,11 @@ def render() -> Response:
     if not (options.proxy_graphite and options.graphite_url):
         raise ApiError(404, "NOT_FOUND")
     parts = urlsplit(options.graphite_url)
-    host = f"{parts.hostname or ''}" + (f":{parts.port}" if parts.port else "")
     headers = {"X-Forwarded-For": request.remote_addr or ""}
     if parts.username is not None:
         pair = f"{parts.username}:{parts.password or ''}"
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode("ascii")
-    url = f"{parts.scheme}://{host}/render?{request.query_string.decode('latin-1')}"
+    url = f"{_origin(parts)}/render?{request.query_string.decode('latin-1')}"
     try:
         status, kind, body = service().cluster.client.exchange("GET", url, headers=headers)
     except UpstreamError as error:

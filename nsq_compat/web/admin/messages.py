@@ -163,10 +163,12 @@ def show_redrive(topic: str, channel: str) -> str:
     require(Role.OPERATOR)
     queries = Queries()
     stats = queries.channel(topic, channel)
-    to = request.args.get("to", "").strip() or _origin_of(topic)
+    origin = _origin_of(topic)
+    to = request.args.get("to", "").strip() or (origin.topic_name if origin else "")
     return render_template(
         "messages/redrive.html",
         channel=stats,
+        origin=origin,
         to=to,
         error=_refusal(topic, to) if request.args.get("to") else "",
         others=_channels_of(to),
@@ -211,13 +213,13 @@ def _refusal(topic: str, to: str) -> str:
     return "The messages are in this topic already." if to == topic else ""
 
 
-def _origin_of(topic: str) -> str:
-    """The topic whose dead letters a topic has; empty if that is unknown."""
+def _origin_of(topic: str) -> ChannelStats | None:
+    """The channel from which the dead letters in `topic` come, if that is known."""
     for each in current_snapshot().topics:
         for channel in each.channels:
             if topic in _targets(each, channel):
-                return each.topic_name
-    return ""
+                return channel
+    return None
 
 
 def _targets(topic: TopicStats, channel: ChannelStats) -> Sequence[str]:

@@ -102,7 +102,11 @@ def collect(history: History) -> Iterable["Metric"]:
         return
     topics = snapshot.topics
     for name, help, value in (
-        ("nsqadmin_looked_at_seconds", "Time of the last sample of the cluster, Unix time.", snapshot.taken_at),
+        (
+            "nsqadmin_last_sample_timestamp_seconds",
+            "Time of the last sample of the cluster, Unix time.",
+            snapshot.taken_at,
+        ),
         ("nsqadmin_nodes", "Known nsqd nodes.", len(snapshot.nodes)),
         ("nsqadmin_nodes_silent", "Nodes that did not answer.", len(snapshot.unreachable)),
         ("nsqadmin_nodes_gone", "Nodes that vanished and were not dismissed.", len(history.sightings.gone())),

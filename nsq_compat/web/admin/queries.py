@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from nsq_compat.cluster.cluster import Cluster, Snapshot, take_snapshot
-from nsq_compat.cluster.http_client import AllFailed, Answer, call_all, named
+from nsq_compat.cluster.http_client import AllFailed, Answer, call_all, is_not_found, named
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats, sum_channel, sum_topic
 from nsq_compat.protocol.durations import SECOND
@@ -49,7 +49,7 @@ class Queries:
         self.warnings: list[str] = []
         """For the pages: these name the daemons."""
         self.silent: list[str] = []
-        """The nsqds that did not answer for the topic or channel of the page."""
+        """The nsqds that did not answer for the topic or channel of the page, and may have it."""
 
     def message(self) -> str:
         """The warnings, as NSQ's API shows them."""
@@ -59,7 +59,8 @@ class Queries:
         if errors:
             log.warning("%s", "\n".join(map(named, errors)))
             self._messages.append("\n".join(errors))
-            self.warnings.append("\n".join(map(named, errors)))
+        if failed := [named(error) for error in errors if not is_not_found(error)]:
+            self.warnings.append("\n".join(failed))
 
     def topics(self) -> list[str]:
         return self._value(self._cluster.topics())
@@ -134,6 +135,7 @@ class Queries:
         """A topic on each of its nodes."""
         found = self._cluster.producers(topic)
         producers = self._value(found)
+        self.silent += found.unreachable
         try:
             answer = self._cluster.stats(producers, topic, channel, clients=clients)
         except AllFailed:

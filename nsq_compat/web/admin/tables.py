@@ -90,7 +90,7 @@ class Row:
     stats: TopicStats | ChannelStats
     rate: float | None
     to_empty: float | None
-    """Seconds, for a channel whose depth shrinks."""
+    """Seconds, for a channel with a shrinking depth."""
     sparkline: tuple[str, ...] = ()
 
 

@@ -42,7 +42,7 @@ def topic(topic: str) -> str:
     queries = Queries()
     stats = _topic_or_inactive(queries, topic)
     if request.args.get("confirm") in _CONFIRMED and stats.nodes:
-        return _confirmation(stats)
+        return _confirmation(stats, queries)
     rate = service().history.rate(stats.key)
     return render_template(
         "topics/topic.html",
@@ -60,9 +60,9 @@ def topic(topic: str) -> str:
 @topics.get("/topics/<topic>/<channel>")
 def channel(topic: str, channel: str) -> str:
     queries = Queries()
-    stats = _on_nodes(queries, topic, lambda: queries.channel(topic, channel))
-    if request.args.get("confirm") in _CONFIRMED:
-        return _confirmation(stats)
+    stats = _channel_or_silent(queries, topic, channel)
+    if request.args.get("confirm") in _CONFIRMED and stats.nodes:
+        return _confirmation(stats, queries)
     row = row_of(stats)
     return render_template(
         "topics/channel.html",
@@ -85,7 +85,7 @@ def messages(topic: str, channel: str) -> str:
     # Viewers see stats, but not the contents of messages.
     require(Role.OPERATOR)
     queries = Queries()
-    stats = _on_nodes(queries, topic, lambda: queries.channel(topic, channel))
+    stats = _channel_or_silent(queries, topic, channel)
     limit = _limit()
     peeks = peek(queries.client, [part.node for part in stats.nodes], int(limit), *stats.key)
     return render_template(
@@ -95,6 +95,7 @@ def messages(topic: str, channel: str) -> str:
         supported=any(each.supported for each in peeks),
         chosen=request.args.get("all") == "1",
         **_view(limit),
+        silent=queries.silent,
         warnings=queries.warnings,
     )
 
@@ -104,7 +105,7 @@ def watch(topic: str) -> str:
     """The messages published last. Not below /topics, where "messages" may be a channel."""
     require(Role.OPERATOR)
     queries = Queries()
-    stats = _on_nodes(queries, topic, lambda: queries.topic(topic))
+    stats = _or_silent(queries, topic, lambda: queries.topic(topic), TopicStats(topic_name=topic))
     limit = _limit()
     peeks = peek(queries.client, [part.node for part in stats.nodes], int(limit), topic)
     published = [(each.node, message) for each in peeks for message in each.messages]
@@ -116,6 +117,7 @@ def watch(topic: str) -> str:
         published=published,
         failed=[each for each in peeks if each.error],
         **_view(limit),
+        silent=queries.silent,
         warnings=queries.warnings,
     )
 
@@ -263,13 +265,32 @@ def act(topic: str, channel: str = "") -> Response:
 
 
 def _topic_or_inactive(queries: Queries, name: str) -> TopicStats:
-    """The topic; an empty one if only nsqlookupd knows it."""
+    """The topic; an empty one if only nsqlookupd knows it, or nodes that do not answer."""
     try:
-        return _on_nodes(queries, name, lambda: queries.topic(name))
+        return _or_silent(queries, name, lambda: queries.topic(name), TopicStats(topic_name=name))
     except ApiError as error:
         if error.code != "NO_NODE_HAS_TOPIC":
             raise
         return TopicStats(topic_name=name)
+
+
+def _channel_or_silent(queries: Queries, topic: str, name: str) -> ChannelStats:
+    missing = ChannelStats(topic_name=topic, channel_name=name)
+    return _or_silent(queries, topic, lambda: queries.channel(topic, name), missing)
+
+
+def _or_silent(queries: Queries, topic: str, query: Callable[[], T], missing: T) -> T:
+    """As `_on_nodes`; `missing` if only nodes that did not answer may have the topic or channel."""
+    try:
+        return _on_nodes(queries, topic, query)
+    except AllFailed as failure:
+        if not queries.silent:
+            raise
+        queries.add_warning(failure.errors)
+    except ApiError as error:
+        if error.code == "NO_NODE_HAS_TOPIC" or not queries.silent:
+            raise
+    return missing
 
 
 def _on_nodes(queries: Queries, topic: str, query: Callable[[], T]) -> T:
@@ -284,7 +305,7 @@ def _on_nodes(queries: Queries, topic: str, query: Callable[[], T]) -> T:
         raise ApiError(404, "NO_NODE_HAS_TOPIC") from None
 
 
-def _confirmation(stats: TopicStats | ChannelStats) -> str:
+def _confirmation(stats: TopicStats | ChannelStats, queries: Queries) -> str:
     """The page that shows what an action deletes, before it is performed."""
     require(Role.ADMIN)
     action, node = request.args["confirm"], request.args.get("node", "")
@@ -302,4 +323,6 @@ def _confirmation(stats: TopicStats | ChannelStats) -> str:
         nodes=len(parts),
         channels=len(stats.channels) if isinstance(stats, TopicStats) else 0,
         consumers=sum(part.total("client_count") for part in parts),
+        silent=() if node else queries.silent,
+        warnings=queries.warnings,
     )

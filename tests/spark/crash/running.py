@@ -99,7 +99,7 @@ class Program:
         return "it ended early:\n" + self._log.read_text()[-3000:]
 
     def under_its_jvm(self, words: str) -> list[int]:
-        """The ids of processes whose command lines contain these words."""
+        """The ids of processes with these words in their command lines."""
         return [pid for pid in descendants(self.jvm) if words in _command_line(pid)]
 
     def _line(self) -> str:

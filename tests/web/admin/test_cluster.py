@@ -212,6 +212,17 @@ def test_a_node_that_is_gone_is_kept_on_the_pages(browser, gone):
     assert "A node is lost" in page
 
 
+def test_a_node_that_dies_is_one_node_also_if_the_fixed_list_spells_it_differently(browser, service, make_nsqd):
+    nsqd = make_nsqd().says("stats", {"topics": []})
+    service.cluster.nsqds = [f"localhost:{nsqd.port}"]
+    for time in (NOW - 20, NOW - 10):
+        service.history.add(take_snapshot(service.cluster, time))
+        nsqd.__exit__()
+    assert shown(browser.get("/nodes")).count("no answer last seen 20 s ago") == 1
+    assert shown(browser.get("/nodes")).count("gone") == 0
+    assert shown(browser.get("/")).count("does not answer, last seen 10 s ago") == 1
+
+
 def test_a_node_that_is_gone_is_dismissed_by_an_operator(behind_login, service, gone, caplog):
     caplog.set_level(logging.INFO)
 

@@ -12,6 +12,12 @@ from nsq_compat.web.admin.formatting import HEIGHT, WIDTH, chart, scale_of, span
     ("show", "texts"),
     [
         (formatting.commas, {12304: "12,304"}),
+        (
+            lambda number: formatting.all_of(number, "node"),
+            {1: "the only node", 2: "both nodes", 1200: "all 1,200 nodes"},
+        ),
+        (lambda value: formatting.setting(value, "max_rate"), {1_000_000: "1,000,000", "1234.5": "1,234.5", "x": "x"}),
+        (lambda value: formatting.setting(value, "dead_letter_topic"), {"1000000": "1000000"}),
         (formatting.clock, {1_795_233_495: "2026-11-21T03:58:15Z"}),
         (formatting.nanoseconds, {0: "0ns", 5: "5ns", 12_000: "12us", 189_110_000: "189.11ms", 1.5e9: "1.5s"}),
         (formatting.nanoseconds, {3.7e12: "1h 1m"}),

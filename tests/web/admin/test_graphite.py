@@ -42,6 +42,12 @@ def test_graphs_are_shown_if_graphite_is_configured(browser, graphite, nsqd):
         assert "/render?" in browser.get(f"{path}?t=1h").text
 
 
+@pytest.mark.parametrize("host", ["graphite", "127.0.0.1:8080", "[::1]", "[fd00::1]:8080"])
+def test_the_origin_of_graphs_is_that_of_graphite_without_user_and_password(graphite, service, host):
+    service.options.graphite_url = f"https://user:p%40ss@{host}/some/path"
+    assert graphite.origin == f"https://{host}"
+
+
 @pytest.mark.parametrize(
     ("answer", "rate"),
     [

@@ -227,8 +227,9 @@ def test_a_redrive_asks_where_the_messages_go_and_which_channels_get_them(browse
     page = browser.get(REDRIVE)
     assert 'name="to" value="orders"' in page.text
     assert "600 messages wait in redrive" in shown(page)
+    assert "<h1>Redrive dead letters of orders/archive</h1>" in page.text
     asked = shown(browser.get(f"{REDRIVE}?to=orders"))
-    assert "All 2 channels of orders receive these messages" in asked
+    assert "Both channels of orders receive these messages" in asked
     assert "archive, mail" in asked
     assert "in this topic already" in shown(browser.get(f"{REDRIVE}?to=orders.archive.dead"))
     assert "1 to 64 letters" in shown(browser.get(f"{REDRIVE}?to=no name"))

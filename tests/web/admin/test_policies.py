@@ -33,15 +33,20 @@ def test_nodes_that_differ_are_marked_and_what_applies_names_policy_and_node(bro
     assert page.count("On 1 node") == 2
     assert page.count("differs") == 1
     assert f"orders.eu / archive nodes differ {nsqd.address} 1, 2 Attempts 5" in page
-    assert f"orders.eu / archive nodes differ {other.address} 1 Most messages 1000" in page
+    assert f"orders.eu / archive nodes differ {other.address} 1 Most messages 1,000" in page
     assert "orders.eu / mail" not in page
     assert "orders.eu / mail" in shown(browser.get("/policies?all=1"))
     assert "No channel with “nothing” in its name has a policy." in shown(browser.get("/policies?q=nothing"))
 
 
 def test_nodes_with_the_same_policies_are_one_group(browser, nsqd, other):
-    nsqd.says("config/policies", [FULL])
-    assert "On 2 nodes all the same" in shown(browser.get("/policies"))
+    for node in (nsqd, other):
+        node.says("config/policies", [FULL])
+        node.has(topic_json("orders.eu", channel_json("archive", policy={"max_depth": 1000})))
+    page = shown(browser.get("/policies"))
+    assert "On 2 nodes all the same" in page
+    assert "Most messages: 1,000" in page
+    assert "orders.eu / archive both nodes 1 Most messages 1,000" in page
 
 
 def test_gos_nsqd_has_no_policies_and_a_silent_node_is_named(browser, nsqd, other):

@@ -189,6 +189,17 @@ def test_no_question_is_asked_about_no_messages(browser, nsqd):
     assert "No messages will be lost: there are none on 1 node. 1 connected consumer will be disconnected." in text
 
 
+def test_an_nsqlookupd_without_the_topic_is_no_warning(browser, submit, make_nsqd, service, lookupd):
+    other = make_nsqd().says("lookup", {"message": "TOPIC_NOT_FOUND"}, 404).says("topics", {"topics": []})
+    other.says("nodes", {"producers": []}).says("channels", {"channels": []})
+    service.cluster.lookupds = [lookupd.address, other.address]
+    assert "did not answer" not in browser.get("/topics/orders").text
+    submit("/topics/orders", action="delete")
+    page = browser.get("/topics").text
+    assert "Deleted orders." in page
+    assert "NOT_FOUND" not in page
+
+
 def test_a_deletion_redirects_to_the_parent(submit, nsqd):
     assert submit("/topics/orders/mail", action="delete").headers["Location"] == "/topics/orders"
     assert submit("/topics/orders", action="delete").headers["Location"] == "/topics"
