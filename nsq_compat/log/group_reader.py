@@ -152,7 +152,10 @@ class GroupReader:
             return self._finish(header.offset)
         begin, end = header.payload_begin - header.offset, header.payload_end - header.offset
         if crc32c(data[begin:end]) == header.payload_crc:
-            frames = cut_frames(data, header.frames_begin - header.offset, end, header.record_count)
+            if header.record_count == 1:  # of a control group it has no size
+                frames = [data[begin:end]]
+            else:
+                frames = cut_frames(data, header.frames_begin - header.offset, end, header.record_count)
             self._pass(header)
             place = place_of(self._segment.number, header.offset)
             return [Group(header.kind, header.first_seq, header.due_ns, frames, place)]

@@ -24,6 +24,7 @@ from nsq_compat.log.segment import (
     Group,
     GroupHeader,
     Segment,
+    cut_frames,
     decode_header,
     unpack_header,
 )
@@ -299,6 +300,12 @@ class Frames(NamedTuple):
     """The position in the segment behind them."""
     next_seq: int = 0
     """The number after the last one of them that has a number."""
+
+    def cut(self, end: int) -> "Frames":
+        """Those before the offset `end`, which is one of them."""
+        joined = b"".join(self.pieces)
+        frames = cut_frames(joined, 0, len(joined), self.next_offset - self.offset)
+        return Frames(self.offset, end, frames[: end - self.offset])
 
 
 def _cut_payloads(block: bytes, base: int, expected: int, limit: int) -> Frames | None:

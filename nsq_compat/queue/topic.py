@@ -324,7 +324,7 @@ class Topic:
         if offset < end:
             self._replay(channel, replay)
         self._note_change()
-        self._control_log.settle()
+        self._control_log.commit()
 
     def _replay(self, channel: Channel, replay: Replay) -> None:
         store = self.store

@@ -18,7 +18,7 @@ from nsq_compat.log.reading import sorted_ids
 from nsq_compat.log.segment import FIRST_GROUP, Group
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
-from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, TOPIC_EMPTIED
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, REQUEUED, TOPIC_EMPTIED
 from tests.faults.disk import SimulatedDisk
 
 FOLDER = "/orders.topic"
@@ -160,6 +160,14 @@ def test_every_kind_of_group_is_recovered_in_order(writer):
     expected.append(Group(MESSAGES, 3, 2, list(writer.publish(20))))
     assert [group._replace(place=0) for group in writer.open().recovered()] == expected
     assert writer.log.end.seq == 23
+
+
+def test_a_control_group_that_is_larger_than_a_block_is_read_whole(writer):
+    writer.segment_size = 1 << 20
+    writer.open()
+    frame = b"\7archive" + bytes(300_000)
+    writer.log.append([frame], 0, kind=REQUEUED)
+    assert [group.frames for group in writer.open().recovered()] == [[frame]]
 
 
 def test_recovery_begins_where_the_last_checkpoint_ended(writer):
