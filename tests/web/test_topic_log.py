@@ -8,9 +8,11 @@ import pytest
 
 from nsq_compat.log.data_path import make_our_folder
 from nsq_compat.log.files import OsFiles
+from nsq_compat.log.offsets import OffsetReader
+from nsq_compat.log.segment import split_location
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.log.topic_log import TopicLog
-from nsq_compat.protocol.message import body
+from nsq_compat.protocol.message import body, message_id
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import QueueLimits
@@ -143,9 +145,10 @@ def test_released_offsets_are_gone(call, daemon, topic):
 
 
 def test_damage_is_a_gap_that_the_answer_names(call, daemon, topic):
-    segment = topic.store.log.segments[-1]
-    data = segment.pread(segment.end, 0)
-    place = data.rindex(b"6") - 20
+    log = topic.store.log
+    segment = log.segments[-1]
+    sixth = message_id(OffsetReader(log, 6).read()[0].frames[0])
+    _, place, _ = split_location(log.locate([sixth])[sixth])
     fd = segment._descriptors.use(segment.file)
     segment._files.pwrite(fd, b"\xa5" * 8, place)
     first = call("GET", "/topic/read?topic=t&from=0")
