@@ -1,5 +1,6 @@
 """The figures of a page agree with each other while traffic runs: all numbers are read from the pages themselves."""
 
+import re
 import subprocess
 import threading
 from collections import defaultdict
@@ -20,7 +21,10 @@ ROUNDS = 15
 
 
 class Figures(HTMLParser):
-    """The figures of a page: `tiles` and `plots` by title, `columns` by table and label, `totals` as `columns`."""
+    """The figures of a page: `tiles` and `plots` by title, `columns` by table and label, `totals` as `columns`.
+
+    Tables that can be unfolded are named after the section that they are in, with "details".
+    """
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -37,6 +41,8 @@ class Figures(HTMLParser):
         given = dict(attributes)
         if "data-live" in given:
             self._section = given["id"] or ""
+        if tag == "details":
+            self._section += " details"
         if tag in ("tfoot", "table"):
             self._open.append(tag)
         if tag in ("td", "th"):
@@ -59,6 +65,8 @@ class Figures(HTMLParser):
             self.columns[key].append(text)
         elif tag in ("tfoot", "table"):
             self._open.pop()
+        elif tag == "details":
+            self._section = self._section.removesuffix(" details")
         if tag in ("small", "span"):
             self._text = self._text[:1]  # the depth, without what is in memory and on disk
 
@@ -157,6 +165,36 @@ def test_tiles_plots_and_tables_of_a_channel_agree(nsqadmin, channel):
         for tile in ("Depth", "In flight", "Deferred", "Consumers"):
             assert page.tiles[tile] == page.totals["nodes", tile], tile
             assert total(page.columns["nodes", tile]) == number(page.tiles[tile]), tile
+
+
+def test_headings_tiles_plots_and_tables_of_a_node_agree(nsqadmin, nsqds):
+    for _ in range(ROUNDS):
+        text = nsqadmin.get(f"/nodes/{nsqds[0].http_address}")
+        page = Figures(text)
+        assert page.plots["Waiting"] == page.tiles["Waiting"]
+        assert page.plots["Messages a second"] == page.tiles["Published /s"]
+        headings = re.findall(r"([0-9,]+) waiting(?: \(([0-9,]+) not yet in channels\))?, ([0-9,]+) message", text)
+        assert len(headings) == number(page.tiles["Topics"]) == len(TOPICS)
+        assert total([waiting for waiting, _, _ in headings]) == number(page.tiles["Waiting"])
+        in_topics = total([undelivered or "0" for _, undelivered, _ in headings])
+        assert in_topics + total(page.columns["topics", "Depth"]) == number(page.tiles["Waiting"])
+        for tile, of_clients in (("In flight", "In flight"), ("Consumers", "Connections")):
+            assert total(page.columns["topics", tile]) == number(page.tiles[tile]), tile
+            assert total(page.columns["clients", of_clients]) == number(page.tiles[tile]), tile
+        assert page.columns["topics details", "In flight"] == page.columns["clients", "In flight"]
+
+
+def test_the_table_of_nodes_agrees_with_its_heading_and_with_the_overview_of_the_same_sample(nsqds, traffic, start):
+    addresses = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in nsqds]
+    # One sample is taken at the start, and the next one only after this test.
+    nsqadmin = start(*addresses, "--sample-interval=1h")
+    until(lambda: "nsqadmin_nodes 2" in nsqadmin.get("/metrics"), "the sample")
+    nodes, overview = nsqadmin.get("/nodes"), Figures(nsqadmin.get("/"))
+    rows = Figures(nodes).columns
+    assert f"data-live>{len(rows['node-table', 'Waiting'])}</span>" in nodes
+    assert len(rows["node-table", "Waiting"]) == number(overview.tiles["Nodes"]) == len(nsqds)
+    for tile in ("Waiting", "Consumers"):
+        assert total(rows["node-table", tile]) == number(overview.tiles[tile]), tile
 
 
 def test_the_counter_agrees_with_its_table(nsqadmin):
