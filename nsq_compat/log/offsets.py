@@ -36,8 +36,19 @@ _PROBE: Final = 1 << 14
 _NEAR: Final = 1 << 16
 """Distance in bytes from which on a group is found by reading instead of by bisection."""
 _NO_LIMIT: Final = 1 << 62
+_NS_PER_SECOND: Final = 1_000_000_000
 _NUMBERED: Final = frozenset(KINDS) - {DEFERRED}
 """The kinds of groups whose `first_seq` is a number."""
+
+
+class Retention(NamedTuple):
+    """What a topic keeps of the messages that its channels have finished: those of the last `seconds`, in `size` bytes.
+
+    None is no limit. Segments are kept or released as a whole.
+    """
+
+    seconds: float | None
+    size: int | None
 
 
 IsLater = Callable[[First], bool]
@@ -80,7 +91,40 @@ def retained(log: ReadableLog) -> Sequence[Segment]:
 def oldest(log: ReadableLog) -> First | None:
     """The first retained message. Raises ``OSError``."""
     firsts = (first_of(segment) for segment in retained(log))
-    return next((first for first in firsts if first is not None), None)
+    first = next((first for first in firsts if first is not None), None)
+    if first is None or first.offset >= log.emptied_at:
+        return first
+    groups = OffsetReader(log, log.emptied_at).read(_NEAR)
+    return _first(groups[0].offset, groups[0].frames[0]) if groups else None
+
+
+def retained_from(log: ReadableLog, retention: Retention, now_ns: int) -> int:
+    """The number of the first segment that is retained. Raises ``OSError``."""
+    segments = retained(log)
+    if not segments:
+        return 0
+    first = 0
+    if retention.seconds is not None:
+        since = now_ns - int(retention.seconds * _NS_PER_SECOND)
+        while first + 1 < len(segments):
+            following = first_of(segments[first + 1])
+            if following is None or following.timestamp_ns > since:
+                break
+            first += 1
+    if retention.size is not None:
+        size = 0
+        for place in range(len(segments) - 1, first - 1, -1):
+            size += segments[place].end
+            if size >= retention.size:
+                first = place
+                break
+    return segments[first].number
+
+
+def segment_of(log: ReadableLog, offset: int) -> int:
+    """The number of the segment with this offset, or of the oldest one. Raises ``OSError``."""
+    place = last_before(log, later_than_offset(offset))
+    return place[0].number if place is not None else 0
 
 
 def last_before(log: ReadableLog, is_later: IsLater) -> tuple[Segment, int] | None:

@@ -366,6 +366,8 @@ class ReadableLog:
         self.next_seq = 0
         self.deferred_count = 0
         """The number of deferred messages so far. The next offset is the next number plus this (``GROUP_FIELDS``)."""
+        self.emptied_at = 0
+        """The next offset when the topic was emptied: what was before is not read any more."""
         self.in_steps = False
 
     @property

@@ -162,6 +162,8 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
     history = _History(topic)
     for group in log.recovered():
         topic.is_current = False
+        if group.kind == records.TOPIC_EMPTIED:
+            log.emptied_at = group.offset
         if group.kind != records.DEFERRED:
             # At level memory, numbers may have been used for messages that are not in the log.
             history.seq = max(history.seq, group.first_seq)

@@ -54,6 +54,7 @@ _FILES_AT_ONCE: Final = 16
 """Files from which messages are copied before the copies are synced."""
 _SKIPPED_CALLS: Final = 16
 _SPILLED_AT_ONCE: Final = 1 << 15
+_ALL: Final = 1 << 62
 
 Later = Callable[[Callable[[], None]], object]
 """Schedules a callback for after the current request has been answered."""
@@ -209,18 +210,24 @@ class TopicLog(ReadableLog):
         start: LogEnd | None = None,
         sync: Callable[[], None] | None = None,
         pause: Callable[[], None] = lambda: None,
+        kept_from: Callable[[], int] = lambda: _ALL,
     ) -> None:
         """Delete the messages below `seq`, and deferred ones, but for those in `unfinished()`.
 
         Messages that were kept after ``begin_checkpoint`` are kept as well. `start` is that of the next ``open``,
         from its checkpoint; by default ``end``. Nothing from its segment on is deleted. Segments with many unfinished
         messages stay; from others these are copied, and `sync` makes the copies durable. `pause` is called after every
-        few thousand. The log may be used during both. Errors are logged, and the work is tried again later. If nothing
+        few thousand. The log may be used during both. Segments from the number `kept_from()` on stay: it is asked again
+        before each deletion. Errors are logged, and the work is tried again later. If nothing
         changed since the last call, only every few calls do something.
         """
         if self.tail is not None:
             self.tail.trim()
-        limit = start.segment if start else self.end.segment
+        try:
+            limit = min(start.segment if start else self.end.segment, kept_from())
+        except OSError as error:
+            log.warning("LOG(%s): nothing released - %s", self.folder, error)
+            return
         # A segment with groups stays, because they say how many deferred messages there were.
         limit = min(limit, max((each.number for each in self.segments if each.end > FIRST_GROUP), default=limit))
         following = zip(self.segments, self.segments[1:], strict=False)
@@ -236,7 +243,10 @@ class TopicLog(ReadableLog):
                 return
             # Decided without a pause, so no message that is written later is in these files.
             parts = list(split_by_segment(self.segments, alive, self.damage, candidates))
-            steps = [(partial(self._copy, segment, some, pause), segment.release) for segment, some in parts]
+            steps = [
+                (partial(self._copy, segment, some, pause), partial(_release_before, segment, kept_from))
+                for segment, some in parts
+            ]
             for file in self.kept.mostly_dead(alive):
                 steps.append((partial(self.kept.copy, file, alive), partial(self.kept.remove, file)))
             while steps and not self._closed:
@@ -429,6 +439,11 @@ class TopicLog(ReadableLog):
             self._note_kept()
             copied += len(frames)
         return copied == len(alive)  # else some are unreadable now, and counted when they are fetched
+
+
+def _release_before(segment: Segment, kept_from: Callable[[], int]) -> None:
+    if segment.number < kept_from():
+        segment.release()
 
 
 def _number_segments(segments: Sequence[Segment]) -> None:

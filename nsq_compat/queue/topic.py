@@ -12,12 +12,13 @@ Invariants:
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
 from nsq_compat.log.checkpoint import ChannelState, Replay, TopicState, entry_id
 from nsq_compat.log.control_log import ControlLog, Move
-from nsq_compat.log.offsets import number_at, offset_of_number, offsets_of
+from nsq_compat.log.offsets import Retention, number_at, offset_of_number, offsets_of, segment_of
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol import storage_schema as records
@@ -387,8 +388,10 @@ class Topic:
             self._end_holding(records.TOPIC_KNOWS_CHANNELS)
 
     def empty(self) -> None:
-        """Drop the held messages. nsqd: the channels keep theirs."""
+        """Drop the held messages, and what is retained. nsqd: the channels keep theirs."""
         self.backlog.empty()
+        if self.store is not None:
+            self.store.log.emptied_at = self.next_offset
         self._pass_over()
         self._note(records.TOPIC_EMPTIED)
         self._control_log.commit()
@@ -461,11 +464,39 @@ class Topic:
             and not any(channel.in_flight_count for channel in self.channels.values())
         )
 
-    def release(self, saved: TopicState, pause: Callable[[], None] = lambda: None) -> None:
+    def release(self, saved: TopicState, now_ns: int, pause: Callable[[], None] = lambda: None) -> None:
         """Delete files that are not needed any more, once this checkpoint is saved; calls `pause` from time to time."""
         assert self.store is not None, "a topic without a store has no checkpoint"
         if not self.exiting:
-            self.store.release(saved, pause)
+            replays = [each.replay for each in saved.backlogs if each.replay is not None]
+            self.store.release(saved, pause, partial(self._kept_from, replays, now_ns))
+
+    def is_release_due(self, now_ns: int) -> bool:
+        """Whether the log has a segment that the topic's policy retains no longer."""
+        if self.store is None or self.store.retention is None or not self.store.log.segments:
+            return False
+        try:
+            return self.store.log.segments[0].number < self._kept_from([], now_ns)
+        except OSError:
+            return False
+
+    def retain(self, retention: Retention | None) -> None:
+        """Keep what the channels have finished, as long as this says. Errors are logged."""
+        if self.store is None or self.store.retention == retention:
+            return
+        try:
+            self.store.retain(retention)
+        except OSError as error:
+            log.error("TOPIC(%s): cannot retain messages - %s", self.name, error)
+        self._note_change()
+
+    def _kept_from(self, saved: Sequence[Replay], now_ns: int) -> int:
+        """The number of the first segment that the policy retains, or a channel replays. Raises ``OSError``."""
+        assert self.store is not None, "a topic without a store has no checkpoint"
+        own = [channel.backlog.cursor.replay() for channel in self.channels.values()]
+        begins = [replay.ranges[0][0] for replay in [*saved, *own] if replay is not None]
+        log_ = self.store.log
+        return min([self.store.retained_from(now_ns), *(segment_of(log_, each) for each in begins)])
 
     def restore(self, before: TopicState, channels: Iterable[str], now: float, now_ns: int) -> None:
         """Restore a state. Further `channels` begin at the end, or get all messages if the state was lost."""

@@ -675,7 +675,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         real, known = self.topic(topic)
         if known.saved is not None and known.to_be_durable is not None:
             self.write_checkpoint(real, known.saved)
-            real.release(known.saved)
+            real.release(known.saved, self.now_ns)
             known.durable, known.saved, known.to_be_durable = known.to_be_durable, None, None
 
     def write_checkpoint(self, topic: Topic, state: TopicState) -> None:
