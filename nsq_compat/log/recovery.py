@@ -12,6 +12,7 @@ Missing messages are counted, logged, and removed from the channels' states, so 
 sound groups is found, and counted, when it is read.
 """
 
+import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -33,6 +34,8 @@ from nsq_compat.log.control_log import Requeued, decode_move
 from nsq_compat.log.damage import Damage, uncovered
 from nsq_compat.log.files import Files
 from nsq_compat.log.group_reader import MESSAGE_KINDS
+from nsq_compat.log.migration import version_1_files
+from nsq_compat.log.offsets import OffsetReader, oldest
 from nsq_compat.log.reading import LogEnd, readers_from_end, split_by_segment
 from nsq_compat.log.segment import NOWHERE, Group, Segment, locations_of
 from nsq_compat.log.topic_log import DEFAULT_SEGMENT_SIZE, TopicLog
@@ -337,6 +340,7 @@ class StoredTopic:
 
     def __init__(self, files: Files, folder: str, segment_size: int = DEFAULT_SEGMENT_SIZE) -> None:
         self.checkpoint_error = ""
+        self._files = files
         last = None
         try:
             last = read_checkpoint(files, folder)
@@ -376,6 +380,29 @@ class StoredTopic:
                 pass
         for _ in self._stream(ChannelState(min((state.position for state in states), default=end)), end):
             pass
+
+    @property
+    def old_files(self) -> list[str]:
+        """The segments that nsqd migrates at its next start. Raises ``OSError``."""
+        names = [os.path.basename(each.path) for each in self.log.segments]
+        return version_1_files(self._files, self.log.folder, names)
+
+    def read_retained(self) -> tuple[int, int, list[tuple[int, int]]]:
+        """Read all retained messages; returns their first offset, the next offset, and the ranges that are missing."""
+        first = oldest(self.log)
+        end = self.state.end.seq + self.log.deferred_count
+        begin = following = first.offset if first is not None else end
+        gaps: list[tuple[int, int]] = []
+        reader = OffsetReader(self.log, begin)
+        while groups := reader.read():
+            for group in groups:
+                if group.offset > following:
+                    gaps.append((following, group.offset))
+                following = group.offset + len(group.frames)
+        if following < end:
+            gaps.append((following, end))
+        # At level memory, numbers are used for messages that are in no file.
+        return begin, end, [] if self.state.incomplete or self.log.complete_from else gaps
 
     def _unfinished(self, entries: Iterable[bytes]) -> Iterator[bytes]:
         keys = iter(sorted(entries))
