@@ -7,9 +7,14 @@ consumer that keeps up and one that sometimes falls behind. Spark counts the eve
 nsqadmin shows them in a browser. The exit status is 0 if all lines arrived once and no process ended early.
 """
 
+# ruff: noqa: E402
+import signal
+
+# Until `main` handles it, Ctrl-C ends the demonstration silently, also while modules are imported.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import os
-import signal
 import sys
 import tempfile
 import time

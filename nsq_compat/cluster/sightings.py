@@ -4,7 +4,7 @@ A node that vanishes is kept as gone until it is dismissed or back. Memory is bo
 are kept, the latest ones, each with a few topics. It is lost when the program stops.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,9 +50,11 @@ class Sighting:
 class Sightings:
     def __init__(self) -> None:
         self._nodes: dict[str, Sighting] = {}
+        self._latest: Mapping[str, NodeStats] = {}
 
     def see(self, previous: Snapshot | None, snapshot: Snapshot) -> None:
         """Compare two snapshots in their order. A node is gone if it was listed by an nsqlookupd that still answers."""
+        self._latest = snapshot.node_stats
         listed = {node.http_address: node for node in snapshot.nodes}
         at, before = snapshot.taken_at, previous.node_stats if previous else {}
         for address, stats in snapshot.node_stats.items():
@@ -77,6 +79,12 @@ class Sightings:
 
     def of(self, address: str) -> Sighting | None:
         return self._nodes.get(address)
+
+    def recall(self, address: str) -> Sighting | None:
+        """As `of`, with what the node had in the newest snapshot, if it answers no more since then."""
+        if (sighting := self.of(address)) and address in self._latest:
+            _remember(sighting, self._latest[address])
+        return sighting
 
     def gone(self) -> list[Sighting]:
         return [sighting for sighting in self._nodes.values() if sighting.state == GONE]

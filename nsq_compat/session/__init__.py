@@ -8,7 +8,8 @@
     client_roles    the client as a producer, and as a consumer of a channel
     lookupd_session an nsqd, as a client of nsqlookupd (V1)
     lookup_peer     nsqd, as a client of nsqlookupd (V1)
-    http_session    an HTTP client of a daemon: requests from bytes, and the conversation
+    http_session    an HTTP client of a daemon
+    http_request_reader  requests from the bytes of an HTTP client
     ack_session     an HTTP client of a tool, which learns how much of an answer has arrived
     http_message    HTTP requests, responses and limits as values; responses as bytes
     client_session  the client's side of a connection to nsqd

@@ -51,6 +51,10 @@ def test_a_node_that_vanishes_is_gone_with_what_it_had():
     assert sightings.of(A).state == "OK"
 
 
+def test_what_a_node_has_is_known_as_soon_as_it_does_not_answer():
+    assert seen(at(0, A), at(10, A)).recall(A).last_state(12.0) == "last seen 2 s ago, had 1,234 messages in 2 topics"
+
+
 def test_a_node_that_answers_at_last_is_not_gone_as_the_fixed_list_spelled_it():
     assert seen(replace(at(0, A), unreachable=("localhost:1",)), at(10, A, B)).gone() == []
 

@@ -207,6 +207,8 @@ def test_topics_and_channels_that_only_a_stopped_nsqd_has_are_pages_that_mark_it
     pages = site.fetch_all(*of_topic, *of_channels, *(f"{path}/messages" for path in of_channels))
     for path, page in pages.items():
         assert f'No answer: <a href="/nodes/{node.http_address}"' in page, path
+        assert f"<li>{node.http_address}: timeout</li>" in page, path
+        assert not any(nsqlookupd.http_address in page for nsqlookupd in site.nsqlookupds), path
 
 
 def test_an_nsqadmin_without_samples_is_not_held(site, stopped, start):

@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -58,12 +58,22 @@ def test_ctrl_c_while_the_conformance_kit_imports_its_modules_ends_it_silently()
     assert interrupted("nsq-conformance", 0) == (-signal.SIGINT, "")
 
 
+def test_ctrl_c_while_the_demonstration_imports_its_modules_ends_it_silently():
+    command = ("-m", "nsq_conformance.demo", "--help")
+    assert interrupted_command(command, "argparse", 25) == (-signal.SIGINT, "")
+
+
 def interrupted(program: str, modules: int) -> tuple[int, str]:
-    """Exit status and output of a console script that is interrupted this number of modules after its first one."""
+    """`interrupted_command` for a console script."""
     scripts = settings()["options.entry_points"]["console_scripts"]
     first, _, function = dict(line.split(" = ") for line in words(scripts))[program].partition(":")
     code = f"import sys; from {first} import {function}; sys.exit({function}())"
-    command = [sys.executable, "-X", "importtime", "-c", code, "--version"]
+    return interrupted_command(("-c", code, "--version"), first, modules)
+
+
+def interrupted_command(words: Sequence[str], first: str, modules: int) -> tuple[int, str]:
+    """Exit status and output of Python that is interrupted this number of modules after the first of its program."""
+    command = [sys.executable, "-X", "importtime", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
         assert process.stderr is not None
         # The process waits where its report of imported modules fills the pipe, so it cannot end before the signal.

@@ -184,10 +184,13 @@ def show_outcome(done: str, errors: Errors, next_url: str) -> Response:
     if done:
         flash(done, "done")
     # The outcome is stored in a cookie of limited size.
-    for error in errors[:_MAX_ERRORS_SHOWN]:
-        flash(named(error)[:_MAX_ERROR_LENGTH], "error")
-    if len(errors) > _MAX_ERRORS_SHOWN:
-        flash(f"and {len(errors) - _MAX_ERRORS_SHOWN} more errors", "error")
+    texts = list(dict.fromkeys(map(named, errors)))
+    for text in texts[:_MAX_ERRORS_SHOWN]:
+        flash(text[:_MAX_ERROR_LENGTH], "error")
+    if len(texts) > _MAX_ERRORS_SHOWN:
+        flash(f"and {len(texts) - _MAX_ERRORS_SHOWN} more errors", "error")
+    if any(text.endswith(": timeout") for text in texts):
+        flash("What timed out may still be done when the daemon answers again.", "error")
     return redirect(next_url, 303)  # type: ignore[return-value]
 
 

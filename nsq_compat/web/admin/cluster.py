@@ -11,12 +11,12 @@ from nsq_compat.cluster.alerts import alerts_on_node, find_alerts
 from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.history import CLUSTER, History, node_key
 from nsq_compat.cluster.nodes import Node
-from nsq_compat.cluster.sightings import GONE, Sighting
+from nsq_compat.cluster.sightings import GONE, OK, Sighting
 from nsq_compat.cluster.stats import NodeStats
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import require, service
 from nsq_compat.web.admin.actions import perform
-from nsq_compat.web.admin.queries import Queries, current_snapshot
+from nsq_compat.web.admin.queries import STATS_SHARE, Queries, current_snapshot
 from nsq_compat.web.admin.tables import charts_of, page_of, rows_page, timeframe
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.application import ApiError
@@ -147,14 +147,20 @@ def _node_rows(snapshot: Snapshot, history: History) -> list[NodeRow]:
 
 @nodes.get("/nodes")
 def list_() -> str:
-    queries, snapshot, lookupds = Queries(), current_snapshot(), service().cluster.lookupds
-    rows = _node_rows(snapshot, service().history)
+    queries, lookupds, history = Queries(), service().cluster.lookupds, service().history
+    snapshot = queries.snapshot()
+    rows = _node_rows(snapshot, history)
     page = page_of(rows, request.args, _NODE_COLUMNS, lambda row: f"{row.node.hostname} {row.address}")
+    if snapshot is history.latest:
+        # The figures are those of the sample. Whether a daemon answers is asked now.
+        health = queries.health_of([*lookupds, *(row.address for row in page.rows)])
+    else:
+        health = {address: stats.health for address, stats in snapshot.node_stats.items()}
+        health |= dict.fromkeys(set(lookupds) - set(snapshot.silent_lookupds), OK)
     return render_template(
         "nodes/list.html",
         page=page,
-        # The figures are those of the snapshot. Whether a daemon answers is asked now.
-        health=queries.health_of([*lookupds, *(row.address for row in page.rows)]),
+        health=health,
         lookupds=lookupds,
         taken_at=snapshot.taken_at,
         warnings=snapshot.errors,
@@ -163,7 +169,7 @@ def list_() -> str:
 
 @nodes.get("/nodes/<node>")
 def node(node: str) -> str:
-    queries, history, now = Queries(), service().history, service().now()
+    queries, history, now = Queries(STATS_SHARE), service().history, service().now()
     described, stats = queries.node_or_silent(node)
     if request.args.get("confirm") == "tombstone":
         require(Role.ADMIN)
@@ -173,7 +179,7 @@ def node(node: str) -> str:
             raise ApiError(404, "TOPIC_NOT_FOUND")
         return render_template("nodes/confirm.html", node=node, topic=topic)
     if stats is None:
-        sighting = history.sightings.of(node)
+        sighting = history.sightings.recall(node)
         return render_template("nodes/silent.html", node=described, sighting=sighting, warnings=queries.warnings)
     alerts, rate = alerts_on_node(stats, history, now), history.rate(node_key(node))
     return render_template(

@@ -16,7 +16,7 @@ from typing import Final
 from flask import Blueprint, Response, current_app, render_template, request, url_for
 
 from nsq_compat.cluster.cluster import Errors
-from nsq_compat.cluster.http_client import HttpClient
+from nsq_compat.cluster.http_client import DaemonError, HttpClient, named
 from nsq_compat.cluster.peek import DONE, redrive
 from nsq_compat.cluster.reading import UpstreamError
 from nsq_compat.cluster.stats import ChannelStats, TopicStats
@@ -117,7 +117,7 @@ class Redrive:
             try:
                 moved, depth = redrive(client, node, self.topic, self.channel, self.to, min(_BATCH, self.left[node]))
             except UpstreamError as failure:
-                self.errors.append(f"{node}: {failure}")
+                self.errors.append(named(DaemonError(node, str(failure))))
                 return
             self.moved += moved
             self.left[node] -= moved

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from flask import Blueprint, render_template, request
 
-from nsq_compat.cluster.http_client import call_all
+from nsq_compat.cluster.http_client import call_all, named
 from nsq_compat.cluster.stats import ChannelStats
 from nsq_compat.policy.policies import DROP_OLDEST, REJECT, Policies, Policy, PolicyError
 from nsq_compat.web.admin import actions
-from nsq_compat.web.admin.access import check_form, require, service
-from nsq_compat.web.admin.queries import Queries, current_snapshot
+from nsq_compat.web.admin.access import check_form, require
+from nsq_compat.web.admin.queries import STATS_SHARE, Queries
 from nsq_compat.web.admin.tables import page_of
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.application import ApiError
@@ -71,7 +71,7 @@ class NodePolicies:
 
 def _in_force(queries: Queries) -> NodePolicies:
     nodes = [node.http_address for node in queries.nodes()]
-    client = service().cluster.client
+    client = queries.client.at_most(STATS_SHARE * queries.client.timeout)
     answer = call_all(nodes, lambda node: client.get(node, "config/policies"), client.timeout)
     groups: dict[str, Group] = {}
     errors: list[str] = []
@@ -86,7 +86,7 @@ def _in_force(queries: Queries) -> NodePolicies:
         if "INVALID_OPTION" in error:
             unsupported.append(node)
         else:
-            errors.append(f"{node}: {error.removeprefix(f'{node}: ')}")
+            errors.append(named(error))
     return NodePolicies(sorted(groups.values(), key=lambda group: -len(group.nodes)), unsupported, errors)
 
 
@@ -126,7 +126,7 @@ def show() -> str:
     everything = request.args.get("all") == "1"
     channels = [
         channel
-        for topic in current_snapshot().topics
+        for topic in queries.snapshot().topics
         for channel in topic.channels
         if everything or any(part.policy for part in channel.nodes)
     ]

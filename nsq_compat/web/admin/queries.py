@@ -19,17 +19,22 @@ T = TypeVar("T")
 _MAX_SNAPSHOT_AGE: Final = 60.0
 _QUERY_SHARE: Final = 0.8
 """The part of `--page-timeout` that is for queries; the rest is for making the page."""
+STATS_SHARE: Final = 0.4
+"""For pages that ask the nodes again after their stats."""
 _MAX_CONCURRENT: Final = 4
 """Concurrent queries for channels: all go to the same few nsqlookupds."""
 
 
-def current_snapshot() -> Snapshot:
-    """The newest sample, or a new snapshot if there is no recent sample, or none since the last action."""
+def current_snapshot(cluster: Cluster | None = None) -> Snapshot:
+    """The newest sample, or a new snapshot if there is no recent sample, or none since the last action.
+
+    `cluster` is that of a page's other queries, with which a new snapshot shares `--page-timeout`.
+    """
     history, now = service().history, service().now()
     latest = history.latest
     if latest is not None and latest.taken_at >= max(now - _MAX_SNAPSHOT_AGE, history.changed_at):
         return latest
-    return take_snapshot(_cluster_for_a_page(), now)
+    return take_snapshot(cluster or _cluster_for_a_page(), now)
 
 
 def _cluster_for_a_page() -> Cluster:
@@ -39,12 +44,14 @@ def _cluster_for_a_page() -> Cluster:
 class Queries:
     """Every query may raise `AllFailed`. The errors of single daemons become an entry of `warnings` for each query.
 
-    All queries together take `--page-timeout` at most.
+    All queries together take `--page-timeout` at most. `stats_share` is the part of it that a query for stats may take,
+    if the page sends other requests afterwards, with `client`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stats_share: float = 1.0) -> None:
         self._cluster = _cluster_for_a_page()
         self.client = self._cluster.client
+        self._cluster.client = self.client.at_most(stats_share * self.client.timeout)
         self._messages: list[str] = []
         self.warnings: list[str] = []
         """For the pages: these name the daemons."""
@@ -59,8 +66,12 @@ class Queries:
         if errors:
             log.warning("%s", "\n".join(map(named, errors)))
             self._messages.append("\n".join(errors))
-        if failed := [named(error) for error in errors if not is_not_found(error)]:
-            self.warnings.append("\n".join(failed))
+        failed = "\n".join(named(error) for error in errors if not is_not_found(error))
+        if failed and failed not in self.warnings:
+            self.warnings.append(failed)
+
+    def snapshot(self) -> Snapshot:
+        return current_snapshot(self._cluster)
 
     def topics(self) -> list[str]:
         return self._value(self._cluster.topics())

@@ -16,7 +16,7 @@ from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import check_form, require, service
 from nsq_compat.web.admin.actions import perform, show_outcome
 from nsq_compat.web.admin.formatting import FORMS
-from nsq_compat.web.admin.queries import Queries, current_snapshot
+from nsq_compat.web.admin.queries import STATS_SHARE, Queries, current_snapshot
 from nsq_compat.web.admin.tables import charts_of, part_of, row_of, rows_page, timeframe
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.application import ApiError
@@ -84,7 +84,7 @@ def channel(topic: str, channel: str) -> str:
 def messages(topic: str, channel: str) -> str:
     # Viewers see stats, but not the contents of messages.
     require(Role.OPERATOR)
-    queries = Queries()
+    queries = Queries(STATS_SHARE)
     stats = _channel_or_silent(queries, topic, channel)
     limit = _limit()
     peeks = peek(queries.client, [part.node for part in stats.nodes], int(limit), *stats.key)
@@ -104,7 +104,7 @@ def messages(topic: str, channel: str) -> str:
 def watch(topic: str) -> str:
     """The messages published last. Not below /topics, where "messages" may be a channel."""
     require(Role.OPERATOR)
-    queries = Queries()
+    queries = Queries(STATS_SHARE)
     stats = _or_silent(queries, topic, lambda: queries.topic(topic), TopicStats(topic_name=topic))
     limit = _limit()
     peeks = peek(queries.client, [part.node for part in stats.nodes], int(limit), topic)
@@ -298,6 +298,8 @@ def _on_nodes(queries: Queries, topic: str, query: Callable[[], T]) -> T:
     try:
         return query()
     except AllFailed as failure:
+        if queries.silent:
+            raise  # its nodes took all of the time, so the nsqlookupds could not answer
         if topic not in queries.topics():
             raise ApiError(404, "TOPIC_NOT_FOUND") from None
         if failure.errors:

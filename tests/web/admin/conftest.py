@@ -20,6 +20,7 @@ from nsq_compat.web.admin.app import create_app
 from nsq_compat.web.admin.users import Users, make_line
 from nsq_compat.web.metrics import Metrics
 from tests.cluster.daemon import Daemon
+from tests.cluster.hostile import HostileServer, silent
 
 NOW = 1_795_233_495.0
 USERS = "\n".join(
@@ -108,6 +109,17 @@ def lookupd(make_nsqd: Callable[[], Nsqd], nsqd: Nsqd, service: Service) -> Nsqd
     lookupd.says("topics", {"topics": ["orders"]}).says("channels", {"channels": ["archive"]})
     service.cluster.lookupds = [lookupd.address]
     return lookupd
+
+
+@pytest.fixture
+def hanging(service: Service, nsqd: Nsqd, lookupd: Nsqd) -> Iterator[HostileServer]:
+    """A node beside our nsqd that answers later than a page waits for it."""
+    service.options.page_timeout = 3 * SECOND
+    with HostileServer(silent) as hostile:
+        port = int(hostile.address.rpartition(":")[2])
+        listed = {"producers": [nsqd.info(topics=["orders"]), nsqd.info(http_port=port, tcp_port=port)]}
+        lookupd.says("nodes", listed).says("lookup", listed)
+        yield hostile
 
 
 @pytest.fixture

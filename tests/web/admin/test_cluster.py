@@ -212,6 +212,12 @@ def test_a_node_that_is_gone_is_kept_on_the_pages(browser, gone):
     assert "A node is lost" in page
 
 
+def test_a_node_that_hangs_leaves_time_for_the_health_of_the_others(browser, hanging):
+    page = shown(browser.get("/nodes"))
+    assert page.count("no answer") == 1
+    assert f"{hanging.address} host no answer" in page
+
+
 def test_a_node_that_dies_is_one_node_also_if_the_fixed_list_spells_it_differently(browser, service, make_nsqd):
     nsqd = make_nsqd().says("stats", {"topics": []})
     service.cluster.nsqds = [f"localhost:{nsqd.port}"]

@@ -57,6 +57,14 @@ def test_gos_nsqd_has_no_policies_and_a_silent_node_is_named(browser, nsqd, othe
     assert f"{other.address}: got response 500" in page
 
 
+def test_a_node_that_hangs_holds_no_page(browser, nsqd, hanging):
+    nsqd.says("config/policies", [FULL])
+    page = shown(browser.get("/policies?all=1"))
+    assert f"{hanging.address}: timeout" in page
+    assert "Most messages: 1,000" in page
+    assert "orders / archive" in page, "the snapshot has its share of the time"
+
+
 # --- The form ---------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ import base64
 
 import pytest
 
+from nsq_compat.cluster.http_client import HttpClient
 from tests.web.admin.conftest import NOW, channel_json, shown, topic_json
 
 
@@ -189,6 +190,14 @@ def test_no_question_is_asked_about_no_messages(browser, nsqd):
     assert "No messages will be lost: there are none on 1 node. 1 connected consumer will be disconnected." in text
 
 
+def test_an_action_that_timed_out_may_still_be_done(browser, submit, service, hanging):
+    service.cluster.client = HttpClient(request_timeout=2)
+    submit("/topics/orders", action="pause", node=hanging.address)
+    page = shown(browser.get("/create"))
+    assert f"{hanging.address}: timeout" in page
+    assert "may still be done" in page
+
+
 def test_an_nsqlookupd_without_the_topic_is_no_warning(browser, submit, make_nsqd, service, lookupd):
     other = make_nsqd().says("lookup", {"message": "TOPIC_NOT_FOUND"}, 404).says("topics", {"topics": []})
     other.says("nodes", {"producers": []}).says("channels", {"channels": []})
@@ -368,6 +377,14 @@ def test_deferred_and_in_flight_messages_show_their_deadline(browser, nsqd):
     assert "No waiting messages." in page
     assert "next attempt: 2 deferred, due in 1m 30s" in page
     assert "attempt 2 times out in 1m 30s" in page
+
+
+@pytest.mark.parametrize("path", ["/topics/orders/archive/messages", "/messages/orders"])
+def test_a_node_that_hangs_leaves_time_for_the_messages_of_the_others(browser, nsqd, hanging, path):
+    messages = [{"id": "0123456789abcdef", "body": "aGVsbG8=", "size": 5}]
+    nsqd.says("channel/peek", {"messages": messages, "deferred": [], "in_flight": []})
+    nsqd.says("topic/recent", {"messages": messages})
+    assert "hello" in shown(browser.get(path))
 
 
 def test_an_nsqd_that_cannot_show_messages_is_named(browser):
