@@ -927,7 +927,7 @@ MUTANTS: dict[str, Mutant] = {
         QueueOnDisk,
         TopicLog,
         "release",
-        lambda release, log, seq, unfinished, *rest, pause: release(log, seq, lambda: (), *rest),
+        lambda release, log, seq, unfinished, *rest: release(log, seq, lambda: (), *rest),
     ),
     "a checkpoint without what is in flight": (
         QueueOnDisk,
