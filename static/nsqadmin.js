@@ -258,6 +258,10 @@
       const elapsed = (now - previous) / 1000;
       previous = now;
       if (paused) return;
+      if (counter.dataset.counter === "") { // not known, because no node answers
+        counter.textContent = "–";
+        return;
+      }
       const known = Number(counter.dataset.counter);
       // Count at the known rate, and correct the difference to the known value within about a second.
       shown += Number(counter.dataset.rate) * elapsed;

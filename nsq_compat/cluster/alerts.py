@@ -30,12 +30,13 @@ class Alert:
     topic: str = ""
     channel: str = ""
     node: str = ""
+    lookupd: str = ""
     depth: int = 0
     """Orders alerts of one severity, largest first."""
 
 
 def find_alerts(snapshot: Snapshot, history: History) -> list[Alert]:
-    found = [*_node_alerts(snapshot, history)]
+    found = [*_lookupd_alerts(snapshot), *_node_alerts(snapshot, history)]
     for topic in snapshot.topics:
         found += _topic_alerts(topic)
         for channel in topic.channels:
@@ -55,6 +56,16 @@ def alerts_on_node(stats: NodeStats, history: History, now: float) -> list[Alert
 
 def _sorted(alerts: list[Alert]) -> list[Alert]:
     return sorted(alerts, key=lambda alert: (alert.severity, -alert.depth, alert.topic, alert.channel))
+
+
+def _lookupd_alerts(snapshot: Snapshot) -> Iterator[Alert]:
+    for address in snapshot.silent_lookupds:
+        if not snapshot.all_lookupds_silent:
+            yield Alert(Severity.WARNING, "no-lookupd", "nsqlookupd does not answer; others do", lookupd=address)
+            continue
+        known = "the nodes shown are those known before" if snapshot.nodes else "no node is known"
+        text = f"nsqlookupd does not answer, and no other does: consumers find no nodes, and {known}"
+        yield Alert(Severity.SERIOUS, "no-lookupd", text, lookupd=address)
 
 
 def _node_alerts(snapshot: Snapshot, history: History) -> Iterator[Alert]:

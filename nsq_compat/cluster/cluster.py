@@ -10,11 +10,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from nsq_compat.cluster import reading
-from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient, call_all, is_not_found, query_all
+from nsq_compat.cluster.http_client import (
+    AllFailed,
+    Answer,
+    DaemonError,
+    HttpClient,
+    call_all,
+    is_not_found,
+    query_all,
+)
 from nsq_compat.cluster.nodes import Node, canonical_address, mark_out_of_date, read_node, read_registrations
 from nsq_compat.cluster.stats import NodeStats, TopicStats, read_node_stats, sum_topics
 from nsq_compat.protocol.names import address_error
@@ -41,6 +49,7 @@ class Cluster:
         self.lookupds = lookupds
         self.nsqds = nsqds
         self._announced: dict[str, str] = {}
+        self._remembered: list[Node] = []
         self._logged: dict[str, set[str]] = {}
         self._logged_lock = threading.Lock()
 
@@ -67,22 +76,40 @@ class Cluster:
         """Sorted names that the nsqlookupds know; empty without nsqlookupds."""
         return self._names("channels", topic=topic) if self.lookupds else Answer([])
 
-    def nodes(self) -> Answer[list[Node]]:
-        """All nsqds, sorted by host name. `unreachable` has the nsqlookupds, or listed nsqds, that did not answer."""
+    def nodes(self, *, remembered: bool = False) -> Answer[list[Node]]:
+        """All nsqds, sorted by host name. `unreachable` has the nsqlookupds, or listed nsqds, that did not answer.
+
+        With `remembered`, also the nodes that only these nsqlookupds had listed. Then it raises `AllFailed` only if
+        there is no such node.
+        """
         if not self.lookupds:
             answer = self._query_nsqds(self._get_node)
             self._announced.update((listed, node.http_address) for listed, node in answer.value)
             unreachable = self.announced(answer.unreachable)
             return Answer([node for _, node in answer.value], answer.errors, unreachable)
-        listings = self._query_lookupds(lambda address: self._listing(address, "nodes"))
+        try:
+            listings = self._query_lookupds(lambda address: self._listing(address, "nodes"))
+        except AllFailed as failure:
+            if remembered and (kept := self._kept(self.lookupds)):
+                return Answer(kept, failure.errors, tuple(self.lookupds))
+            raise
         nodes: dict[str, Node] = {}
         for address, (listed, _) in listings.value:
             for node in listed:
                 known = nodes.setdefault(node.tcp_address, node)
                 known.remote_addresses.append(f"{address}/{node.remote_address or 'N/A'}")
         mark_out_of_date(list(nodes.values()))
-        found = sorted(nodes.values(), key=lambda node: node.hostname)
+        kept = [node for node in self._kept(listings.unreachable) if node.tcp_address not in nodes]
+        self._remembered[:] = [*nodes.values(), *kept]
+        found = sorted(
+            [*nodes.values(), *(kept if remembered else ())],
+            key=lambda node: (node.hostname, node.broadcast_address, node.tcp_port),
+        )
         return Answer(found, listings.errors, listings.unreachable, _skipped(listings))
+
+    def _kept(self, silent: Sequence[str]) -> list[Node]:
+        """The nodes that only these nsqlookupds listed when they answered last."""
+        return [replace(node, is_remembered=True) for node in self._remembered if node.listed_by <= set(silent)]
 
     def announced(self, listed: Sequence[str]) -> tuple[str, ...]:
         """The addresses that nodes of the fixed list announced when they answered last; as listed until then."""
@@ -100,15 +127,31 @@ class Cluster:
         found = listed or [at for node in self.nodes().value if canonical_address(at := node.http_address) == wanted]
         return found[0] if found else None
 
-    def producers(self, topic: str) -> Answer[list[Node]]:
-        """The nsqds that have a topic. `unreachable` has the listed nsqds that did not answer."""
+    def producers(self, topic: str, *, remembered: bool = False) -> Answer[list[Node]]:
+        """The nsqds that have a topic. `unreachable` has the listed nsqds that did not answer.
+
+        `remembered` is that of `nodes`.
+        """
         if self.lookupds:
-            listings = self._query_lookupds(lambda address: self._listing(address, "lookup", topic=topic))
+            try:
+                listings = self._query_lookupds(lambda address: self._listing(address, "lookup", topic=topic))
+            except AllFailed as failure:
+                if remembered and (kept := self._kept_with(topic, failure.errors)):
+                    return Answer(kept, failure.errors)
+                raise
             nodes = {node.http_address: node for _, (listed, _) in listings.value for node in reversed(listed)}
-            return Answer(list(reversed(nodes.values())), listings.errors, skipped=_skipped(listings))
+            found = list(reversed(nodes.values()))
+            kept = self._kept_with(topic, listings.errors) if remembered else []
+            found += [node for node in kept if node.http_address not in nodes]
+            return Answer(found, listings.errors, skipped=_skipped(listings))
         answer = self._query_nsqds(lambda address: self._get_producer(address, topic))
         found = [node for _, node in answer.value if node is not None]
         return Answer(found, answer.errors, self.announced(answer.unreachable))
+
+    def _kept_with(self, topic: str, errors: Errors) -> list[Node]:
+        """The remembered nodes with this topic; an nsqlookupd that does not know the topic has answered."""
+        silent = [error.daemon for error in errors if isinstance(error, DaemonError) and not is_not_found(error)]
+        return [node for node in self._kept(silent) if topic in node.topics]
 
     def stats(
         self, nodes: Sequence[Node], topic: str = "", channel: str = "", *, clients: bool = False
@@ -326,16 +369,29 @@ class Snapshot:
     errors: tuple[str, ...] = ()
     silent_lookupds: tuple[str, ...] = ()
     """HTTP addresses of the nsqlookupds that did not answer. `nodes` may lack nodes that only these know."""
+    all_lookupds_silent: bool = False
+    """No nsqlookupd answered, if there are any: `nodes` are those of earlier answers."""
     with_clients: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the sums say anything: a node answered, or it is certain that there is none."""
+        return bool(self.node_stats) or not (self.unreachable or self.silent_lookupds)
 
 
 def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Snapshot:
     """Never raises ``AllFailed``: if the cluster does not answer, the snapshot has `errors`."""
     try:
-        nodes = cluster.nodes()
+        nodes = cluster.nodes(remembered=True)
     except AllFailed as failure:
         lookupds, nsqds = tuple(cluster.lookupds), () if cluster.lookupds else cluster.announced(cluster.nsqds)
-        return Snapshot(taken_at=now, errors=(failure.named,), silent_lookupds=lookupds, unreachable=nsqds)
+        return Snapshot(
+            taken_at=now,
+            errors=(failure.named,),
+            silent_lookupds=lookupds,
+            all_lookupds_silent=bool(lookupds),
+            unreachable=nsqds,
+        )
     errors = nodes.errors + nodes.skipped
     node_stats: dict[str, NodeStats] = {}
     names: list[str] = []
@@ -362,5 +418,6 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Sna
         topics=tuple(sorted(topics, key=lambda topic: topic.topic_name)),
         errors=errors,
         silent_lookupds=nodes.unreachable if cluster.lookupds else (),
+        all_lookupds_silent=bool(cluster.lookupds) and len(nodes.unreachable) == len(cluster.lookupds),
         with_clients=clients,
     )

@@ -37,7 +37,7 @@ class Point:
     at: float
     """Unix seconds."""
     depth: float
-    """For a topic, including its channels."""
+    """For a topic, including its channels; nan if unknown."""
     rate: float
     """Messages a second since the previous point; nan if unknown."""
 
@@ -89,6 +89,13 @@ class Series:
         self.fine.put(point)
         self.coarse.put(point)
 
+    def put_gap(self, at: float) -> None:
+        """Nothing is known of this time. `last_seen` stays: the series is forgotten after a day of gaps."""
+        self.rate, self._count = math.nan, -1
+        point = Point(at, math.nan, math.nan)
+        self.fine.put(point)
+        self.coarse.put(point)
+
 
 _UNKNOWN: Final = Series(FINE_SECONDS)
 
@@ -116,9 +123,12 @@ class History:
     def add(self, snapshot: Snapshot) -> None:
         """Other threads run in between, because thousands of topics take long."""
         at = snapshot.taken_at
-        waiting = sum(topic.waiting for topic in snapshot.topics)
-        published = sum(topic.message_count for topic in snapshot.topics)
-        self._put(CLUSTER, at, waiting, published, snapshot.node_stats)
+        if snapshot.is_known:
+            waiting = sum(topic.waiting for topic in snapshot.topics)
+            published = sum(topic.message_count for topic in snapshot.topics)
+            self._put(CLUSTER, at, waiting, published, snapshot.node_stats)
+        elif CLUSTER in self._series:
+            self._series[CLUSTER].put_gap(at)
         for index, topic in enumerate(snapshot.topics):
             if index % _MAX_TOPICS_AT_ONCE == 0:
                 time.sleep(0)
@@ -127,6 +137,9 @@ class History:
                 self._put(stats.key, at, stats.waiting, stats.message_count, (part.node for part in stats.nodes))
         for address, of_node in snapshot.node_stats.items():
             self._put(node_key(address), at, of_node.waiting, of_node.message_count, ())
+        for address in snapshot.unreachable:
+            if series := self._series.get(node_key(address)):
+                series.put_gap(at)
         self.sightings.see(self.latest, snapshot)
         if snapshot.with_clients:
             self.not_ready = frozenset(
@@ -148,7 +161,9 @@ class History:
     def growth(self, key: Key) -> float:
         """Change of the depth over the last two minutes, in messages a second; 0 if unknown."""
         end = self._series.get(key, _UNKNOWN).last_seen
-        points = [point for point in self.points(key, end) if point.at >= end - _TREND_SECONDS]
+        points = [
+            point for point in self.points(key, end) if point.at >= end - _TREND_SECONDS and not math.isnan(point.depth)
+        ]
         if len(points) < 2:
             return 0.0
         return (points[-1].depth - points[0].depth) / (points[-1].at - points[0].at)

@@ -29,6 +29,8 @@ class Node:
     """Names of topics, and whether the node is tombstoned for each."""
     out_of_date: bool = False
     """Another node has a newer version."""
+    is_remembered: bool = False
+    """The nsqlookupds that listed the node do not answer now. All other fields are from their last answers."""
 
     @property
     def http_address(self) -> str:
@@ -37,6 +39,11 @@ class Node:
     @property
     def tcp_address(self) -> str:
         return join_host_port(self.broadcast_address, self.tcp_port)
+
+    @property
+    def listed_by(self) -> set[str]:
+        """The HTTP addresses of the nsqlookupds in `remote_addresses`."""
+        return {listing.partition("/")[0] for listing in self.remote_addresses}
 
     def __str__(self) -> str:
         return self.http_address
@@ -94,7 +101,7 @@ def _read_fields(fields: Mapping[str, object]) -> Node:
     # Tombstones may be missing, which crashes Go's nsqadmin.
     tombstones += [False] * (len(names) - len(tombstones))
     topics = dict(sorted(zip(names, tombstones, strict=False)))
-    return reading.record(Node, fields, out_of_date=False, topics=topics)
+    return reading.record(Node, fields, out_of_date=False, is_remembered=False, topics=topics)
 
 
 def version_key(version: str) -> tuple[int, int, int, bool, str]:

@@ -120,8 +120,7 @@ def _remember(sighting: Sighting, stats: NodeStats) -> None:
 def _is_known_to_be_gone(sighting: Sighting, snapshot: Snapshot) -> bool:
     if not snapshot.silent_lookupds:
         return True
-    listed_by = {listing.partition("/")[0] for listing in sighting.node.remote_addresses}
-    return bool(listed_by - set(snapshot.silent_lookupds))
+    return bool(sighting.node.listed_by - set(snapshot.silent_lookupds))
 
 
 def _unnamed(address: str) -> Node:

@@ -2,6 +2,7 @@
 
     format    names, positions and records of Go's disk queues
     reader    reads a disk queue, damaged or not
+    runs      merges the messages of disk queues by id
     takeover  imports all disk queues of a data path when nsqd starts, each topic atomically
     export    writes topics as disk queues, for the way back to Go's nsqd
 

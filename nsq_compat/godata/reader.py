@@ -94,12 +94,18 @@ class QueueReport:
 
 
 def read_queue(
-    files: Files, folder: str, name: str, report: QueueReport | None = None, found: QueueFiles | None = None
+    files: Files,
+    folder: str,
+    name: str,
+    report: QueueReport | None = None,
+    found: QueueFiles | None = None,
+    block: int = _BLOCK,
 ) -> Iterator[GoMessage]:
     """Iterate over the unfinished messages of the queue `name` in `folder`, in order. Changes no file.
 
     Damage goes into `report` and raises nothing. An ``OSError`` that says nothing about the files, such as "too many
-    open files" or "permission denied", is raised. `found` are the files of the queue, if they are known.
+    open files" or "permission denied", is raised. `found` are the files of the queue, if they are known; `block` is the
+    number of bytes to read at once.
     """
     report = QueueReport() if report is None else report
     report.name = name
@@ -116,11 +122,19 @@ def read_queue(
         confirmed = None
         if positions and number >= positions.write_file:
             confirmed = positions.write_offset if number == positions.write_file else 0
-        yield from read_data_file(files, folder, found.data[number], report, start=start, confirmed=confirmed)
+        name = found.data[number]
+        yield from read_data_file(files, folder, name, report, start=start, confirmed=confirmed, block=block)
 
 
 def read_data_file(
-    files: Files, folder: str, name: str, report: QueueReport, *, start: int = 0, confirmed: int | None = None
+    files: Files,
+    folder: str,
+    name: str,
+    report: QueueReport,
+    *,
+    start: int = 0,
+    confirmed: int | None = None,
+    block: int = _BLOCK,
 ) -> Iterator[GoMessage]:
     """Iterate over the messages of one data file from the offset `start` on; see `read_queue`.
 
@@ -131,7 +145,7 @@ def read_data_file(
     try:
         size = files.size(path)
         with opened(files, path, _READ) as descriptor:
-            data = _DataFile(files, descriptor, name, size)
+            data = _DataFile(files, descriptor, name, size, block)
             confirmed = size if confirmed is None else confirmed
             if start > size:
                 report.add_damage(name, size, start - size, "shorter than the reading position")
@@ -192,13 +206,14 @@ def _report_unreadable(report: QueueReport, name: str, size: int, error: OSError
 
 
 class _DataFile:
-    """A data file, read through a window of `_BLOCK` bytes, or of one record if that is larger."""
+    """A data file, read through a window of `block` bytes, or of one record if that is larger."""
 
-    def __init__(self, files: Files, descriptor: int, name: str, end: int) -> None:
+    def __init__(self, files: Files, descriptor: int, name: str, end: int, block: int) -> None:
         self.name = name
         self.end = end
         self._files = files
         self._descriptor = descriptor
+        self._block = block
         self._begin = 0
         self._window = b""
         self._last_search: tuple[int, int, int | None] = (0, 0, -1)
@@ -208,7 +223,7 @@ class _DataFile:
         begin = offset - self._begin
         if begin < 0 or begin + size > len(self._window):
             self._begin, begin = offset, 0
-            wanted = min(max(size, _BLOCK), self.end - offset)
+            wanted = min(max(size, self._block), self.end - offset)
             self._window = read_up_to(self._files, self._descriptor, wanted, offset)
         return self._window[begin : begin + size]
 
@@ -261,7 +276,7 @@ class _DataFile:
 
     def _candidates(self, offset: int, end: int) -> Iterator[int]:
         """The offsets at which a record's header may be."""
-        while len(block := self.at(offset, min(_BLOCK, end - offset))) >= RECORD_HEADER.size:
+        while len(block := self.at(offset, min(self._block, end - offset))) >= RECORD_HEADER.size:
             for match in _headers.finditer(block):
                 yield offset + match.start()
             offset += len(block) - RECORD_HEADER.size + 1  # a header may continue after the block

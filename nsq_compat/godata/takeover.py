@@ -1,16 +1,17 @@
 """Imports all disk queues of Go's nsqd when nsqd starts on its data path: they become our topics and channels.
 
-In our log all channels of a topic read one stream, while in Go's nsqd each channel has a queue of its own. For a new
-topic, the largest queue of a channel becomes the stream, which takes no memory at any size. The messages of the
-other channels are kept outside the stream, with an entry each in the checkpoint. The messages in the topic's own
-queue follow in the stream, for all channels.
+In our log all channels of a topic read one stream, which takes no memory at any size, while in Go's nsqd each channel
+has a queue of its own. For a new topic, the queues are merged by id into the stream (``runs``): each message once, with
+gaps for the channels that do not have it. If the topic has more than `_MAX_MERGED` channels with messages, those of the
+smaller queues are kept outside the stream, with an entry each in the checkpoint. So are the messages of all
+channels if our log has messages of the topic already. The topic's own queue becomes part of the stream in any case.
 
 If the positions are out of date, the same message may be in a queue twice, or in a topic's and a channel's queue. A
 channel receives it once.
 
-Ids in the stream must grow. Those of Go's nsqd nearly do. A message with an id out of order is kept outside the
-stream, and so is one with an id that does not match its timestamp, because one damaged, very large id would force all
-following messages out of the stream.
+Ids in the stream must grow. A message with an id that does not match its timestamp is kept outside the stream,
+because one damaged, very large id would force all following messages out of the stream. So is a message of a channel
+that has other attempts there than in the stream.
 
 Each message is imported exactly once, even if the process is killed at any time. A topic is imported as a whole, with
 the queues of its channels, in one transaction:
@@ -35,15 +36,16 @@ The operator may remove ``imported`` at any time.
 import json
 import logging
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import compress, count
 from typing import Final
 
 from nsq_compat.godata.format import QueueFiles, frame_of, queues_among
 from nsq_compat.godata.reader import QueueReport, read_queue
+from nsq_compat.godata.runs import BELOW_TICK, QueueRuns, merged
 from nsq_compat.log.checkpoint import CHECKPOINT, ENTRY, ChannelState, TopicState, entry_id
 from nsq_compat.log.data_path import TOPIC_SUFFIX, our_folder, remove_folder
 from nsq_compat.log.files import Files, opened, read_file, replace_file, write_all
@@ -51,16 +53,7 @@ from nsq_compat.log.kept import cut_by_size
 from nsq_compat.log.metadata import MetadataError, TopicMetadata, path_of, read_metadata
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol.go_json import dumps
-from nsq_compat.protocol.message import (
-    EPOCH_TICK,
-    NODE_ID_BITS,
-    SEQUENCE_BITS,
-    TICK_SHIFT,
-    attempts,
-    message_id,
-    message_ids,
-    timestamp_ns,
-)
+from nsq_compat.protocol.message import attempts, message_id, message_ids
 from nsq_compat.protocol.names import is_ephemeral
 
 log = logging.getLogger(__name__)
@@ -73,9 +66,8 @@ _COPY_SIZE: Final = 1 << 20
 _BATCH_BYTES: Final = 1 << 20
 _FIRST_SERIAL: Final = 1 << 40
 """Serials of imported messages begin here, so that they follow those that the topic had before."""
-_BELOW_TICK: Final = NODE_ID_BITS + SEQUENCE_BITS
-_DAY: Final = 86_400 * 10**9 >> TICK_SHIFT  # ticks
-_is_nsqd_id = re.compile(rb"[0-9a-f]{16}").fullmatch
+_MAX_MERGED: Final = 16
+"""Channels of a topic whose queues are merged. Each of their runs takes a descriptor and 64 KiB meanwhile."""
 
 GoTopic = Mapping[str | None, QueueFiles]
 """A topic's disk queues by channel. None: the queue of the topic itself."""
@@ -99,6 +91,7 @@ def take_over(files: Files, data_path: str, segment_size: int) -> None:
             _log_damage(empty)
             importer.set_aside(name, receipt)  # without a transaction, because no message can be duplicated
             continue
+        log.info("TOPIC(%s): importing disk queues of Go's nsqd, %d bytes", name, sum(receipt.sizes.values()))
         with StoredTopic(files, importer.begin(name), segment_size) as stored:
             _log_damage(_Builder(files, data_path, stored, topic).build(known.get(name, TopicMetadata(name))))
         importer.commit(name, receipt)
@@ -174,19 +167,20 @@ class _Builder:
 
     def build(self, known: TopicMetadata) -> list[QueueReport]:
         """Write log and checkpoint. `known` is the topic in nsqd.dat."""
-        if self._seq == 0 and not self._state.channels:
-            streamed = self._largest_queue()
-            if streamed is not None:
-                self._state.channels[streamed] = state = ChannelState(self._seq)
-                self._add_to_stream(self._queues.pop(streamed), [state])
+        names = {*(channel.name for channel in known.channels), *(name for name in self._queues if name is not None)}
+        held = self._state.held  # it may have deferred messages, which are not in the stream
+        if self._seq == 0 and not self._state.channels and not (held is not None and held.entries):
+            self._merge(names, is_handed_over=bool(names) and not known.paused)
             self._state.held = ChannelState(self._seq)  # messages from here on are for all channels
         held = self._state.held
-        names = {*(channel.name for channel in known.channels), *(name for name in self._queues if name is not None)}
         for name in sorted(names - self._state.channels.keys()):
             self._state.channels[name] = ChannelState(self._seq if held is None else held.position)
         self._pause_or_hand_over(known.paused)
         for name in sorted(name for name in self._queues if name is not None):
-            for batch in self._batches(self._queues[name]):
+            self._reports.append(QueueReport())
+            queue = self._queues[name]
+            messages = read_queue(self._files, self._data_path, queue.name, self._reports[-1], queue)
+            for batch in cut_by_size(map(frame_of, messages), _BATCH_BYTES):
                 self._keep(batch, [self._state.channels[name]])
         if None in self._queues:
             held = self._state.held
@@ -206,33 +200,53 @@ class _Builder:
                 state.entries += topic.held.entries
             topic.held = None
 
-    def _largest_queue(self) -> str | None:
-        def size(name: str) -> int:
-            return sum(self._files.size(os.path.join(self._data_path, file)) for file in self._queues[name].live)
+    def _merge(self, names: Iterable[str], is_handed_over: bool) -> None:
+        """Make the stream of a new topic, from the topic's own queue too if its messages are for the channels now."""
+        owners: list[str | None] = [name for name in self._queues if name is not None]
+        owners = sorted(owners, key=self._size, reverse=True)[:_MAX_MERGED]
+        if is_handed_over and None in self._queues:
+            owners.append(None)
+        queues = {owner: self._runs(self._queues.pop(owner)) for owner in owners}
+        channels = {name: ChannelState(self._seq) for name in sorted(names)}
+        gaps: dict[str, list[tuple[int, int]]] = {name: [] for name in channels}
+        for batch in merged(queues, _BATCH_BYTES):
+            stream = [next(iter(frames.values())) for frames in batch]
+            self._log.append(stream, self._seq)
+            for name, state in channels.items():
+                received = [frames.get(name, frames.get(None)) for frames in batch]
+                others = [own != frame for own, frame in zip(received, stream, strict=True)]
+                gaps[name] += _ranges(compress(count(self._seq), others))
+                self._keep([own for own in compress(received, others) if own is not None], [state])
+            self._seq += len(batch)
+            self._state.last_id = message_id(stream[-1])
+        for name, state in channels.items():
+            state.skip(gaps[name])
+        self._state.channels = channels
+        for owner, queue in queues.items():
+            states = list(channels.values()) if owner is None else [channels[owner]]
+            for unsuitable in cut_by_size(queue.others(), _BATCH_BYTES):
+                self._keep(unsuitable, states)
 
-        return max((name for name in self._queues if name is not None), key=size, default=None)
+    def _size(self, owner: str | None) -> int:
+        return sum(self._files.size(os.path.join(self._data_path, file)) for file in self._queues[owner].live)
 
-    def _batches(self, queue: QueueFiles) -> Iterator[list[bytes]]:
-        self._reports.append(QueueReport())
-        messages = read_queue(self._files, self._data_path, queue.name, self._reports[-1], queue)
-        return cut_by_size(map(frame_of, messages), _BATCH_BYTES)
+    def _runs(self, queue: QueueFiles) -> QueueRuns:
+        runs = QueueRuns(self._files, self._data_path, queue)
+        self._reports.append(runs.report)
+        return runs
 
     def _add_to_stream(self, queue: QueueFiles, states: list[ChannelState]) -> None:
         """Append the messages to the stream; those with an unsuitable id are kept, for each of `states`."""
-        for batch in self._batches(queue):
-            growing: list[bytes] = []
-            others: list[bytes] = []
-            for frame in batch:
-                frame_id = message_id(frame)
-                if frame_id > self._state.last_id and _matches_timestamp(frame_id, timestamp_ns(frame)):
-                    self._state.last_id = frame_id
-                    growing.append(frame)
-                else:
-                    others.append(frame)
+        runs = self._runs(queue)
+        for batch in merged({None: runs}, _BATCH_BYTES):
+            growing = [frames[None] for frames in batch if message_id(frames[None]) > self._state.last_id]
             if growing:
                 self._log.append(growing, self._seq)
                 self._seq += len(growing)
-            self._keep(others, states)
+                self._state.last_id = message_id(growing[-1])
+            self._keep([frames[None] for frames in batch[: len(batch) - len(growing)]], states)
+        for unsuitable in cut_by_size(runs.others(), _BATCH_BYTES):
+            self._keep(unsuitable, states)
 
     def _keep(self, frames: list[bytes], states: list[ChannelState]) -> None:
         if not frames:
@@ -251,9 +265,14 @@ class _Builder:
         for key in ours:
             imported.pop(entry_id(key), None)
         reader = self._log.reader(max(state.position, self._begin))
+        gaps = deque(state.gaps)
         while imported and (groups := reader.read()):
-            for each_id in chain.from_iterable(message_ids(group.frames) for group in groups):
-                imported.pop(each_id, None)
+            for group in groups:
+                for seq, each_id in enumerate(message_ids(group.frames), group.first_seq):
+                    while gaps and gaps[0][1] <= seq:
+                        gaps.popleft()
+                    if not gaps or seq < gaps[0][0]:
+                        imported.pop(each_id, None)
         state.entries = [*ours, *imported.values()]
 
     def _write_checkpoint(self) -> None:
@@ -263,17 +282,21 @@ class _Builder:
             state.entries.sort()
         # New ids must exceed the greatest of the stream's last tick, of any node id.
         last = int(topic.last_id, 16)
-        last_id = b"%016x" % (last | ((1 << _BELOW_TICK) - 1) if last else 0)
+        last_id = b"%016x" % (last | ((1 << BELOW_TICK) - 1) if last else 0)
         end = self._log.end._replace(seq=self._seq)
         saved = TopicState(end, topic.clock_offset, last_id, topic.channels, topic.held)
         replace_file(self._files, os.path.join(self._log.folder, CHECKPOINT), saved.encode(), sync=True)
 
 
-def _matches_timestamp(message_id: bytes, published_ns: int) -> bool:
-    """Whether an id is one of nsqd, and its time is within a day of the message's timestamp."""
-    if not _is_nsqd_id(message_id):
-        return False
-    return abs((int(message_id, 16) >> _BELOW_TICK) - ((published_ns >> TICK_SHIFT) - EPOCH_TICK)) < _DAY
+def _ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The ranges that growing numbers form: first number, and the number after the last."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

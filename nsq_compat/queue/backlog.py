@@ -175,11 +175,6 @@ class Cursor:
         """The number of messages that are only in the log."""
         return len(self) - self.window.length
 
-    @property
-    def backend_depth(self) -> int:
-        """The number of messages that mem-queue-size has no room for."""
-        return max(0, min(self.behind, len(self) - self.allowed))
-
     def byte_count(self) -> int:
         """Approximate bytes of all messages; those only in the log are estimated from its size."""
         in_memory = sum(map(len, self.window.frames()))
@@ -400,6 +395,11 @@ class Backlog:
         if not self._return_points and not self._restored:
             return ahead
         return ahead + self.returned.length + len(self._restored)
+
+    @property
+    def backend_depth(self) -> int:
+        """The number of messages that mem-queue-size has no room for."""
+        return max(0, min(self.cursor.behind + len(self._restored), len(self) - self.cursor.allowed))
 
     def byte_count(self) -> int:
         """Approximate bytes of the waiting messages, without restored ones, of which only the ids are known."""

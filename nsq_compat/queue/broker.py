@@ -165,7 +165,7 @@ def _topic_stats(topic: Topic, now: float, channel: str, include_clients: bool) 
         topic_name=topic.name,
         channels=channels,
         depth=topic.depth,
-        backend_depth=topic.backlog.cursor.backend_depth,
+        backend_depth=topic.backlog.backend_depth,
         message_count=topic.message_count,
         message_bytes=topic.message_bytes,
         paused=topic.paused,
@@ -182,7 +182,7 @@ def _channel_stats(channel: Channel, now: float, include_clients: bool) -> Chann
     return ChannelStats(
         channel_name=channel.name,
         depth=channel.depth,
-        backend_depth=channel.backlog.cursor.backend_depth,
+        backend_depth=channel.backlog.backend_depth,
         in_flight_count=channel.in_flight_count,
         deferred_count=channel.deferred_count,
         message_count=channel.message_count,

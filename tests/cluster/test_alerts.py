@@ -122,3 +122,16 @@ def test_alerts_are_sorted_by_severity_and_depth():
     )
     snapshot = Snapshot(taken_at=1.0, topics=(topic,), unreachable=("n:2",))
     assert [alert.channel or alert.node for alert in find_alerts(snapshot, History())] == ["n:2", "b", "a"]
+
+
+def test_a_silent_nsqlookupd_is_a_warning_and_serious_if_no_other_answers():
+    def of(**fields):
+        snapshot = Snapshot(taken_at=1.0, silent_lookupds=("l:1",), **fields)
+        return [(alert.severity, alert.kind, alert.lookupd, alert.text) for alert in find_alerts(snapshot, History())]
+
+    assert of(nodes=(NODE,)) == [(Severity.WARNING, "no-lookupd", "l:1", "nsqlookupd does not answer; others do")]
+    words = "nsqlookupd does not answer, and no other does: consumers find no nodes, and "
+    assert of(nodes=(NODE,), all_lookupds_silent=True) == [
+        (Severity.SERIOUS, "no-lookupd", "l:1", words + "the nodes shown are those known before")
+    ]
+    assert of(all_lookupds_silent=True)[0][3] == words + "no node is known"

@@ -310,3 +310,59 @@ def test_nodes_are_not_unreachable_because_no_nsqlookupd_lists_its_topics(client
 def test_a_cluster_without_nodes_has_no_errors(client, daemon):
     daemon.says("nodes", {"producers": []}).says("topics", {"topics": []})
     assert take_snapshot(Cluster(client, [daemon.address]), 5.0).errors == ()
+
+
+def test_nodes_that_only_silent_nsqlookupds_listed_are_remembered(through_lookupds, two):
+    listed = [producer(1, remote_address="r:1", topics=["t"]), producer(5, topics=["u"])]
+    two[0].says("nodes", {"producers": listed})
+    two[1].says("nodes", {"producers": listed[1:]})
+    assert [node.is_remembered for node in through_lookupds.nodes(remembered=True).value] == [False, False]
+    two[0].says("nodes", b"", 500).says("lookup", b"", 500)
+    two[1].says("lookup", {"message": "TOPIC_NOT_FOUND"}, 404)
+    assert [node.tcp_address for node in through_lookupds.nodes().value] == ["n:5"]
+    found = through_lookupds.nodes(remembered=True).value
+    assert [(node.tcp_address, node.is_remembered) for node in found] == [("n:1", True), ("n:5", False)]
+    assert [node.tcp_address for node in through_lookupds.producers("t", remembered=True).value] == ["n:1"]
+    # The node of which an nsqlookupd that answers knows nothing any more is not remembered.
+    two[1].says("nodes", {"producers": []})
+    assert [node.tcp_address for node in through_lookupds.nodes(remembered=True).value] == ["n:1"]
+    with pytest.raises(AllFailed):
+        through_lookupds.producers("u", remembered=True)
+
+
+def test_without_any_nsqlookupd_all_nodes_are_remembered_until_one_answers(through_lookupds, two):
+    with pytest.raises(AllFailed):
+        through_lookupds.nodes(remembered=True)
+    for lookupd in two:
+        lookupd.says("nodes", {"producers": [producer(1)]})
+    through_lookupds.within(20).nodes()
+    for lookupd in two:
+        lookupd.says("nodes", b"", 500)
+    for _ in range(2):
+        answer = through_lookupds.nodes(remembered=True)
+        assert [node.tcp_address for node in answer.value] == ["n:1"]
+        assert answer.unreachable == tuple(lookupd.address for lookupd in two)
+    with pytest.raises(AllFailed):
+        through_lookupds.nodes()
+    two[1].says("nodes", {"producers": []})
+    assert through_lookupds.nodes(remembered=True).value == []
+
+
+def test_a_snapshot_without_nsqlookupds_has_the_figures_of_the_remembered_nodes(client, make_daemon):
+    lookupd, nsqd = make_daemon(), make_daemon()
+    nsqd.says("stats", {"topics": [{"topic_name": "t", "depth": 3}]})
+    cluster = Cluster(client, lookupds=[lookupd.address])
+    assert not take_snapshot(cluster, 0.0).is_known
+    lookupd.says("nodes", {"producers": []}).says("topics", {"topics": []})
+    assert take_snapshot(cluster, 1.0).is_known
+    lookupd.says("nodes", {"producers": [nsqd.info()]})
+    take_snapshot(cluster, 2.0)
+    lookupd.says("nodes", b"", 500).says("topics", b"", 500)
+    snapshot = take_snapshot(cluster, 3.0)
+    assert snapshot.is_known
+    assert snapshot.all_lookupds_silent
+    assert [topic.waiting for topic in snapshot.topics] == [3]
+    nsqd.says("stats", b"", 500)
+    snapshot = take_snapshot(cluster, 4.0)
+    assert not snapshot.is_known
+    assert snapshot.unreachable == (nsqd.address,)

@@ -1,10 +1,12 @@
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.cluster import history as history_module
 from nsq_compat.cluster.cluster import Snapshot
-from nsq_compat.cluster.history import CLUSTER, History, Point, Ring
+from nsq_compat.cluster.history import CLUSTER, History, Point, Ring, node_key
 from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats
 
 START = 1_000_000.0
@@ -100,3 +102,20 @@ def test_a_ring_has_the_last_point_of_each_step(moments, step, length):
     recent = {slot: at for slot, at in expected.items() if slot > int(now) // step - length}
     assert [point.at for point in ring.points(now)] == [slot * step for slot in sorted(recent)]
     assert [point.depth for point in ring.points(now)] == pytest.approx([recent[slot] for slot in sorted(recent)])
+
+
+def test_a_sample_in_which_nothing_answered_is_a_gap_not_a_zero():
+    stats = {"n:1": NodeStats(topics=[TopicStats(topic_name="t", depth=5, message_count=9)])}
+    topic = TopicStats(topic_name="t", depth=5, message_count=9, nodes=[TopicStats(node="n:1")])
+    known = [Snapshot(taken_at=START + at, topics=(topic,), node_stats=stats) for at in (0, 10, 30, 40)]
+    lost = Snapshot(taken_at=START + 20, unreachable=("n:1",), silent_lookupds=("l:1",), all_lookupds_silent=True)
+    history = fed(*known[:2], lost)
+    assert history.rate(CLUSTER) is None
+    history = fed(*known[:2], lost, *known[2:])
+    for key in (CLUSTER, node_key("n:1")):
+        depths = [point.depth for point in history.points(key, START + 40)]
+        assert depths[:2] + depths[3:] == [5, 5, 5, 5]
+        assert math.isnan(depths[2])
+        assert history.growth(key) == 0.0
+        assert history.rate(key) == 0.0
+    assert fed(lost).points(CLUSTER, START + 20) == []

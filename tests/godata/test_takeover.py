@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsq_compat.godata.export import write_queue
-from nsq_compat.godata.format import GoMessage, encode_record, queue_name
+from nsq_compat.godata.format import GoMessage, encode_record, frame_of, queue_name, queues_among
 from nsq_compat.godata.reader import read_queue
+from nsq_compat.godata.runs import QueueRuns
 from nsq_compat.godata.takeover import RECEIPT, find_go_topics, read_empty, take_over
+from nsq_compat.log.checkpoint import CHECKPOINT, ENTRY, ChannelState, TopicState
 from nsq_compat.log.data_path import make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
@@ -120,7 +122,7 @@ IMPORTS: dict[str, tuple[dict[str | None, list[int]], list[str], bool, dict[str 
         {"a": [1, 2, 3, 5, 6, 7, 8, 9], "b": [5, 6, 7, 8, 9]},
     ),
     "a message twice in a channel's queue is delivered once": (
-        {"a": [1, 2, 3, 1, 4, 2, 5], "b": [1, 2, 1]}, [], False, {"a": [1, 2, 3, 4, 5], "b": [2, 1]},
+        {"a": [1, 2, 3, 1, 4, 2, 5], "b": [1, 2, 1]}, [], False, {"a": [1, 2, 3, 4, 5], "b": [1, 2]},
     ),
     "without channels the topic holds the messages": ({None: [1, 2]}, [], False, {None: [1, 2]}),
     "a paused topic holds the messages back": ({None: [8], "a": [1]}, ["a"], True, {None: [8], "a": [1]}),
@@ -151,6 +153,66 @@ def test_attempts_times_and_ids_are_kept(data_path):
 def test_messages_out_of_order_are_not_lost(data_path):
     data_path.go_has("t", "a", 5, 3, 9, 4)
     assert sorted(data_path.taken_over().ours()["a"]) == [3, 4, 5, 9]
+
+
+def test_queues_with_a_few_interleaved_runs_are_in_the_stream_and_take_no_memory(data_path):
+    older, newer = range(0, 300, 2), range(500, 800, 2)
+    data_path.go_has("t", "a", *(number for pair in zip(older, newer, strict=True) for number in pair))
+    data_path.go_has("t", "b", *older[100:], *newer)
+    data_path.go_has("t", None, *range(401, 421), *range(820, 830))
+    data_path.taken_over()
+    later = [*range(401, 421), *newer, *range(820, 830)]
+    assert data_path.ours() == {"a": [*older, *later], "b": [*older[100:], *later]}
+    with StoredTopic(OsFiles(), topic_folder(str(data_path.folder), "t")) as topic:
+        assert {name: (state.entries, state.gaps) for name, state in topic.state.channels.items()} == {
+            "a": ([], []),
+            "b": ([], []),
+        }
+
+
+def test_a_channel_has_gaps_in_the_stream_for_messages_of_others(data_path):
+    data_path.go_has("t", "a", 1, 2, 3, 4, 5)
+    data_path.go_has("t", "b", 2, 5)
+    data_path.knows("t", "a", "b", "idle")
+    data_path.taken_over()
+    with StoredTopic(OsFiles(), topic_folder(str(data_path.folder), "t")) as topic:
+        states = {name: (state.position, state.gaps, state.entries) for name, state in topic.state.channels.items()}
+    assert states == {"a": (0, [], []), "b": (1, [(2, 4)], []), "idle": (5, [], [])}
+
+
+def test_of_many_channels_the_largest_are_merged_and_none_loses_a_message(data_path):
+    names = [f"c{number:02}" for number in range(20)]
+    for number, name in enumerate(names):
+        data_path.go_has("t", name, *range(number, 21))
+    data_path.go_has("t", None, 19, 20, 30)
+    expected = {name: [*range(number, 21), 30] for number, name in enumerate(names)}
+    assert data_path.taken_over().sorted_ours() == expected
+
+
+def test_an_import_ends_with_an_error_if_a_queue_changes_while_it_is_read(data_path):
+    data_path.go_has("t", "a", 1, 2, 3)
+    queue = queues_among(data_path.files())["t:a"]
+    runs = QueueRuns(OsFiles(), str(data_path.folder), queue)
+    (first,) = runs.runs()
+    with open(data_path.folder / "t:a.diskqueue.000000.dat", "ab") as file:
+        file.write(encode_record(stored(4)))
+    with pytest.raises(OSError, match="changed while they were read"):
+        list(first)
+
+
+def test_a_topic_that_held_only_deferred_messages_keeps_them(data_path):
+    folder = topic_folder(str(data_path.folder), "t")
+    data_path.go_has("t", None, 1)
+    data_path.taken_over()
+    deferred = ENTRY.pack(5.0, 0, IDS[1], 2)
+    with StoredTopic(OsFiles(), folder) as topic:
+        topic.log.keep([frame_of(stored(1))])
+        topic.log.sync()
+        end = topic.log.end._replace(seq=0)
+        state = TopicState(end, 0.0, IDS[1], {}, ChannelState(0, [deferred]))
+        (data_path.folder / "nsq_compat" / "t.topic" / CHECKPOINT).write_bytes(state.encode())
+    data_path.go_has("t", "a", 2)
+    assert data_path.taken_over().sorted_ours() == {"a": [1, 2]}
 
 
 @pytest.mark.parametrize("number", [b"f" * 16, b"?" * 16])
@@ -216,6 +278,9 @@ def test_imports_and_damage_are_logged(data_path, caplog):
     with open(data_path.folder / "t.diskqueue.000000.dat", "ab") as file:
         file.write(b"garbage")
     data_path.taken_over()
+    size = data_path.folder.joinpath("nsq_compat", "imported", "1", "t.diskqueue.000000.dat").stat().st_size
+    positions = data_path.folder.joinpath("nsq_compat", "imported", "1", "t.diskqueue.meta.dat").stat().st_size
+    assert f"TOPIC(t): importing disk queues of Go's nsqd, {size + positions} bytes" in caplog.messages
     assert "DISKQUEUE(t): imported 2 messages" in caplog.messages
     assert "DISKQUEUE(t): 1 damaged parts, 7 bytes could not be read" in caplog.messages
 

@@ -128,7 +128,7 @@ def traffic(nsqds: list[NsqdProcess]) -> Iterator[None]:
 def nsqadmin(nsqds: list[NsqdProcess], traffic: None) -> Iterator[NsqadminProcess]:
     addresses = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in nsqds]
     with NsqadminProcess(installed_nsqadmin(), options=[*addresses, "--sample-interval=1s"]) as nsqadmin:
-        until(lambda: Figures(nsqadmin.get("/")).tiles["Published /s"] != "\u2013", "a rate")
+        until(lambda: Figures(nsqadmin.get("/")).tiles["Rate /s"] != "\u2013", "a rate")
         yield nsqadmin
 
 
@@ -136,7 +136,7 @@ def test_tiles_plots_and_tables_of_the_overview_agree(nsqadmin):
     for _ in range(ROUNDS):
         page = Figures(nsqadmin.get("/"))
         assert page.plots["Waiting"] == page.tiles["Waiting"]
-        assert page.plots["Messages a second"] == page.tiles["Published /s"]
+        assert page.plots["Rate /s"] == page.tiles["Rate /s"]
         for tile in ("Waiting", "In flight", "Channels", "Consumers"):
             assert total(page.columns["topic-table", tile]) == number(page.tiles[tile]), tile
 
@@ -146,23 +146,23 @@ def test_tiles_plots_and_tables_of_a_topic_agree(nsqadmin, topic):
     for _ in range(ROUNDS):
         page = Figures(nsqadmin.get(f"/topics/{topic}"))
         assert page.plots["Waiting"] == page.tiles["Waiting"] == page.totals["nodes", "Waiting"]
-        assert page.plots["Messages a second"] == page.tiles["Published /s"]
+        assert page.plots["Rate /s"] == page.tiles["Rate /s"]
         assert page.tiles["Messages"] == page.totals["nodes", "Messages"]
         for label in ("Waiting", "Messages"):
             assert total(page.columns["nodes", label]) == number(page.totals["nodes", label]), label
         for tile in ("In flight", "Deferred", "Consumers"):
             assert total(page.columns["channels", tile]) == number(page.tiles[tile]), tile
         if topic != "waits":  # no message waits in the topic itself
-            assert total(page.columns["channels", "Depth"]) == number(page.tiles["Waiting"])
+            assert total(page.columns["channels", "Waiting"]) == number(page.tiles["Waiting"])
 
 
 @pytest.mark.parametrize("channel", ["archive", "mail"])
 def test_tiles_plots_and_tables_of_a_channel_agree(nsqadmin, channel):
     for _ in range(ROUNDS):
         page = Figures(nsqadmin.get(f"/topics/orders/{channel}"))
-        assert page.plots["Depth"] == page.tiles["Depth"]
-        assert page.plots["Messages a second"] == page.tiles["Rate /s"]
-        for tile in ("Depth", "In flight", "Deferred", "Consumers"):
+        assert page.plots["Waiting"] == page.tiles["Waiting"]
+        assert page.plots["Rate /s"] == page.tiles["Rate /s"]
+        for tile in ("Waiting", "In flight", "Deferred", "Consumers"):
             assert page.tiles[tile] == page.totals["nodes", tile], tile
             assert total(page.columns["nodes", tile]) == number(page.tiles[tile]), tile
 
@@ -172,12 +172,12 @@ def test_headings_tiles_plots_and_tables_of_a_node_agree(nsqadmin, nsqds):
         text = nsqadmin.get(f"/nodes/{nsqds[0].http_address}")
         page = Figures(text)
         assert page.plots["Waiting"] == page.tiles["Waiting"]
-        assert page.plots["Messages a second"] == page.tiles["Published /s"]
+        assert page.plots["Rate /s"] == page.tiles["Rate /s"]
         headings = re.findall(r"([0-9,]+) waiting(?: \(([0-9,]+) not yet in channels\))?, ([0-9,]+) message", text)
         assert len(headings) == number(page.tiles["Topics"]) == len(TOPICS)
         assert total([waiting for waiting, _, _ in headings]) == number(page.tiles["Waiting"])
         in_topics = total([undelivered or "0" for _, undelivered, _ in headings])
-        assert in_topics + total(page.columns["topics", "Depth"]) == number(page.tiles["Waiting"])
+        assert in_topics + total(page.columns["topics", "Waiting"]) == number(page.tiles["Waiting"])
         for tile, of_clients in (("In flight", "In flight"), ("Consumers", "Connections")):
             assert total(page.columns["topics", tile]) == number(page.tiles[tile]), tile
             assert total(page.columns["clients", of_clients]) == number(page.tiles[tile]), tile
@@ -211,7 +211,7 @@ def test_an_emptied_channel_is_empty_on_all_pages_at_once(nsqd, start: StartNsqa
     nsqadmin = start(f"--nsqd-http-address={nsqd.http_address}", "--sample-interval=1h")
     until(lambda: Figures(nsqadmin.get("/")).tiles["Waiting"] == "3,000", "the sample")
     nsqadmin.send("/api/topics/full/archive", '{"action": "empty"}')
-    for path, name in (("/", "Waiting"), ("/topics/full", "Waiting"), ("/topics/full/archive", "Depth")):
+    for path, name in (("/", "Waiting"), ("/topics/full", "Waiting"), ("/topics/full/archive", "Waiting")):
         page = Figures(nsqadmin.get(path))
         assert (page.tiles[name], page.plots[name]) == ("0", "0"), path
     assert number(Figures(nsqadmin.get("/topics")).columns["topic-table", "Waiting"][0]) == 0

@@ -98,6 +98,20 @@ def test_peeking_reads_no_more_restored_messages_than_requested(backlog, cursor,
     assert all_of(backlog) == [b"a", b"b", b"c", b"d"]
 
 
+def test_restored_messages_that_memory_has_no_room_for_count_as_backend_depth(backlog, cursor, log):
+    log.update((message_id(each), each) for each in frames(b"a", b"b", b"c"))
+    cursor.allowed = 2
+    depths = []
+    for count in range(4):
+        backlog.empty()
+        restores(backlog, *[(text, 2) for text in (b"a", b"b", b"c")[:count]])
+        depths.append((len(backlog), backlog.backend_depth))
+    assert depths == [(0, 0), (1, 0), (2, 0), (3, 1)]
+    cursor.extend(frames(b"d", b"e"))
+    assert backlog.backend_depth == 3, "the messages of the stream are in memory"
+    assert (taken(backlog, 1), len(backlog), backlog.backend_depth) == ([b"a"], 4, 0)
+
+
 def test_returned_messages_wait_for_no_more_messages_than_memory_holds(backlog, cursor):
     cursor.extend(frames(b"a", b"b", b"c", b"d"))
     taken(backlog, 1)

@@ -490,7 +490,7 @@ def test_messages_that_are_not_in_memory_come_from_the_log(logging_daemon):
     logging_daemon.publishes(b"a", b"b", b"c")
     logging_daemon.publishes(b"d")
     assert logging_daemon.channel().backlog.cursor.behind
-    assert logging_daemon.channel().backlog.cursor.backend_depth == 2
+    assert logging_daemon.channel().backlog.backend_depth == 2
     assert consumer.takes() == [b"a", b"b", b"c", b"d"]
     assert logging_daemon.channel().dropped_count == 0
 

@@ -333,7 +333,7 @@ def test_messages_in_the_log_take_bounded_memory(data_path, monkeypatch, holding
     cursor = (topic if holding else daemon.channel()).backlog.cursor
     assert len(cursor) - cursor.behind == 3
     holder = topic if holding else daemon.channel()
-    assert (holder.depth, holder.backlog.cursor.backend_depth) == (8, 2)
+    assert (holder.depth, holder.backlog.backend_depth) == (8, 2)
     consumer = daemon.consumer()
     assert [body for _ in range(4) for body in consumer.takes()] == [b"%d" % number for number in range(8)]
 
@@ -345,14 +345,14 @@ def test_an_ephemeral_channel_keeps_what_the_options_say(data_path, monkeypatch,
     channel = daemon.topic().channel("c#ephemeral")
     for number in range(8):
         daemon.publishes(b"%d" % number)
-    assert (channel.depth, channel.backlog.cursor.backend_depth, channel.dropped_count) == (6, 0, 2)
+    assert (channel.depth, channel.backlog.backend_depth, channel.dropped_count) == (6, 0, 2)
 
 
 def test_held_messages_beyond_memory_are_in_the_log(logging_daemon):
     logging_daemon.publishes(b"a", b"b")
-    assert logging_daemon.topic().backlog.cursor.backend_depth == 0
+    assert logging_daemon.topic().backlog.backend_depth == 0
     logging_daemon.publishes(b"c", b"d")
-    assert (logging_daemon.topic().depth, logging_daemon.topic().backlog.cursor.backend_depth) == (4, 2)
+    assert (logging_daemon.topic().depth, logging_daemon.topic().backlog.backend_depth) == (4, 2)
     assert logging_daemon.topic().dropped_count == 0
     consumer = logging_daemon.consumer()
     assert consumer.takes() + consumer.takes() == [b"a", b"b", b"c", b"d"]

@@ -41,7 +41,7 @@ def topics() -> Response:
         escape = re.search(rb"%(?![0-9a-fA-F]{2}).{0,2}", request.query_string)
         text = f"invalid URL escape {quote(escape[0])}" if escape else "invalid semicolon separator in query"
         raise ApiError(400, text) from None
-    queries = Queries()
+    queries = Queries(only_listed=True)
     if parameters.get("inactive") == "true":
         channels = queries.channels_of(queries.inactive_topics())
         return _answer(queries, topics={topic: names or None for topic, names in channels.items()})
@@ -50,25 +50,25 @@ def topics() -> Response:
 
 @api.get("/topics/<topic>")
 def topic(topic: str) -> Response:
-    queries = Queries()
+    queries = Queries(only_listed=True)
     return _answer(queries, **_topic(queries.topic(topic)))
 
 
 @api.get("/topics/<topic>/<channel>")
 def channel(topic: str, channel: str) -> Response:
-    queries = Queries()
+    queries = Queries(only_listed=True)
     return _answer(queries, **_channel(queries.channel(topic, channel)))
 
 
 @api.get("/nodes")
 def nodes() -> Response:
-    queries = Queries()
+    queries = Queries(only_listed=True)
     return _answer(queries, nodes=[_node(node) for node in queries.nodes()] or None)
 
 
 @api.get("/nodes/<node>")
 def node(node: str) -> Response:
-    queries = Queries()
+    queries = Queries(only_listed=True)
     _, stats = queries.node(node)
     clients = [client for topic in stats.topics for channel in topic.channels for client in channel.clients or ()]
     return _answer(
@@ -82,7 +82,7 @@ def node(node: str) -> Response:
 
 @api.get("/counter")
 def counter() -> Response:
-    queries = Queries()
+    queries = Queries(only_listed=True)
     stats = {":".join((*each.key, each.node)): picked(each, _COUNTER) for each in queries.channels_by_node()}
     return _answer(queries, stats=dict(sorted(stats.items())))
 
@@ -137,7 +137,7 @@ def tombstone(node: str) -> Response:
 
 
 def _done(errors: tuple[str, ...]) -> Response:
-    queries = Queries()
+    queries = Queries(only_listed=True)
     queries.add_warning(errors)
     return _answer(queries)
 

@@ -10,6 +10,7 @@ from flask import Blueprint, Response, render_template, request, url_for
 from nsq_compat.cluster.alerts import alerts_on_node, find_alerts
 from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.history import CLUSTER, History, node_key
+from nsq_compat.cluster.http_client import AllFailed
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.sightings import GONE, OK, Sighting
 from nsq_compat.cluster.stats import NodeStats
@@ -38,7 +39,14 @@ def overview() -> str:
     snapshot = current_snapshot()
     history = service().history
     alerts, rate = find_alerts(snapshot, history), history.rate(CLUSTER)
-    waiting = sum(topic.waiting for topic in snapshot.topics)
+    waiting = sum(topic.waiting for topic in snapshot.topics) if snapshot.is_known else None
+    totals = {
+        "Topics": len(snapshot.topics),
+        "Channels": sum(len(topic.channels) for topic in snapshot.topics),
+        "Consumers": sum(topic.total("client_count") for topic in snapshot.topics),
+        "Waiting": waiting,
+        "In flight": sum(topic.total("in_flight_count") for topic in snapshot.topics),
+    }
     return render_template(
         "cluster/overview.html",
         warnings=snapshot.errors,
@@ -47,16 +55,17 @@ def overview() -> str:
         page=rows_page(snapshot.topics),
         rate=rate,
         charts=charts_of(CLUSTER, waiting, rate, snapshot.taken_at),
-        totals={
-            "Topics": len(snapshot.topics),
-            "Channels": sum(len(topic.channels) for topic in snapshot.topics),
-            "Nodes": len(snapshot.nodes),
-            "Consumers": sum(topic.total("client_count") for topic in snapshot.topics),
-            "Waiting": waiting,
-            "In flight": sum(topic.total("in_flight_count") for topic in snapshot.topics),
-        },
+        totals=totals if snapshot.is_known else dict.fromkeys(totals),
+        node_count=_node_count(snapshot),
+        silent=snapshot.unreachable,
         timeframe=timeframe(),
     )
+
+
+def _node_count(snapshot: Snapshot) -> int | None:
+    """The number of nodes that the cluster has; None if that is not known."""
+    found = {*(node.http_address for node in snapshot.nodes), *snapshot.unreachable}
+    return len(found) if found or snapshot.is_known else None
 
 
 @cluster.get("/counter")
@@ -70,7 +79,7 @@ def counter() -> str:
     ]
     return render_template(
         "cluster/counter.html",
-        total=sum(count for _, _, count, _ in rows),
+        total=sum(count for _, _, count, _ in rows) if snapshot.is_known else None,
         rate=sum(rate for *_, rate in rows),
         busiest=sorted((row for row in rows if row[3]), key=lambda row: -row[3])[:_MAX_BUSIEST],
         warnings=snapshot.errors,
@@ -86,12 +95,23 @@ def lookup() -> str:
         return render_template("cluster/confirm.html", **names)
     queries = Queries()
     lookupds = service().cluster.lookupds
-    page = page_of(queries.inactive_topics() if lookupds else [], request.args, {"name": str}, str)
+    inactive: list[str] | None = []
+    channels = {}
+    try:
+        inactive = queries.inactive_topics() if lookupds else []
+    except AllFailed as failure:
+        queries.add_warning(failure.errors)
+        inactive = None
+    page = page_of(inactive or [], request.args, {"name": str}, str)
+    if page.rows:
+        channels = queries.channels_of(page.rows)
     return render_template(
         "cluster/lookup.html",
         lookupds=lookupds,
+        health=queries.health_of(lookupds),
+        is_known=inactive is not None,
         page=page,
-        channels=queries.channels_of(page.rows),
+        channels=channels,
         warnings=queries.warnings,
     )
 
@@ -163,6 +183,7 @@ def list_() -> str:
         health=health,
         lookupds=lookupds,
         taken_at=snapshot.taken_at,
+        node_count=page.found if page.search or rows else _node_count(snapshot),
         warnings=snapshot.errors,
     )
 

@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,11 @@ operations = Blueprint("operations", __name__)
 
 _PLAIN: Final = "text/plain; charset=utf-8"
 _MAX_VALUE_BYTES: Final = 1024 * 1024
+_OF_NODES: Final = (
+    *("nsqadmin_nodes", "nsqadmin_topics", "nsqadmin_channels", "nsqadmin_topic_depth", "nsqadmin_channel_depth"),
+    "nsqadmin_in_flight",
+)
+"""Metrics that are not known if no node is."""
 
 
 @operations.get("/config/<name>")
@@ -100,7 +106,7 @@ def collect(history: History) -> Iterable["Metric"]:
     snapshot = history.latest
     if snapshot is None:
         return
-    topics = snapshot.topics
+    topics, unknown = snapshot.topics, not snapshot.is_known
     for name, help, value in (
         (
             "nsqadmin_last_sample_timestamp_seconds",
@@ -117,4 +123,5 @@ def collect(history: History) -> Iterable["Metric"]:
         ("nsqadmin_channel_depth", "Messages waiting for a consumer.", sum(topic.total("depth") for topic in topics)),
         ("nsqadmin_in_flight", "Messages in flight.", sum(topic.total("in_flight_count") for topic in topics)),
     ):
-        yield GaugeMetricFamily(name, help, value=float(value))
+        # Nothing is 0 because no daemon answered.
+        yield GaugeMetricFamily(name, help, value=math.nan if unknown and name in _OF_NODES else float(value))

@@ -45,10 +45,12 @@ class Queries:
     """Every query may raise `AllFailed`. The errors of single daemons become an entry of `warnings` for each query.
 
     All queries together take `--page-timeout` at most. `stats_share` is the part of it that a query for stats may take,
-    if the page sends other requests afterwards, with `client`.
+    if the page sends other requests afterwards, with `client`. Unless `only_listed`, as NSQ's API, queries include the
+    nodes that are known from nsqlookupds that do not answer now.
     """
 
-    def __init__(self, stats_share: float = 1.0) -> None:
+    def __init__(self, stats_share: float = 1.0, *, only_listed: bool = False) -> None:
+        self._remembered = not only_listed
         self._cluster = _cluster_for_a_page()
         self.client = self._cluster.client
         self._cluster.client = self.client.at_most(stats_share * self.client.timeout)
@@ -102,7 +104,7 @@ class Queries:
         return sum_channel(name, parts)
 
     def nodes(self) -> list[Node]:
-        return self._value(self._cluster.nodes())
+        return self._value(self._cluster.nodes(remembered=self._remembered))
 
     def node(self, address: str) -> tuple[Node, NodeStats]:
         """Raises `ApiError` 404 if the cluster does not have the node."""
@@ -144,7 +146,7 @@ class Queries:
 
     def _topic_parts(self, topic: str, channel: str = "", *, clients: bool = False) -> list[TopicStats]:
         """A topic on each of its nodes."""
-        found = self._cluster.producers(topic)
+        found = self._cluster.producers(topic, remembered=self._remembered)
         producers = self._value(found)
         self.silent += found.unreachable
         try:

@@ -131,21 +131,21 @@ def _values(stats: TopicStats | ChannelStats) -> list[tuple[float, float]]:
     return [(point.at, point.rate if isinstance(stats, TopicStats) else point.depth) for point in points]
 
 
-def charts_of(key: Key, waiting: int, rate: float | None, at: float) -> Mapping[str, Chart]:
+def charts_of(key: Key, waiting: int | None, rate: float | None, at: float) -> Mapping[str, Chart]:
     """Depth and rate over the known part of the last day (``?span=24h``) or hour; peaks whole with ``?peaks=whole``.
 
     They end with the figures that the page shows elsewhere, which are from the time `at` and may be newer than the last
-    sample.
+    sample. None is unknown, and shown as a gap.
     """
     now, day = service().now(), wants_day()
     known = [point for point in service().history.points(key, now, day=day) if point.at < at]
-    points = [*known, Point(at, waiting, math.nan if rate is None else rate)]
+    points = [*known, Point(at, *(math.nan if value is None else value for value in (waiting, rate)))]
     depths, rates = ([(point.at, getattr(point, name)) for point in points] for name in ("depth", "rate"))
     span = span_of(depths, now, _DAY if day else _HOUR)
     whole = wants_whole_peaks()
     return {
-        "Depth" if all(key) else "Waiting": chart(depths, now, span, whole=whole),
-        "Messages a second": replace(chart(rates, now, span, whole=whole), latest=rate),
+        "Waiting": replace(chart(depths, now, span, whole=whole), latest=waiting),
+        "Rate /s": replace(chart(rates, now, span, whole=whole), latest=rate),
     }
 
 

@@ -2,6 +2,7 @@
 
 import html
 import logging
+import math
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import nsq_compat
 from nsq_compat.cluster.cluster import take_snapshot
+from nsq_compat.web.admin.operations import collect
 from tests.web.admin.conftest import NOW, channel_json, shown, topic_json
 
 
@@ -69,9 +71,9 @@ def test_rates_and_charts_come_from_samples(browser, service, nsqd):
     service.time = NOW + 55
     page = browser.get("/topics/t")
     assert '<polyline class="line"' in page.text
-    assert "Messages a second 100" in shown(page)
+    assert "Rate /s 100" in shown(page)
     assert '<polyline class="line"' in browser.get("/topics/t?span=24h").text
-    assert "Published /s 100" in shown(browser.get("/"))
+    assert "Rate /s 100" in shown(browser.get("/"))
     assert '<polyline class="line"' in browser.get("/").text
 
 
@@ -94,6 +96,58 @@ def test_a_cluster_that_does_not_answer_is_not_called_healthy(browser, nsqd):
         assert "failed to query any nsqd" in page.text
         assert "All nodes answer" not in page.text
         assert "No topics yet" not in page.text
+
+
+def test_a_cluster_without_nsqlookupds_keeps_its_nodes_and_figures(browser, service, nsqd, lookupd):
+    service.history.add(take_snapshot(service.cluster, NOW - 20))
+    for path in ("nodes", "topics", "lookup", "ping"):
+        lookupd.says(path, b"", 500)
+    lookupd.does("ping", lambda handler: handler.connection.close())
+    service.history.add(take_snapshot(service.cluster, NOW - 10))
+    overview = shown(browser.get("/"))
+    assert "Nodes 1 Topics 1" in overview
+    assert "Waiting 12,311" in overview
+    assert f"serious {lookupd.address} nsqlookupd does not answer, and no other does" in overview
+    assert "No other problems" not in overview
+    nodes = shown(browser.get("/nodes"))
+    assert "nsqd nodes ( 1 )" in nodes
+    assert f"{nsqd.address} host OK last known" in nodes
+    assert "12,311" in nodes
+    assert "0 of 1" in nodes
+    assert f"{lookupd.address} no answer" in nodes
+    for path in ("/topics/orders", "/topics/orders/archive", f"/nodes/{nsqd.address}", "/policies"):
+        page = browser.get(path)
+        assert page.status_code == 200, path
+        assert nsqd.address in page.text
+    assert "No nsqlookupd answers, so inactive topics are not known." in shown(browser.get("/lookup"))
+    assert 'data-counter="20000"' in browser.get("/counter").text
+    # As NSQ's nsqadmin.
+    assert browser.get("/api/nodes").status_code == 502
+    assert browser.get("/api/topics/orders").status_code == 502
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["nsqlookupd", "fixed list"])
+def test_a_cluster_of_which_nothing_answers_has_no_figures(browser, service, nsqd, lookupd, listed):
+    if listed:
+        service.cluster.lookupds = []
+    service.history.add(take_snapshot(service.cluster, NOW - 10)) if listed else None
+    for daemon in (nsqd, lookupd):
+        for path in ("nodes", "topics", "stats", "info"):
+            daemon.says(path, b"", 500)
+        daemon.does("ping", lambda handler: handler.connection.close())
+    service.history.add(take_snapshot(service.cluster, NOW))
+    overview = shown(browser.get("/"))
+    for name in ("Topics", "Channels", "Consumers", "Waiting", "In flight", "Rate /s"):
+        assert f"{name} \u2013" in overview, name
+    assert ("Nodes 1" if listed else "Nodes \u2013") in overview
+    assert overview.count("Waiting \u2013") == 2, "the tile and the plot"
+    assert 'data-counter=""' in browser.get("/counter").text
+    text = shown(browser.get("/nodes"))
+    assert "has registered with nsqlookupd" not in text
+    assert ("nsqd nodes ( 1 )" if listed else "No nsqd is known, because no nsqlookupd answers.") in text
+    samples = {each.name: each.samples[0].value for each in collect(service.history)}
+    assert math.isnan(samples["nsqadmin_channel_depth"])
+    assert samples["nsqadmin_errors"] == 1.0
 
 
 @pytest.fixture
