@@ -215,6 +215,16 @@ def test_a_channel_is_created_at_a_place(call, topic):
     assert code(again) == refused(400, "INVALID_ARG_FROM: the channel exists; /channel/rewind moves it")
 
 
+def test_messages_are_shown_with_their_offsets(call, topic):
+    def offsets(path: str, key: str = "messages") -> list[int]:
+        shown = answer(call, "GET", f"/{path}?topic=t&channel=c&limit=20")[key]
+        return [each["offset"] for each in shown]
+
+    assert offsets("topic/recent") == list(range(10))
+    assert offsets("channel/peek") == [0, 1, 2, 5, 6, 7, 8, 9]
+    assert offsets("channel/peek", "deferred") == [3, 4]
+
+
 def test_what_has_no_log_cannot_be_read_or_moved(call, daemon, topic):
     daemon.broker.topic("e#ephemeral").channel("c")
     topic.channel("c#ephemeral")
