@@ -18,11 +18,13 @@ Writing:
 Reading:
 
     reading         across segments: in order, by location, or by message id
+    offsets         by offset or time of publishing; what a policy retains
     group_reader    within a segment, past damage        damage        counts and logs lost messages
 
 Starting:
 
     checkpoint      a topic's state as bytes             recovery      the state from checkpoint and log
+    migration       files of an earlier version
 
 Files:
 

@@ -9,11 +9,12 @@ import base64
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from nsq_compat.log.data_path import reason
+from nsq_compat.log.offsets import offsets_of
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.policies import PolicyError
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
@@ -117,7 +118,8 @@ class Administration:
         limit = _limit(request)
         topic = self._topic_of(request)
         published = read_in_steps(lambda: topic.recent(limit, self._service.now(), self._service.now_ns()))
-        messages = [_message_json(frame) | ({"due": due_ns} if due_ns else {}) for frame, due_ns in published]
+        offsets = _offsets(topic, [frame for frame, _ in published])
+        messages = [_message_json(frame, offsets) | ({"due": due_ns} if due_ns else {}) for frame, due_ns in published]
         return json_response({"message_count": topic.message_count, "messages": messages})
 
     # --- Channels -----------------------------------------------------------------------------------------------------
@@ -146,13 +148,18 @@ class Administration:
         limit = _limit(request)
         channel = self._channel_of(request)
         peek = read_in_steps(lambda: channel.peek(limit))
+        taken = [frame for _, frame in (*peek.deferred, *peek.in_flight)]
+        offsets = _offsets(self._topic_of(request), [*peek.waiting, *taken])
         return json_response(
             {
                 "depth": channel.depth,
-                "messages": [_message_json(frame) for frame in peek.waiting],
-                "deferred": [_message_json(frame) | {"due": self._wall_ns(due)} for due, frame in peek.deferred],
+                "messages": [_message_json(frame, offsets) for frame in peek.waiting],
+                "deferred": [
+                    _message_json(frame, offsets) | {"due": self._wall_ns(due)} for due, frame in peek.deferred
+                ],
                 "in_flight": [
-                    _message_json(frame) | {"deadline": self._wall_ns(deadline)} for deadline, frame in peek.in_flight
+                    _message_json(frame, offsets) | {"deadline": self._wall_ns(deadline)}
+                    for deadline, frame in peek.in_flight
                 ],
             }
         )
@@ -290,10 +297,18 @@ def _limit(request: Request, largest: int = MAX_RECENT) -> int:
     return int(text[:9])
 
 
-def _message_json(frame: bytes) -> dict[str, object]:
+def _offsets(topic: Topic, frames: Sequence[bytes]) -> Mapping[bytes, int]:
+    """The offsets of those of these messages that the log still has, by id."""
+    store = topic.store
+    return {} if store is None else read_in_steps(lambda: offsets_of(store.log, map(message_id, frames)))
+
+
+def _message_json(frame: bytes, offsets: Mapping[bytes, int]) -> dict[str, object]:
+    """`offset` is null if the message is not in the log any more, or in memory only."""
     message_body = body(frame)
     return {
         "id": message_id(frame).decode("ascii"),
+        "offset": offsets.get(message_id(frame)),
         "timestamp": timestamp_ns(frame),
         "attempts": attempts(frame),
         "size": len(message_body),

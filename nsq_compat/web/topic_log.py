@@ -4,10 +4,10 @@ They do not exist in NSQ (docs/http-api.md: reading by offset). WHEN is `oldest`
 3339, or a duration ago, such as 15m.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from nsq_compat.log.offsets import OffsetReader, offset_at, oldest, published_since, retained
 from nsq_compat.log.topic_log import TopicLog
@@ -20,6 +20,8 @@ from nsq_compat.queue.values import NotLogged
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.application import V1, ApiError, Route, Routes, json_response, parse_query, read_in_steps, required
 from nsq_compat.web.nsqd_service import NsqdService
+
+Read = TypeVar("Read")
 
 OLDEST: Final = "oldest"
 LATEST: Final = "latest"
@@ -53,7 +55,7 @@ class TopicLogApi:
         if when == LATEST:
             return topic.next_offset
         if when == OLDEST:
-            return read_in_steps(lambda: _first(topic, log))
+            return _read_log(topic, lambda: _first(topic, log))
         if when.isascii() and when.isdigit() and len(when) < 20:
             offset = int(when)
             if offset > topic.next_offset:
@@ -61,11 +63,11 @@ class TopicLogApi:
             self._require(topic, log, offset)
             return offset
         since = published_since(_time_ns(when, self._service.now_ns(), name))
-        return read_in_steps(lambda: offset_at(log, since, topic.next_offset))
+        return _read_log(topic, lambda: offset_at(log, since, topic.next_offset))
 
     def _require(self, topic: Topic, log: TopicLog, offset: int) -> None:
         """Raise ``ApiError`` if the message with this offset was released."""
-        first = read_in_steps(lambda: _first(topic, log))
+        first = _read_log(topic, lambda: _first(topic, log))
         if offset < first:
             self.gone += 1
             raise ApiError(410, f"OFFSET_GONE: the first offset is {first}")
@@ -73,8 +75,8 @@ class TopicLogApi:
     def _offsets(self, request: Request) -> Response:
         topic = self._topic_of(request)
         log = _log_of(topic)
-        first = read_in_steps(lambda: oldest(log))
-        latest = read_in_steps(lambda: log.latest(1))
+        first = _read_log(topic, lambda: oldest(log))
+        latest = read_in_steps(lambda: log.latest(1)) if first is not None else ()
         answer: dict[str, int | None] = {
             "first": topic.next_offset if first is None else first.offset,
             "next": topic.next_offset,
@@ -96,17 +98,18 @@ class TopicLogApi:
         self._require(topic, log, begin)
         if begin == topic.next_offset and wait_ms:
             self._service.wait_until(lambda: topic.next_offset > begin or topic.exiting, wait_ms / 1000)
-        return self._answer(log, begin, topic.next_offset if end < 0 else end, max(1, size))
+        return self._answer(topic, log, begin, topic.next_offset if end < 0 else end, max(1, size))
 
-    def _answer(self, log: TopicLog, begin: int, end: int, size: int) -> Response:
+    def _answer(self, topic: Topic, log: TopicLog, begin: int, end: int, size: int) -> Response:
         reader = OffsetReader(log, begin)
         pieces: list[bytes] = []
         first = following = begin
         left = size
         while left > 0 and following < end:
-            step = partial(reader.read_frames, min(left, _STEP_BYTES))
-            frames = read_in_steps(step)
+            frames = _read_log(topic, partial(reader.read_frames, min(left, _STEP_BYTES)))
             if frames is None:
+                if not pieces:  # the rest is lost
+                    first = following = end
                 break
             if frames.offset != following:
                 if pieces:
@@ -172,6 +175,17 @@ def _log_of(topic: Topic) -> TopicLog:
     return topic.store.log
 
 
+def _read_log(topic: Topic, read: Callable[[], Read]) -> Read:
+    """As `read_in_steps`, after writing what is in memory only. Raises ``ApiError``."""
+
+    def step() -> Read:
+        if topic.store is not None and not topic.store.spill_some():
+            raise BlockingIOError
+        return read()
+
+    return read_in_steps(step)
+
+
 def _first(topic: Topic, log: TopicLog) -> int:
     first = oldest(log)
     return topic.next_offset if first is None else first.offset
@@ -190,7 +204,8 @@ def _number(query: Mapping[str, str], name: str, limit: int, default: int | None
 
 def _time_ns(when: str, now_ns: int, name: str) -> int:
     try:
-        return now_ns - parse_duration(when)
+        if not when.startswith(("-", "+")):
+            return now_ns - parse_duration(when)
     except ValueError:
         pass
     try:

@@ -83,7 +83,7 @@ def test_the_offset_at_some_time(call, daemon, topic):
     assert at(moment.strftime("%Y-%m-%dT%H:%M:%S%%2B00:00")) == 8
 
 
-@pytest.mark.parametrize("when", ["yesterday", "", "-1", "11", "2026-01-31T15:04:05", "99999999999999999999999"])
+@pytest.mark.parametrize("when", ["yesterday", "", "-1", "-1h", "11", "2026-01-31T15:04:05", "99999999999999999999999"])
 def test_what_is_no_place_is_refused(call, topic, when):
     for method, url in (
         ("GET", f"/topic/offsets?topic=t&at={when}"),
@@ -160,6 +160,41 @@ def test_damage_is_a_gap_that_the_answer_names(call, daemon, topic):
     assert topic.store.log.damage.records == 1
 
 
+def test_damage_at_the_end_is_a_gap_too(call, daemon, topic):
+    log = topic.store.log
+    segment = log.segments[-1]
+    last = message_id(OffsetReader(log, 9).read()[0].frames[0])
+    _, place, _ = split_location(log.locate([last])[last])
+    segment._files.ftruncate(segment._descriptors.use(segment.file), place)
+    first = call("GET", "/topic/read?topic=t&from=0")
+    assert dict(first.headers)["X-NSQ-Next-Offset"] == "9"
+    second = call("GET", "/topic/read?topic=t&from=9")
+    assert second.body == b""
+    assert dict(second.headers)["X-NSQ-Gap"] == "9-9"
+    assert dict(second.headers)["X-NSQ-Next-Offset"] == "10"
+
+
+def test_at_level_memory_what_waits_in_memory_is_written_first(call, daemon, tmp_path):
+    storage = Storage(OsFiles(), str(tmp_path), durability=Durability.MEMORY, segment_size=2000, commit=TopicLog.sync)
+    daemon.broker = Broker(QueueLimits(mem_queue_size=100), storage)
+    topic = daemon.broker.topic("t")
+    channel = topic.channel("c")
+    for when in ("oldest", "1h", "0"):
+        topic.publish([b"1", b"2"], 50.0, daemon.wall_ns)
+        waiting = channel.depth
+        assert answer(call, "POST", f"/channel/rewind?topic=t&channel=c&to={when}")["offset"] == 0
+        assert channel.depth == waiting
+    assert bodies(call, "from=4") == [b"1", b"2"]
+    daemon.while_waiting = lambda: topic.publish([b"new"], 50.0, daemon.wall_ns)
+    assert bodies(call, "from=6&wait=1500") == [b"new"]
+
+
+def test_an_emptied_topic_has_no_times(call, topic):
+    topic.empty()
+    found = answer(call, "GET", "/topic/offsets?topic=t")
+    assert (found["first"], found["first_timestamp"], found["last_timestamp"]) == (10, None, None)
+
+
 def test_a_channel_is_rewound(call, topic):
     channel = topic.channels["c"]
     topic.move_channel("c", 10, 0)
@@ -178,6 +213,16 @@ def test_a_channel_is_created_at_a_place(call, topic):
     assert found == {"offset": 0, "next": 10, "depth": 10}
     again = call("POST", "/channel/create?topic=t&channel=replay&from=oldest")
     assert code(again) == refused(400, "INVALID_ARG_FROM: the channel exists; /channel/rewind moves it")
+
+
+def test_messages_are_shown_with_their_offsets(call, topic):
+    def offsets(path: str, key: str = "messages") -> list[int]:
+        shown = answer(call, "GET", f"/{path}?topic=t&channel=c&limit=20")[key]
+        return [each["offset"] for each in shown]
+
+    assert offsets("topic/recent") == list(range(10))
+    assert offsets("channel/peek") == [0, 1, 2, 5, 6, 7, 8, 9]
+    assert offsets("channel/peek", "deferred") == [3, 4]
 
 
 def test_what_has_no_log_cannot_be_read_or_moved(call, daemon, topic):

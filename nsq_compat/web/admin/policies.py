@@ -26,7 +26,7 @@ policies = Blueprint("policies", __name__)
 Written = Sequence[Mapping[str, Any]]
 
 _MAX_POLICIES: Final = 100
-_INTEGERS: Final = ("max_attempts", "max_depth", "max_bytes", "burst")
+_INTEGERS: Final = ("max_attempts", "max_depth", "max_bytes", "burst", "retain_bytes")
 SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
     "topic": ("Topics", "a regular expression for the whole name; empty for all"),
     "channel": ("Channels", "a regular expression for the whole name; empty for all, and for topics without a channel"),
@@ -38,6 +38,8 @@ SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
     "when_full": ("When full", ""),
     "max_rate": ("Most deliveries a second", "of one nsqd"),
     "burst": ("Burst", "messages at once"),
+    "retain_for": ("Retain for", "time after publishing, such as 72h; for topics"),
+    "retain_bytes": ("Retain bytes", "of a topic on one node"),
 }
 """The settings of a policy, in the order of the form: labels and hints."""
 WHEN_FULL: Final = ("", REJECT, DROP_OLDEST)
