@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -56,7 +57,7 @@ def test_spark_counts_every_event_it_has_read(daemons: list[str], tmp_path: Path
     demo = start_demo(*daemons, "--once", f"--file={__file__}", f"--data-path={tmp_path}")
     output, errors = demo.communicate(timeout=590)
     assert demo.returncode == 0, errors
-    _, _, counts = output.partition("which takes a minute\n")
+    _, _, counts = output.partition("or several on a busy machine\n")
     progress = [line for line in counts.splitlines() if line.startswith("batch ")]
     head, *rows = [line.split() for line in counts.splitlines() if line not in progress]
     assert (head[0], head[-1]) == ("key", "total")
@@ -76,6 +77,8 @@ def test_spark_runs_until_the_demonstration_ends(daemons: list[str], tmp_path: P
         assert demo.poll() is None
         time.sleep(0.1)
     assert processes_naming(f"--spool={tmp_path}")
+    assert demo.stdout is not None
+    assert any(f"first table; to watch, run in another terminal: tail -f {counts}" in line for line in demo.stdout)
     demo.send_signal(signal.SIGINT)
     _, errors = demo.communicate(timeout=120)
     assert demo.returncode == 0, errors
@@ -139,6 +142,19 @@ def test_it_fails_when_nsqd_cannot_start(tmp_path: Path) -> None:
     _, errors = demo.communicate(timeout=150)
     assert demo.returncode == 1
     assert "cannot start /no/such/nsqd" in errors
+
+
+def test_ports_in_use_are_all_named_with_their_options_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [each.getsockname()[1] for each in (one, other)]
+        demo = start_demo(f"--http-port={ports[0]}", f"--admin-port={ports[1]}", "--no-spark")
+        output, errors = demo.communicate(timeout=150)
+    reason = "(address already in use)"
+    assert (demo.returncode, output) == (1, "")
+    assert errors == (
+        f"scripts/run: cannot listen on port {ports[0]} of --http-port {reason}, port {ports[1]} of --admin-port "
+        f"{reason}; choose other ports with these options, 0 for any\n"
+    )
 
 
 def addresses_of(demo: "subprocess.Popen[str]") -> tuple[str, str, str]:

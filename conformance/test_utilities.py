@@ -3,18 +3,26 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from nsq_conformance.cluster import eventually
+from nsq_conformance.daemons import a_nsqd
 from nsq_conformance.nsqd_process import NsqdProcess
 
 Utility = Callable[[str], str]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 WITHIN = 30
+
+
+@pytest.fixture(scope="module")
+def nsqd(request: pytest.FixtureRequest) -> Iterator[NsqdProcess]:
+    """An nsqd with an address that is found without a name server: nsq_stat uses the announced one."""
+    with a_nsqd(request, ["--broadcast-address=127.0.0.1"]) as process:
+        yield process
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def build_line() -> str:
     elif (Path(__file__).parents[1] / "setup.py").exists():
         compiled = "no (a checkout is interpreted: install gcc and python3-dev, then install it without --editable)"
     else:
-        compiled = "no (install gcc and python3-dev, then reinstall)"
+        compiled = "no (install gcc and python3-dev, then reinstall without NSQ_COMPAT_COMPILED=0)"
     return f"nsq_compat {__version__}, compiled: {compiled}"
 
 

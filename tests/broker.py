@@ -280,7 +280,7 @@ class DataPath:
 
     def checkpoint(self, daemon: Daemon, topic: str = "orders") -> None:
         target = daemon.topic(topic)
-        target.release(self._write(daemon, target))
+        target.release(self._write(daemon, target), daemon.now_ns)
 
     def _write(self, daemon: Daemon, topic: Topic) -> TopicState:
         assert topic.store is not None

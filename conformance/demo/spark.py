@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from nsq_conformance.clients import ClientFailed
+from nsq_conformance.demo.comparison import say
 from nsq_conformance.demo.stream import TOPIC
 
 CHANNEL = "spark"
@@ -48,6 +49,7 @@ class SparkCounts:
         self._folder = folder
         self.counts = folder / "counts"
         self._log = folder / "log"
+        self._has_table = False
         self._command = [
             str(_SUBMIT),
             "--master=local[2]",
@@ -61,9 +63,12 @@ class SparkCounts:
         ]
 
     def check(self) -> None:
-        """Raise ClientFailed if the job has ended."""
+        """Raise ClientFailed if the job has ended. Say once that the first table is there."""
         if (status := self._process.poll()) is not None:
             raise self._failed(status)
+        if not self._has_table and _has_table(self.counts.read_text()):
+            self._has_table = True
+            say(f"Spark has written its first table; to watch, run in another terminal: tail -f {self.counts}")
 
     def wait(self) -> str:
         """Wait until it has counted all events, and return what it has written. Raises ClientFailed."""
@@ -112,6 +117,10 @@ class SparkCounts:
     def _failed(self, status: int) -> ClientFailed:
         last = _last_lines(self._log.read_text(errors="replace").splitlines())
         return ClientFailed(f"Spark's job ended unexpectedly with status {status}; its last lines:\n{last}")
+
+
+def _has_table(counts: str) -> bool:
+    return any(line.startswith("key ") for line in counts.splitlines())
 
 
 def _last_lines(lines: Sequence[str]) -> str:

@@ -6,27 +6,32 @@ the flags, and the words after it are not examined: operators' scripts rely on b
 layout and the exit codes are Go's too.
 
 The config file is TOML with flat keys at the top level. A flag takes precedence over the file, the file over the
-default. Unknown keys and whole sections are ignored, because config files outlive versions. `docs/differences.md`,
-"Config file", lists where this is deliberately stricter than NSQ.
+default. Unknown keys and whole sections are reported and ignored, because config files outlive versions.
+`docs/differences.md`, "Config file", lists where this is deliberately stricter than NSQ.
 
 `read_options` is for the daemons, `parse_arguments` for other programs: both print and exit. `parse` is pure.
 """
 
 import errno
+import logging
 import os
 import re
 import time
 import tomllib
 from collections import deque
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from nsq_compat.cli.kinds import OptionError, quoted, toml_text
 from nsq_compat.cli.logs import STDERR, log_fatal
-from nsq_compat.cli.options import Option, Table, table_of
+from nsq_compat.cli.options import DaemonOptions, Option, Table, table_of
 
-T = TypeVar("T")
+T = TypeVar("T", bound=DaemonOptions)
+
+log = logging.getLogger(__name__)
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -126,8 +131,12 @@ def _complain(text: str) -> None:
 # --- Daemons ----------------------------------------------------------------------------------------------------------
 
 
-def read_options(program: str, options_type: type[T], words: Iterable[str], version: str) -> T:
+def read_options(
+    program: str, options_type: type[T], words: Iterable[str], version: str, tables: AbstractSet[str] = frozenset()
+) -> T:
     """The options of a daemon from its command line and the config file named there.
+
+    The program reads the `tables` of the file itself.
 
     Exits instead of returning for -h and -version (0), a wrong flag (2), a wrong config file (1). `options_type` is a
     dataclass of `cli.options.option` fields, `version` and `config` among them. Only syntax is checked.
@@ -139,9 +148,28 @@ def read_options(program: str, options_type: type[T], words: Iterable[str], vers
         raise SystemExit(0)
     path = given.get("config", "")
     try:
-        return options_type(**merge_config(table, given, path, load_config(path) if path else {}))
+        content = load_config(path) if path else {}
+        merged = merge_config(table, given, path, content)
+        return options_type(**merged, unknown_keys=tuple(content.keys() - _file_keys(table) - tables))
     except OptionError as error:
         exit_fatal(program, str(error))
+
+
+def report_unknown_keys(options: DaemonOptions, program: str) -> None:
+    """Name what the config file has and the program ignores: in the log, and on stdout for --check-config."""
+    keys = sorted(_file_keys(table_of(type(options))))
+    for key in sorted(options.unknown_keys):
+        similar = get_close_matches(key.lower().replace("-", "_"), keys, 1, 0.8)
+        hint = f"; did you mean {similar[0]}?" if similar else ""
+        text = f"config file {options.config}: unknown option {quoted(key)} is ignored{hint}"
+        if options.check_config:
+            print(f"{program}: {text}")
+        else:
+            log.warning("%s", text)
+
+
+def _file_keys(table: Table) -> set[str]:
+    return {row.key for row in table if row.in_file}
 
 
 def exit_checked(program: str) -> NoReturn:

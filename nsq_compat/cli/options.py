@@ -94,4 +94,6 @@ class DaemonOptions:
     )
     log_level: int = option(LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal")
     log_format: str = option(choice(*FORMATS), TEXT, "format of log lines: text, like NSQ's, or json")
+    unknown_keys: tuple[str, ...] = ()
+    """What the config file has and the program does not know, for ``flags.report_unknown_keys``."""
     verbose: bool = option(BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)

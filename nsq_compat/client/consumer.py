@@ -163,7 +163,7 @@ class Subscription(Observer):
     def poll_lookupd(self) -> None:
         """Query every nsqlookupd now."""
         with self._lock:
-            self._discovery.due = 0.0
+            self._discovery.poll_all()
         self._wake_timer.set()
 
     # --- Events of connections ----------------------------------------------------------------------------------------
@@ -254,8 +254,10 @@ class Subscription(Observer):
         except Exception:  # the top of a thread
             log.exception("[%s] nsqlookupd %s: internal error", self.topic, lookupd)
         with self._lock:
-            for address in sorted(self._discovery.responded(lookupd, listing)):
+            for address in sorted(self._discovery.responded(lookupd, listing, time.monotonic())):
                 self._connect(address)
+            if self._discovery.due < self._next_due:
+                self._wake_timer.set()
 
     def _connect(self, address: str) -> None:
         """Connect if not connected. The caller holds the lock."""

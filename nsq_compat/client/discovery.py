@@ -17,6 +17,8 @@ from nsq_compat.protocol.names import address_error, printable
 
 log = logging.getLogger(__name__)
 
+FIRST_POLL_DELAY = 1.0
+"""Seconds until an nsqlookupd is asked again, if no nsqd has the topic. The delay doubles up to the usual interval."""
 _MAX_ANSWER_BYTES = 16 << 20
 _MAX_LOGGED = 5
 _NOT_NSQLOOKUPD = "is this nsqlookupd's HTTP address?"
@@ -78,23 +80,40 @@ class Discovery:
 
     def __init__(self, topic: str, lookupd_http_addresses: Iterable[str], settings: SubscriptionSettings) -> None:
         self.due = 0.0
-        """The time of the next poll; may be changed."""
+        """The time of the next poll."""
         self.querying: set[str] = set()
         """The nsqlookupds that are being queried; `responded` removes them."""
         self._topic = topic
         self._settings = settings
         self._listings = {address: Listing(set()) for address in sorted(set(lookupd_http_addresses))}
+        self._all_due = 0.0  # when all are polled again
+        self._delay = 0.0
         self._without_nodes: set[str] = set()
         """The nsqlookupds that answered last that no nsqd has the topic."""
 
     def poll(self, now: float) -> list[str]:
-        """The nsqlookupds to query now: all that have responded to their last query."""
-        jitter = random.random() * self._settings.lookupd_poll_jitter
-        self.due = now + self._settings.lookupd_poll_interval * (1 + jitter)
-        return [address for address in self._listings if address not in self.querying]
+        """The nsqlookupds to query now: those that have responded to their last query.
 
-    def responded(self, lookupd: str, listing: Listing | None) -> set[str]:
-        """Record a response, or None for a failure. Returns the nodes to connect to, none after a failure."""
+        While no nsqd has the topic, the polls between two regular ones query those that answered so.
+        """
+        self._delay = FIRST_POLL_DELAY if self._nodes() else max(FIRST_POLL_DELAY, 2 * self._delay)
+        polled: Iterable[str] = self._listings
+        if now >= self._all_due:
+            self._all_due = now + self._jittered(self._settings.lookupd_poll_interval)
+        else:
+            polled = sorted(self._without_nodes)
+        self.due = self._all_due
+        return [address for address in polled if address not in self.querying]
+
+    def poll_all(self) -> None:
+        """Make a poll of every nsqlookupd due."""
+        self.due = self._all_due = 0.0
+
+    def responded(self, lookupd: str, listing: Listing | None, now: float) -> set[str]:
+        """Record a response, or None for a failure. Returns the nodes to connect to, none after a failure.
+
+        If no nsqlookupd lists a node, `due` becomes earlier.
+        """
         self.querying.discard(lookupd)
         before = self._listings[lookupd].skipped
         if listing is None:
@@ -104,13 +123,22 @@ class Discovery:
         self._listings[lookupd] = listing
         if listing.nodes:
             self._without_nodes.discard(lookupd)
-        elif lookupd not in self._without_nodes:
+        elif not listing.skipped and lookupd not in self._without_nodes:
             self._without_nodes.add(lookupd)
-            log.info("[%s] nsqlookupd %s: no nsqd has this topic", self._topic, lookupd)
+            log.warning("[%s] nsqlookupd %s: no nsqd has this topic yet, asking again", self._topic, lookupd)
+        nodes = self._nodes()
+        if not nodes and self._without_nodes:
+            self.due = min(self.due, now + self._jittered(self._delay))
         # nsqlookupd lists an invalid registration with every poll; it is logged once.
         new = sorted(set(listing.skipped) - set(before))
         for registration in new[:_MAX_LOGGED]:
             log.warning("[%s] nsqlookupd %s: skipped the registration of %s", self._topic, lookupd, registration)
         if len(new) > _MAX_LOGGED:
             log.warning("[%s] nsqlookupd %s: skipped %d more", self._topic, lookupd, len(new) - _MAX_LOGGED)
+        return nodes
+
+    def _nodes(self) -> set[str]:
         return set().union(*(each.nodes for each in self._listings.values()))
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * (1 + random.random() * self._settings.lookupd_poll_jitter)

@@ -3,13 +3,13 @@
 In our log all channels of a topic read one stream, which takes no memory at any size, while in Go's nsqd each channel
 has a queue of its own. For a new topic, the queues are merged by id into the stream (``runs``): each message once, with
 gaps for the channels that do not have it. If the topic has more than `_MAX_MERGED` channels with messages, those of the
-smaller queues are retained outside the stream, with an entry each in the checkpoint. So are the messages of all
+smaller queues are kept outside the stream, with an entry each in the checkpoint. So are the messages of all
 channels if our log has messages of the topic already. The topic's own queue becomes part of the stream in any case.
 
 If the positions are out of date, the same message may be in a queue twice, or in a topic's and a channel's queue. A
 channel receives it once.
 
-Ids in the stream must grow. A message with an id that does not match its timestamp is retained outside the stream,
+Ids in the stream must grow. A message with an id that does not match its timestamp is kept outside the stream,
 because one damaged, very large id would force all following messages out of the stream. So is a message of a channel
 that has other attempts there than in the stream.
 
@@ -49,9 +49,9 @@ from nsq_compat.godata.runs import BELOW_TICK, QueueRuns, merged
 from nsq_compat.log.checkpoint import CHECKPOINT, ENTRY, ChannelState, TopicState, entry_id
 from nsq_compat.log.data_path import TOPIC_SUFFIX, our_folder, remove_folder
 from nsq_compat.log.files import Files, opened, read_file, replace_file, write_all
+from nsq_compat.log.kept import cut_by_size
 from nsq_compat.log.metadata import MetadataError, TopicMetadata, path_of, read_metadata
 from nsq_compat.log.recovery import StoredTopic
-from nsq_compat.log.retained import cut_by_size
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.message import attempts, message_id, message_ids
 from nsq_compat.protocol.names import is_ephemeral
@@ -181,7 +181,7 @@ class _Builder:
             queue = self._queues[name]
             messages = read_queue(self._files, self._data_path, queue.name, self._reports[-1], queue)
             for batch in cut_by_size(map(frame_of, messages), _BATCH_BYTES):
-                self._retain(batch, [self._state.channels[name]])
+                self._keep(batch, [self._state.channels[name]])
         if None in self._queues:
             held = self._state.held
             self._add_to_stream(self._queues[None], [held] if held else list(self._state.channels.values()))
@@ -216,7 +216,7 @@ class _Builder:
                 received = [frames.get(name, frames.get(None)) for frames in batch]
                 others = [own != frame for own, frame in zip(received, stream, strict=True)]
                 gaps[name] += _ranges(compress(count(self._seq), others))
-                self._retain([own for own in compress(received, others) if own is not None], [state])
+                self._keep([own for own in compress(received, others) if own is not None], [state])
             self._seq += len(batch)
             self._state.last_id = message_id(stream[-1])
         for name, state in channels.items():
@@ -225,7 +225,7 @@ class _Builder:
         for owner, queue in queues.items():
             states = list(channels.values()) if owner is None else [channels[owner]]
             for unsuitable in cut_by_size(queue.others(), _BATCH_BYTES):
-                self._retain(unsuitable, states)
+                self._keep(unsuitable, states)
 
     def _size(self, owner: str | None) -> int:
         return sum(self._files.size(os.path.join(self._data_path, file)) for file in self._queues[owner].live)
@@ -236,7 +236,7 @@ class _Builder:
         return runs
 
     def _add_to_stream(self, queue: QueueFiles, states: list[ChannelState]) -> None:
-        """Append the messages to the stream; those with an unsuitable id are retained, for each of `states`."""
+        """Append the messages to the stream; those with an unsuitable id are kept, for each of `states`."""
         runs = self._runs(queue)
         for batch in merged({None: runs}, _BATCH_BYTES):
             growing = [frames[None] for frames in batch if message_id(frames[None]) > self._state.last_id]
@@ -244,11 +244,11 @@ class _Builder:
                 self._log.append(growing, self._seq)
                 self._seq += len(growing)
                 self._state.last_id = message_id(growing[-1])
-            self._retain([frames[None] for frames in batch[: len(batch) - len(growing)]], states)
+            self._keep([frames[None] for frames in batch[: len(batch) - len(growing)]], states)
         for unsuitable in cut_by_size(runs.others(), _BATCH_BYTES):
-            self._retain(unsuitable, states)
+            self._keep(unsuitable, states)
 
-    def _retain(self, frames: list[bytes], states: list[ChannelState]) -> None:
+    def _keep(self, frames: list[bytes], states: list[ChannelState]) -> None:
         if not frames:
             return
         self._log.keep(frames)

@@ -10,7 +10,7 @@ Writing:
                     disk space for checkpoints, and refuses publishes once that is used up
     topic_log       one topic's segments: append, read, release, delete
     segment         one file of a log: the encoding of each publish in it, and the file of a large publish
-    retained        messages copied out of released segments
+    kept            messages copied out of released segments
     memory_tail     the newest messages at level memory, which are in no file yet
     control_log     control records: channels, pauses, emptying, REQ delays
     sync            group commit of appended groups
@@ -18,11 +18,13 @@ Writing:
 Reading:
 
     reading         across segments: in order, by location, or by message id
+    offsets         by offset or time of publishing; what a policy retains
     group_reader    within a segment, past damage        damage        counts and logs lost messages
 
 Starting:
 
     checkpoint      a topic's state as bytes             recovery      the state from checkpoint and log
+    migration       files of an earlier version
 
 Files:
 

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import NamedTuple
 
 import google_crc32c
 
@@ -18,7 +19,7 @@ from nsq_compat.log.topic_log import LogEnd
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import attempts, message_id
-from nsq_compat.protocol.storage_schema import CHECKPOINT_MAGIC, LOCATIONS_MAGIC
+from nsq_compat.protocol.storage_schema import CHECKPOINT_MAGIC, LOCATIONS_MAGIC, REPLAYS_MAGIC
 
 CHECKPOINT = "checkpoint"
 """The name of the file in the topic's folder."""
@@ -44,6 +45,35 @@ class BadCheckpoint(Exception):
     """The bytes are not a whole checkpoint."""
 
 
+class Replay(NamedTuple):
+    """The part of the log that a channel delivers once more, because it was moved back; then it goes on in the stream.
+
+    `ranges` of offsets, in order. A deferred message in them that was not due when the channel was moved, at `moved_ns`
+    (wall clock), still waits in the channel and is passed over. From `again_from` up to `again_to` it does not wait
+    there, and is deferred again.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+    moved_ns: int = 0
+    again_from: int = 0
+    again_to: int = 0
+
+    def encode(self) -> bytes:
+        numbers = [number for each in self.ranges for number in each]
+        return struct.pack(
+            f">qQQI{len(numbers)}Q", self.moved_ns, self.again_from, self.again_to, len(self.ranges), *numbers
+        )
+
+
+def decode_replay(data: bytes, at: int) -> tuple[Replay, int]:
+    """A replay, and where it ends. Raises ``struct.error``."""
+    moved_ns, again_from, again_to, count = struct.unpack_from(">qQQI", data, at)
+    at += struct.calcsize(">qQQI")
+    numbers = struct.unpack_from(f">{2 * count}Q", data, at)
+    ranges = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+    return Replay(ranges, moved_ns, again_from, again_to), at + 16 * count
+
+
 @dataclass(slots=True)
 class ChannelState:
     """The messages that a channel, or a topic that holds messages back, still has to deliver.
@@ -54,12 +84,15 @@ class ChannelState:
 
     `unfinished` are messages without an entry yet, as `copied_messages` returns them. There may be a hundred thousand
     in flight, so their entries are created in steps.
+
+    What `replay` has is delivered before the stream.
     """
 
     position: int
     entries: list[bytes] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
     unfinished: Iterator[tuple[bytes, int]] = field(default_factory=lambda: iter(()), compare=False, repr=False)
+    replay: Replay | None = None
 
     def add_entries(self) -> bool:
         """Create entries for the next few of `unfinished`; returns whether there were any."""
@@ -186,6 +219,11 @@ class Encoding:
             for piece in self._locations:
                 self._add(piece)
                 yield True
+        replays = [(name.encode("ascii"), state.replay) for name, state in named.items() if state.replay is not None]
+        if replays:
+            self._add(REPLAYS_MAGIC + struct.pack(">I", len(replays)))
+            for raw, replay in replays:
+                self._add(bytes([len(raw)]) + raw + replay.encode())
         pieces[0] = header[: _CRC_END - 4] + struct.pack(">I", self._crc) + header[_CRC_END:]
 
     def _add(self, piece: bytes) -> None:
@@ -210,7 +248,7 @@ def decode(data: bytes) -> TopicState:
         if google_crc32c.value(data[_CRC_END:]) != crc:
             raise BadCheckpoint("checksum does not match")
         named = _decode_channels(data, count)
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, LookupError) as error:
         raise BadCheckpoint(str(error)) from None
     held = named.pop(_HELD_BY_TOPIC, None)
     paused, awaits_channels, incomplete = (bool(flags & flag) for flag in (_PAUSED, _AWAITS_CHANNELS, _INCOMPLETE))
@@ -231,11 +269,20 @@ def _decode_channels(data: bytes, count: int) -> dict[str, ChannelState]:
         found.append((name, ChannelState(position, gaps=gaps), begin, entries))
         at = begin + entries * _ENTRY_SIZE
     located = data.startswith(LOCATIONS_MAGIC, at)
-    at += len(LOCATIONS_MAGIC)
+    at += len(LOCATIONS_MAGIC) if located else 0
     for _, state, begin, entries in found:
         state.entries = _keys(data, begin, at if located else None, entries)
-        at += entries * _LOCATION.size
-    return {name: state for name, state, _, _ in found}
+        at += entries * _LOCATION.size if located else 0
+    states = {name: state for name, state, _, _ in found}
+    if data.startswith(REPLAYS_MAGIC, at):
+        (replays,) = struct.unpack_from(">I", data, at + len(REPLAYS_MAGIC))
+        at += len(REPLAYS_MAGIC) + 4
+        for _ in range(replays):
+            name_end = at + 1 + data[at]
+            replay, following = decode_replay(data, name_end)
+            states[data[at + 1 : name_end].decode("ascii")].replay = replay
+            at = following
+    return states
 
 
 def _keys(data: bytes, begin: int, locations: int | None, count: int) -> list[bytes]:

@@ -5,17 +5,18 @@ contains the change.
 """
 
 import logging
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from nsq_compat.log.checkpoint import ChannelState, entry_id, key_location, pack_key
+from nsq_compat.log.checkpoint import ChannelState, Replay, decode_replay, entry_id, key_location, pack_key
 from nsq_compat.log.segment import NOWHERE
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import message_id as id_of
-from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, REQUEUED
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, CHANNEL_MOVED, REQUEUED
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,12 @@ class ControlLog:
             self._write(CHANNEL_CREATED, name, seq)
         else:
             self.note(CHANNEL_CREATED, name, seq)
+
+    def note_move(self, move: "Move", seq: int) -> None:
+        """Record that a channel is moved. Raises ``OSError`` if it must not be."""
+        if self._store is not None:
+            self.write_requeued()
+            self._store.append([move.encode()], seq, kind=CHANNEL_MOVED)
 
     def _write(self, kind: int, name: str, seq: int) -> None:
         if self._store is not None:
@@ -86,6 +93,60 @@ class ControlLog:
 
 ROW: Final = derive(storage_schema.REQUEUED_MESSAGE)
 _NS_PER_SECOND: Final = 1_000_000_000
+
+
+_MOVE: Final = struct.Struct(">QQQB")
+
+
+class Move(NamedTuple):
+    """A channel that is moved to another place in the topic's log (``MOVED_CHANNEL``)."""
+
+    channel: str
+    reached: int
+    skip_from: int
+    skip_to: int
+    drops: bool
+    replay: Replay
+
+    def encode(self) -> bytes:
+        """Return the frame of a CHANNEL_MOVED group."""
+        name = self.channel.encode("ascii")
+        numbers = _MOVE.pack(self.reached, self.skip_from, self.skip_to, self.drops)
+        return bytes([len(name)]) + name + numbers + self.replay.encode()
+
+    def apply(self, state: ChannelState) -> None:
+        """Move the channel in its state of before.
+
+        Its state may be older than the move. So what it may have taken in between, and not finished, stays, unless it
+        was dropped.
+        """
+        before: tuple[tuple[int, int], ...] = ()
+        if self.drops:
+            state.entries = []
+        elif state.replay is not None:
+            cut = ((begin, min(end, self.reached)) for begin, end in state.replay.ranges)
+            before = tuple((begin, end) for begin, end in cut if begin < end)
+        state.skip([(0 if self.drops else self.skip_from, self.skip_to)])
+        ranges = _merged([*before, *self.replay.ranges])
+        state.replay = self.replay._replace(ranges=ranges) if ranges else None
+
+
+def decode_move(frame: bytes) -> Move:
+    """Raises ``struct.error`` if it is none."""
+    begin = 1 + frame[0]
+    reached, skip_from, skip_to, drops = _MOVE.unpack_from(frame, begin)
+    replay, _ = decode_replay(frame, begin + _MOVE.size)
+    return Move(frame[1:begin].decode("ascii"), reached, skip_from, skip_to, bool(drops), replay)
+
+
+def _merged(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return tuple(merged)
 
 
 class Delay(NamedTuple):

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-_TEMPORARY = ".tmp"
+TEMPORARY = ".tmp"
+"""The end of the name of a file that is not complete."""
 
 
 class Files(Protocol):
@@ -144,7 +145,7 @@ def replace_file(files: Files, path: str, data: bytes, *, sync: bool) -> None:
 
 def write_temporary(files: Files, path: str, *pieces: bytes, sync: bool) -> None:
     """The first, slow half of ``replace_file``: write the new content to a temporary file."""
-    temporary = path + _TEMPORARY
+    temporary = path + TEMPORARY
     try:
         with opened(files, temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
             offset = 0
@@ -161,7 +162,7 @@ def write_temporary(files: Files, path: str, *pieces: bytes, sync: bool) -> None
 
 def adopt_temporary(files: Files, path: str) -> None:
     """The second half: the temporary file replaces the file."""
-    temporary = path + _TEMPORARY
+    temporary = path + TEMPORARY
     try:
         files.rename(temporary, path)
     except OSError:

@@ -152,7 +152,10 @@ class GroupReader:
             return self._finish(header.offset)
         begin, end = header.payload_begin - header.offset, header.payload_end - header.offset
         if crc32c(data[begin:end]) == header.payload_crc:
-            frames = cut_frames(data, header.frames_begin - header.offset, end, header.record_count)
+            if header.record_count == 1:  # of a control group it has no size
+                frames = [data[begin:end]]
+            else:
+                frames = cut_frames(data, header.frames_begin - header.offset, end, header.record_count)
             self._pass(header)
             place = place_of(self._segment.number, header.offset)
             return [Group(header.kind, header.first_seq, header.due_ns, frames, place)]
@@ -415,7 +418,7 @@ def _without_gaps(header: GroupHeader, found: Sequence[_Found]) -> list[Group]:
     for index, _, frame in found:
         if index != expected:
             run = []
-            first_seq = header.first_seq + (index if header.kind == MESSAGES else 0)
+            first_seq = header.first_seq + (index if header.kind in MESSAGE_KINDS else 0)
             groups.append(Group(header.kind, first_seq, header.due_ns, run))
         run.append(frame)
         expected = index + 1

@@ -21,8 +21,8 @@ from google_crc32c import value as crc32c
 
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, GroupReader, first_id_of, index_of, unfinished
+from nsq_compat.log.kept import Kept
 from nsq_compat.log.memory_tail import MemoryTail
-from nsq_compat.log.retained import Retained
 from nsq_compat.log.segment import (
     FIRST_GROUP,
     HEADER_SIZE,
@@ -355,7 +355,7 @@ class ReadableLog:
     `next_seq` is the number of the next message. The log must have all messages from `complete_from` up to it.
     """
 
-    def __init__(self, folder: str, kept: Retained) -> None:
+    def __init__(self, folder: str, kept: Kept) -> None:
         self.folder = folder
         self.start: LogEnd | None = None
         self.segments: list[Segment] = []  # the oldest first
@@ -364,6 +364,10 @@ class ReadableLog:
         self.damage = Damage()
         self.complete_from = 0
         self.next_seq = 0
+        self.deferred_count = 0
+        """The number of deferred messages so far. The next offset is the next number plus this (``GROUP_FIELDS``)."""
+        self.emptied_at = 0
+        """The next offset when the topic was emptied: what was before is not read any more."""
         self.in_steps = False
 
     @property
@@ -373,7 +377,7 @@ class ReadableLog:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no segment was deleted or released, and no message retained."""
+        """Whether no segment was deleted or released, and no message kept."""
         following = enumerate(self.segments, 1)
         return not self.kept.files and all(one.number == number and not one.released for number, one in following)
 

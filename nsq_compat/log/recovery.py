@@ -7,11 +7,12 @@ Without a checkpoint the whole log is replayed. If old segments were deleted, th
 each channel still needs, so every channel gets all of them.
 
 The audit then checks that the log has every unfinished message that the checkpoint requires. It reads the sizes and
-headers of the segments, the last messages of each segment that is still needed, and the ids of retained messages.
+headers of the segments, the last messages of each segment that is still needed, and the ids of kept messages.
 Missing messages are counted, logged, and removed from the channels' states, so that depths are right. Damage between
 sound groups is found, and counted, when it is read.
 """
 
+import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -29,10 +30,12 @@ from nsq_compat.log.checkpoint import (
     pack_key,
     read_checkpoint,
 )
-from nsq_compat.log.control_log import Requeued
+from nsq_compat.log.control_log import Requeued, decode_move
 from nsq_compat.log.damage import Damage, uncovered
 from nsq_compat.log.files import Files
 from nsq_compat.log.group_reader import MESSAGE_KINDS
+from nsq_compat.log.migration import version_1_files
+from nsq_compat.log.offsets import OffsetReader, oldest
 from nsq_compat.log.reading import LogEnd, readers_from_end, split_by_segment
 from nsq_compat.log.segment import NOWHERE, Group, Segment, locations_of
 from nsq_compat.log.topic_log import DEFAULT_SEGMENT_SIZE, TopicLog
@@ -44,7 +47,7 @@ _NS_PER_SECOND = 1_000_000_000
 _NO_ID = b"0" * 16
 
 
-class _Replay:
+class _History:
     """Applies the groups of a log to a state."""
 
     def __init__(self, topic: TopicState) -> None:
@@ -95,6 +98,14 @@ class _Replay:
         if name in topic.channels:
             topic.channels[name] = ChannelState(topic.held.position if topic.held is not None else group.first_seq)
 
+    def channel_moved(self, group: Group) -> None:
+        move = decode_move(group.frames[0])
+        state = self.topic.channels.get(move.channel)
+        if state is not None:
+            if move.drops:
+                self.requeued.channels.pop(move.channel, None)
+            move.apply(state)
+
     def topic_emptied(self, group: Group) -> None:
         topic = self.topic
         if topic.held is not None:
@@ -118,17 +129,18 @@ class _Replay:
 
 
 _REPLAY = {
-    records.MESSAGES: _Replay.messages,
-    records.DEFERRED: _Replay.deferred,
-    records.REQUEUED: lambda replay, group: replay.requeued.add(group.frames[0]),
-    records.CHANNEL_CREATED: _Replay.channel_created,
-    records.CHANNEL_DELETED: _Replay.channel_deleted,
-    records.CHANNEL_EMPTIED: _Replay.channel_emptied,
-    records.TOPIC_EMPTIED: _Replay.topic_emptied,
-    records.TOPIC_PAUSED: _Replay.paused,
-    records.TOPIC_UNPAUSED: _Replay.unpaused,
-    records.TOPIC_AWAITS_CHANNELS: _Replay.paused,
-    records.TOPIC_KNOWS_CHANNELS: _Replay.unpaused,
+    records.MESSAGES: _History.messages,
+    records.DEFERRED: _History.deferred,
+    records.REQUEUED: lambda history, group: history.requeued.add(group.frames[0]),
+    records.CHANNEL_CREATED: _History.channel_created,
+    records.CHANNEL_DELETED: _History.channel_deleted,
+    records.CHANNEL_EMPTIED: _History.channel_emptied,
+    records.CHANNEL_MOVED: _History.channel_moved,
+    records.TOPIC_EMPTIED: _History.topic_emptied,
+    records.TOPIC_PAUSED: _History.paused,
+    records.TOPIC_UNPAUSED: _History.unpaused,
+    records.TOPIC_AWAITS_CHANNELS: _History.paused,
+    records.TOPIC_KNOWS_CHANNELS: _History.unpaused,
 }
 _REASONS = {
     records.TOPIC_PAUSED: "paused",
@@ -150,22 +162,25 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
         topic.paused = last.paused or (topic.held is not None and bool(topic.channels) and not topic.awaits_channels)
     log.complete_from = topic.end.seq if topic.incomplete else 0
     kept = {message_id(frame): attempts(frame) for frame in log.kept.frames()} if last is None else {}
-    replay = _Replay(topic)
+    history = _History(topic)
     for group in log.recovered():
         topic.is_current = False
-        # At level memory, numbers may have been used for messages that are not in the log.
-        replay.seq = max(replay.seq, group.first_seq)
-        _REPLAY[group.kind](replay, group)
+        if group.kind == records.TOPIC_EMPTIED:
+            log.emptied_at = group.offset
+        if group.kind != records.DEFERRED:
+            # At level memory, numbers may have been used for messages that are not in the log.
+            history.seq = max(history.seq, group.first_seq)
+        _REPLAY[group.kind](history, group)
         if kept and group.kind in MESSAGE_KINDS:
             for each_id in message_ids(group.frames):
                 kept.pop(each_id, None)
-    topic.end = log.end._replace(seq=max(replay.seq, log.end.seq))
+    topic.end = log.end._replace(seq=max(history.seq, log.end.seq))
     if topic.everything is not None and not log.is_whole:
-        _give_all_messages_to_all_channels(topic, topic.everything, kept, replay.requeued)
-    if replay.requeued.channels:  # applied last, because the messages may be anywhere in the replayed part of the log
-        if replay.requeued.earliest_due() <= topic.clock_offset:
+        _give_all_messages_to_all_channels(topic, topic.everything, kept, history.requeued)
+    if history.requeued.channels:  # applied last, because the messages may be anywhere in the replayed part of the log
+        if history.requeued.earliest_due() <= topic.clock_offset:
             _use_unix_time(topic)
-        replay.requeued.apply(topic.channels, topic.clock_offset, log)
+        history.requeued.apply(topic.channels, topic.clock_offset, log)
     _audit(log, last, topic)
     topic.is_current = topic.is_current and not log.damage.records  # else every start would report the loss again
     return topic
@@ -278,7 +293,7 @@ def _missing_behind(segment: Segment, limit: int, seq: int, first: int, has_next
 
 
 def _remove_ids(log: TopicLog, states: Sequence[ChannelState]) -> None:
-    """Remove the entries of messages that are neither retained nor between the first and last id of a segment."""
+    """Remove the entries of messages that are neither kept nor between the first and last id of a segment."""
     lost = {entry_id(key) for state in states for key in state.entries}
     for segment, ids in split_by_segment(log.segments, sorted(lost), log.damage) if lost else ():
         if ids:
@@ -325,6 +340,7 @@ class StoredTopic:
 
     def __init__(self, files: Files, folder: str, segment_size: int = DEFAULT_SEGMENT_SIZE) -> None:
         self.checkpoint_error = ""
+        self._files = files
         last = None
         try:
             last = read_checkpoint(files, folder)
@@ -364,6 +380,29 @@ class StoredTopic:
                 pass
         for _ in self._stream(ChannelState(min((state.position for state in states), default=end)), end):
             pass
+
+    @property
+    def old_files(self) -> list[str]:
+        """The segments that nsqd migrates at its next start. Raises ``OSError``."""
+        names = [os.path.basename(each.path) for each in self.log.segments]
+        return version_1_files(self._files, self.log.folder, names)
+
+    def read_retained(self) -> tuple[int, int, list[tuple[int, int]]]:
+        """Read all retained messages; returns their first offset, the next offset, and the ranges that are missing."""
+        first = oldest(self.log)
+        end = self.state.end.seq + self.log.deferred_count
+        begin = following = first.offset if first is not None else end
+        gaps: list[tuple[int, int]] = []
+        reader = OffsetReader(self.log, begin)
+        while groups := reader.read():
+            for group in groups:
+                if group.offset > following:
+                    gaps.append((following, group.offset))
+                following = group.offset + len(group.frames)
+        if following < end:
+            gaps.append((following, end))
+        # At level memory, numbers are used for messages that are in no file.
+        return begin, end, [] if self.state.incomplete or self.log.complete_from else gaps
 
     def _unfinished(self, entries: Iterable[bytes]) -> Iterator[bytes]:
         keys = iter(sorted(entries))

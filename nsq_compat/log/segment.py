@@ -24,7 +24,7 @@ from nsq_compat.log.files import read_up_to, write_all
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import cut_uniform, message_id
-from nsq_compat.protocol.storage_schema import GROUP_MAGIC, KINDS, MESSAGES, TRAILER_MAGIC
+from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, KINDS, MESSAGES, TRAILER_MAGIC
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ _LOCATION: Final = derive(storage_schema.CHECKPOINT_LOCATION)
 _HEADER: Final = derive(storage_schema.SEGMENT_HEADER)
 FIRST_GROUP: Final = _HEADER.size
 """The offset of the first group."""
-_MAGICS: Final = (storage_schema.SEGMENT_MAGIC, storage_schema.RELEASED_MAGIC)
+_MAGICS: Final = (storage_schema.SEGMENT_MAGIC, storage_schema.SEGMENT_MAGIC_1, storage_schema.RELEASED_MAGIC)
 
 INDEX_STEP: Final = 1 << 16
 """Minimum distance in bytes between two index entries."""
@@ -99,11 +99,11 @@ def split_location(location: bytes) -> tuple[int, int, int]:
 
 
 class Group(NamedTuple):
-    """Frames that were published together. `due_ns` is wall-clock time, 0 for at once.
+    """Frames that were published together.
 
-    Only MESSAGES groups have message numbers: `first_seq` is that of the first frame. A control group has one frame,
-    the name of the channel, which is empty for the topic; ``control_log`` describes that of REQUEUED. `place` is where
-    the group begins (``place_of``), 0 if unknown.
+    ``GROUP_FIELDS`` explains `first_seq` and `due_ns`. A control group has one frame, the name of the channel, which is
+    empty for the topic; ``control_log`` describes that of REQUEUED. `place` is where the group begins (``place_of``), 0
+    if unknown.
     """
 
     kind: int
@@ -111,6 +111,19 @@ class Group(NamedTuple):
     due_ns: int
     frames: Sequence[bytes]
     place: int = 0
+
+    @property
+    def offset(self) -> int:
+        """The offset of the first message or, in a control group, of the next one."""
+        return self.first_seq if self.kind == DEFERRED else self.first_seq + self.due_ns
+
+
+class First(NamedTuple):
+    """The first message of a group."""
+
+    offset: int
+    message_id: bytes
+    timestamp_ns: int
 
 
 class GroupHeader(NamedTuple):
@@ -288,6 +301,7 @@ class Segment:
         self.partial_index: Index | None = None
         self.searches: dict[tuple[int, int], int] = {}  # the offsets that unfinished searches in damage have reached
         self.first_id: bytes | None = None  # cached by `first_id_of`
+        self.first: First | None = None  # cached by ``offsets.first_of``
         self.abandoned = False
         self.poisoned = False
         self.released = False
@@ -396,7 +410,7 @@ class Segment:
     def _note_released(self) -> None:
         self._descriptors.read_faults.forget(self)
         self.released = True
-        self.index, self.partial_index, self.first_id = Index(), None, None
+        self.index, self.partial_index, self.first_id, self.first = Index(), None, None, None
         self.end = self._reserved = self._prepared = FIRST_GROUP
 
     def remove(self) -> None:
@@ -479,14 +493,17 @@ class StagedBatch:
         self._groups.append((header, message_id(frames[0])))
         self.count += len(frames)
 
-    def assign_numbers(self, first_seq: int, log_seq: int) -> None:
-        """Write the final message numbers. `log_seq` is the log's next number, for the header. Raises ``OSError``."""
+    def assign_numbers(self, first_seq: int, log_seq: int, deferred_count: int) -> None:
+        """Write the final message numbers. Raises ``OSError``.
+
+        `log_seq` is the log's next number, for the header, and `deferred_count` the deferred messages before.
+        """
         segment = self.segment
         fd = self._descriptors.use(segment.file)
         files = self._descriptors.files
         index = Index()
         for header, first_id in self._groups:
-            numbered = header._replace(first_seq=first_seq + header.first_seq)
+            numbered = header._replace(first_seq=first_seq + header.first_seq, due_ns=deferred_count)
             front, trailer = encode_headers(numbered)
             write_all(files, fd, front, header.offset)
             if trailer:

@@ -19,6 +19,7 @@ from nsq_compat.log.data_path import our_folder, reason, remove_leftovers, topic
 from nsq_compat.log.descriptors import DEFAULT_LIMIT, Descriptors
 from nsq_compat.log.files import Files, adopt_temporary, opened, replace_file, write_temporary
 from nsq_compat.log.memory_tail import MemoryTail
+from nsq_compat.log.offsets import Retention, retained_from
 from nsq_compat.log.segment import StagedBatch, locations_of
 from nsq_compat.log.topic_log import Later, LogEnd, TopicLog
 from nsq_compat.protocol.message import message_id
@@ -33,6 +34,7 @@ _RESERVE_SIZE: Final = 1 << 20
 """Bytes, enough for the checkpoint of a topic with about 30,000 unfinished messages."""
 _SPILL_AHEAD: Final = 8
 """At level ``memory``, spilling begins when this many times more messages wait than further deferred ones fit in."""
+_ALL: Final = 1 << 62
 _PROBE: Final = "probe"
 _PROBE_SIZE: Final = 128 * 1024  # more than a log reserves for its next writes
 
@@ -146,6 +148,7 @@ class Storage:
             start=last.end if last is not None else None,
             descriptors=self._descriptors,
             later=self._later,
+            migrates=True,
         )
         return TopicStore(self, folder, topic_log), last
 
@@ -243,8 +246,10 @@ class TopicStore:
 
     def __init__(self, storage: Storage, folder: str, topic_log: TopicLog) -> None:
         self.log = topic_log
-        self.is_write_through = storage.durability is not Durability.MEMORY
+        self._is_in_memory = storage.durability is Durability.MEMORY
+        self.is_write_through = not self._is_in_memory
         """Whether messages are in a file before they are acknowledged."""
+        self.retention: Retention | None = None
         self._is_flushed = False
         self._storage = storage
         self._checkpoint_path = os.path.join(folder, CHECKPOINT)
@@ -255,7 +260,7 @@ class TopicStore:
     def serve(self, mem_queue_size: int, first_needed: Callable[[], int]) -> None:
         """Set the topic's limit, and read the log in steps from now on. `first_needed`: as for ``MemoryTail``."""
         self.log.in_steps = True
-        if not self.is_write_through:
+        if self._is_in_memory:
             self.log.tail = MemoryTail(mem_queue_size, first_needed)
 
     def append(
@@ -294,7 +299,7 @@ class TopicStore:
         `seq` is the number of the next immediate message. Raises ``OSError``.
         """
         tail = self.log.tail
-        if room >= 0 and tail is not None:
+        if room >= 0 and tail is not None and not self.is_write_through:
             if room * _SPILL_AHEAD < tail.count:  # otherwise the first one without room would write all of it
                 with suppress(OSError):  # `failed` has noted it
                     self.spill_some()
@@ -309,7 +314,7 @@ class TopicStore:
 
         Raises ``OSError`` if the caller has to keep them.
         """
-        if not self.is_write_through:
+        if self._is_in_memory:
             self.log.keep(frames)
             return {}
         with suppress(OSError):
@@ -325,11 +330,26 @@ class TopicStore:
 
         `frames` returns the messages that channels have taken from the stream and hold in memory.
         """
-        if not self.is_write_through:
+        if self._is_in_memory:
             self.log.spill()
             held = {message_id(frame): frame for frame in frames()}
             self.log.keep([held[each] for each in sorted(held)])
             self._is_flushed = True
+
+    def retain(self, retention: Retention | None) -> None:
+        """Keep what channels have finished, or no longer. Raises ``OSError`` if the policy cannot be followed yet.
+
+        While a topic retains messages, they are written to its log at every level of durability.
+        """
+        if retention is not None and not self.is_write_through:
+            while not self.spill_some():
+                pass
+        self.is_write_through = retention is not None or not self._is_in_memory
+        self.retention = retention
+
+    def retained_from(self, now_ns: int) -> int:
+        """The number of the first segment that the topic's policy retains. Raises ``OSError``."""
+        return _ALL if self.retention is None else retained_from(self.log, self.retention, now_ns)
 
     def stage(self) -> StagedBatch:
         """Create the file of a large publish, see ``TopicLog.stage``. Raises ``OSError``."""
@@ -374,12 +394,12 @@ class TopicStore:
     def note_missing(self, state: TopicState) -> None:
         """Mark a checkpoint that is about to be written as incomplete, if it names messages that are in no file."""
         first = min((each.position for each in state.backlogs), default=state.end.seq)
-        is_written = self.is_write_through or self._is_flushed
+        is_written = not self._is_in_memory or self._is_flushed
         state.incomplete = not is_written or first < min(self.log.complete_from, state.end.seq)
 
     def is_saved(self, end: LogEnd | None) -> bool:
         """Whether a checkpoint of that end of the log, and the files, have all messages."""
-        return self.is_write_through and self.log.end == end
+        return not self._is_in_memory and self.log.end == end
 
     def write_checkpoint(self, *pieces: bytes) -> None:
         """Write the next checkpoint, for ``adopt_checkpoint``; may run in a thread of its own. Raises ``OSError``.
@@ -415,8 +435,11 @@ class TopicStore:
         if self.commits:
             self.log.note_new_name()
 
-    def release(self, saved: TopicState, pause: Callable[[], None] = lambda: None) -> None:
-        """Delete files that neither this checkpoint, which is saved, nor a later one needs, and `pause` in between."""
+    def release(self, saved: TopicState, pause: Callable[[], None], kept_from: Callable[[], int]) -> None:
+        """Delete files that neither this checkpoint, which is saved, nor a later one needs, and `pause` in between.
+
+        `kept_from`: as for ``TopicLog.release``.
+        """
         backlogs = saved.backlogs
         seq = min((each.position for each in backlogs), default=saved.end.seq)
 
@@ -425,7 +448,7 @@ class TopicStore:
             return map(entry_id, chain.from_iterable(each.all_entries() for each in backlogs))
 
         commit = partial(self._storage.commit, self.log)
-        self.log.release(seq, unfinished, saved.end, commit, pause=pause)
+        self.log.release(seq, unfinished, saved.end, commit, pause, kept_from)
 
     def delete(self) -> None:
         """Delete the folder. Files that cannot be deleted now are deleted at the next start."""

@@ -1,4 +1,4 @@
-"""A topic's log: segments that are only appended to, and messages retained when old segments are deleted.
+"""A topic's log: segments that are only appended to, and messages kept when old segments are deleted.
 
 Recovery relies on these rules:
 
@@ -16,27 +16,30 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.data_path import leftover_name, remove_folder
 from nsq_compat.log.descriptors import Descriptors
-from nsq_compat.log.files import Files
+from nsq_compat.log.files import TEMPORARY, Files
 from nsq_compat.log.group_reader import MESSAGE_KINDS, GroupReader, extend_index, index_of
+from nsq_compat.log.kept import Kept
+from nsq_compat.log.migration import migrate
 from nsq_compat.log.reading import (
     LogEnd,
     LogReader,
     ReadableLog,
     fetch_in_span,
     group_by_span,
+    readers_from_end,
     sorted_ids,
     split_by_segment,
 )
-from nsq_compat.log.retained import Retained
 from nsq_compat.log.segment import FIRST_GROUP, INDEX_STEP, UNKNOWN_SEQ, Segment, StagedBatch, encode_group, place_of
 from nsq_compat.log.sync import SyncJob, Unsynced
 from nsq_compat.protocol.message import message_id
-from nsq_compat.protocol.storage_schema import MESSAGES
+from nsq_compat.protocol.storage_schema import DEFERRED, MESSAGES
 
 __all__ = ["DEFAULT_SEGMENT_SIZE", "LogEnd", "LogReader", "SyncJob", "TopicLog"]
 
@@ -51,6 +54,7 @@ _FILES_AT_ONCE: Final = 16
 """Files from which messages are copied before the copies are synced."""
 _SKIPPED_CALLS: Final = 16
 _SPILLED_AT_ONCE: Final = 1 << 15
+_ALL: Final = 1 << 62
 
 Later = Callable[[Callable[[], None]], object]
 """Schedules a callback for after the current request has been answered."""
@@ -60,7 +64,8 @@ class TopicLog(ReadableLog):
     """Opens the log in `folder`, or creates it. Every method that touches files raises ``OSError``, also this one.
 
     ``recovered`` begins at `start`, by default the oldest group. Damage is counted and skipped. `descriptors` are those
-    of all logs; `files` must be the same as theirs. `later` schedules optional work.
+    of all logs; `files` must be the same as theirs. `later` schedules optional work. `migrates`: files of an earlier
+    version become those of this one.
     """
 
     def __init__(
@@ -72,10 +77,11 @@ class TopicLog(ReadableLog):
         start: LogEnd | None = None,
         descriptors: Descriptors | None = None,
         later: Later = lambda prepare: None,
+        migrates: bool = False,
     ) -> None:
         self._own_descriptors = descriptors is None
         descriptors = descriptors or Descriptors(files)
-        super().__init__(folder, Retained(descriptors, lambda number: self.path_of("kept", number), segment_size))
+        super().__init__(folder, Kept(descriptors, lambda number: self.path_of("kept", number), segment_size))
         self.last_place = 0
         """The position of the last group that was not of kind MESSAGES (``place_of``)."""
         self._descriptors = descriptors
@@ -89,7 +95,7 @@ class TopicLog(ReadableLog):
         self._calls_to_skip = 0
         self._considered = 0
         self._closed = False
-        self._open(start)
+        self._open(start, migrates)
 
     # --- State --------------------------------------------------------------------------------------------------------
 
@@ -109,8 +115,9 @@ class TopicLog(ReadableLog):
     def append(
         self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES, joined: bytes = b""
     ) -> None:
-        """Write one group, all or nothing. `first_seq` counts for MESSAGES and must not be below ``end.seq``.
+        """Write one group, all or nothing. `first_seq` is the number of the next message that is due at once.
 
+        For MESSAGES it must not be below ``end.seq``. `due_ns` counts for DEFERRED.
         No message may be in memory only: see ``spill``. `joined`: the frames joined, if the caller has that.
         """
         # Hot: runs for every publish.
@@ -119,12 +126,17 @@ class TopicLog(ReadableLog):
         segment = self._active
         if segment is None or segment.abandoned:
             segment = self._begin_segment()
+        number = first_seq
+        if kind == DEFERRED:
+            number += self.deferred_count
+        else:
+            due_ns = self.deferred_count
         offset = segment.end
-        data = encode_group(kind, first_seq, due_ns, frames, offset, joined)
+        data = encode_group(kind, number, due_ns, frames, offset, joined)
         if offset + len(data) > self._segment_size and offset > FIRST_GROUP:
             segment = self._begin_segment()
             offset = segment.end
-            data = encode_group(kind, first_seq, due_ns, frames, offset, joined)
+            data = encode_group(kind, number, due_ns, frames, offset, joined)
         if kind == MESSAGES and first_seq < self.next_seq:
             raise ValueError(f"message number {first_seq} again: the next one is {self.next_seq}")
         segment.append(data, self._segment_size)
@@ -140,6 +152,8 @@ class TopicLog(ReadableLog):
             self.next_seq = first_seq + len(frames)
         else:
             self.last_place = place_of(segment.number, offset)
+            if kind == DEFERRED:
+                self.deferred_count += len(frames)
 
     def spill_some(self) -> bool:
         """Write some of the messages that are in memory only; returns whether none is left there."""
@@ -166,7 +180,7 @@ class TopicLog(ReadableLog):
         """Make the file of a large publish the last segment. All or nothing."""
         if first_seq < self.next_seq:
             raise ValueError(f"message number {first_seq} again: the next one is {self.next_seq}")
-        staged.assign_numbers(first_seq, self.next_seq)
+        staged.assign_numbers(first_seq, self.next_seq, self.deferred_count)
         segment = staged.segment
         number = self._last_number + 1
         path = self.path_of("log", number)
@@ -177,13 +191,13 @@ class TopicLog(ReadableLog):
         self.next_seq = first_seq + staged.count
 
     def keep(self, frames: Iterable[bytes]) -> None:
-        """Retain frames that are in no segment, so that ``fetch`` finds them."""
+        """Keep frames that are in no segment, so that ``fetch`` finds them."""
         self.kept.add(frames)
         self.kept.protect_active()
         self._note_kept()
 
     def begin_checkpoint(self) -> LogEnd:
-        """Return the log's end, for a checkpoint of the current state, without messages that are retained later."""
+        """Return the log's end, for a checkpoint of the current state, without messages that are kept later."""
         self.kept.begin_checkpoint()
         return self.end
 
@@ -196,18 +210,26 @@ class TopicLog(ReadableLog):
         start: LogEnd | None = None,
         sync: Callable[[], None] | None = None,
         pause: Callable[[], None] = lambda: None,
+        kept_from: Callable[[], int] = lambda: _ALL,
     ) -> None:
         """Delete the messages below `seq`, and deferred ones, but for those in `unfinished()`.
 
-        Messages that were retained after ``begin_checkpoint`` are kept as well. `start` is that of the next ``open``,
+        Messages that were kept after ``begin_checkpoint`` are kept as well. `start` is that of the next ``open``,
         from its checkpoint; by default ``end``. Nothing from its segment on is deleted. Segments with many unfinished
         messages stay; from others these are copied, and `sync` makes the copies durable. `pause` is called after every
-        few thousand. The log may be used during both. Errors are logged, and the work is tried again later. If nothing
+        few thousand. The log may be used during both. Segments from the number `kept_from()` on stay: it is asked again
+        before each deletion. Errors are logged, and the work is tried again later. If nothing
         changed since the last call, only every few calls do something.
         """
         if self.tail is not None:
             self.tail.trim()
-        limit = start.segment if start else self.end.segment
+        try:
+            limit = min(start.segment if start else self.end.segment, kept_from())
+        except OSError as error:
+            log.warning("LOG(%s): nothing released - %s", self.folder, error)
+            return
+        # A segment with groups stays, because they say how many deferred messages there were.
+        limit = min(limit, max((each.number for each in self.segments if each.end > FIRST_GROUP), default=limit))
         following = zip(self.segments, self.segments[1:], strict=False)
         candidates = [
             one for one, after in following if one.number < limit and after.first_seq <= seq and not one.released
@@ -221,7 +243,10 @@ class TopicLog(ReadableLog):
                 return
             # Decided without a pause, so no message that is written later is in these files.
             parts = list(split_by_segment(self.segments, alive, self.damage, candidates))
-            steps = [(partial(self._copy, segment, some, pause), segment.release) for segment, some in parts]
+            steps = [
+                (partial(self._copy, segment, some, pause), partial(_release_before, segment, kept_from))
+                for segment, some in parts
+            ]
             for file in self.kept.mostly_dead(alive):
                 steps.append((partial(self.kept.copy, file, alive), partial(self.kept.remove, file)))
             while steps and not self._closed:
@@ -283,7 +308,7 @@ class TopicLog(ReadableLog):
 
     # --- Opening ------------------------------------------------------------------------------------------------------
 
-    def _open(self, start: LogEnd | None) -> None:
+    def _open(self, start: LogEnd | None, migrates: bool) -> None:
         self.start = start
         try:
             names = self._descriptors.with_room(lambda: self._files.listdir(self.folder))
@@ -292,10 +317,12 @@ class TopicLog(ReadableLog):
             self._unsynced.add_folder(os.path.dirname(self.folder))
             names = ()
         for name in names:
-            if name.startswith(_STAGED):  # of a process that ended in the middle of a publish
+            if name.startswith(_STAGED) or name.endswith(TEMPORARY):  # of a process that ended in the middle of it
                 with suppress(OSError):
                     self._files.unlink(f"{self.folder}/{name}")
         found = sorted((match[1], int(match[2])) for name in names if (match := _FILE_NAME.fullmatch(name)))
+        if migrates:
+            migrate(self._files, self.folder, [f"{kind}.{number:020}" for kind, number in found if kind == "log"])
         for kind, number in found:
             size = self._files.size(self.path_of(kind, number))
             if kind == "kept":
@@ -309,6 +336,7 @@ class TopicLog(ReadableLog):
         self._last_number = max([start.segment if start else 0, *(segment.number for segment in self.segments)])
         _number_segments(self.segments)
         self.next_seq, tail = _find_end(self.segments, start)
+        self.deferred_count = _count_deferred(self.segments, self.next_seq)
         for segment in self.segments[-1:]:
             if tail is not None and tail < segment.end:
                 try:
@@ -413,6 +441,11 @@ class TopicLog(ReadableLog):
         return copied == len(alive)  # else some are unreadable now, and counted when they are fetched
 
 
+def _release_before(segment: Segment, kept_from: Callable[[], int]) -> None:
+    if segment.number < kept_from():
+        segment.release()
+
+
 def _number_segments(segments: Sequence[Segment]) -> None:
     """Set `first_seq` of segments with a damaged header to the number of the segment's first message.
 
@@ -457,3 +490,20 @@ def _find_end(segments: Sequence[Segment], start: LogEnd | None) -> tuple[int, i
     for segment in segments:
         segment.first_seq = min(segment.first_seq, seq)
     return seq, tail
+
+
+def _count_deferred(segments: Sequence[Segment], next_seq: int) -> int:
+    """The number of deferred messages in the log's past, which the last group says. Raises ``OSError``.
+
+    A number that is too high is safe; an offset that is used twice is not.
+    """
+    next_offset = 0
+    for segment in reversed(segments):
+        for reader in readers_from_end(segment, segment.end, Damage(quiet=True)):
+            groups = list(iter(reader.read, []))
+            for group in chain.from_iterable(groups):
+                next_offset = max(next_offset, group.offset + (len(group.frames) if group.kind in MESSAGE_KINDS else 0))
+            counts = [group.due_ns for group in chain.from_iterable(groups) if group.kind != DEFERRED]
+            if counts:
+                return max(counts[-1], next_offset - next_seq)
+    return max(0, next_offset - next_seq)

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from socket import gethostname
 
 import gevent
@@ -57,7 +57,7 @@ STOP_SECONDS = 5.0
 """How long a stop waits for connections to end."""
 _DRAIN_POLL_SECONDS = 0.1
 _TRANSFER_SECONDS = 2.0
-_TRANSFER_POLL_SECONDS = 0.005
+_POLL_SECONDS = 0.01
 _TOPICS_PER_EXEMPTION = 500
 """Collecting the objects of a thousand topics takes 10 ms."""
 
@@ -335,9 +335,12 @@ class Daemon:
         return self._enforcer.dead_letters
 
     def await_transfer(self, transfer: Transfer) -> None:
-        deadline = time.monotonic() + _TRANSFER_SECONDS
-        while not transfer.is_over and time.monotonic() < deadline:
-            gevent.sleep(_TRANSFER_POLL_SECONDS)
+        self.wait_until(lambda: transfer.is_over, _TRANSFER_SECONDS)
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
+            gevent.sleep(_POLL_SECONDS)
 
     def set_policies(self, written: object) -> None:
         self._apply(Policies(written))

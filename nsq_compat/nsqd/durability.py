@@ -161,6 +161,10 @@ class Checkpoints:
     def write_all(self) -> None:
         """Write the checkpoints of changed topics now. If one cannot be written, its topic stays changed."""
         self._storage.probe()
+        now_ns = time.time_ns()
+        for topic in self._broker.topics.values():
+            if topic.is_release_due(now_ns):
+                self._broker.changed(topic)
         for topic in self._broker.take_changed():
             try:
                 self._write(topic)
@@ -224,7 +228,7 @@ class Checkpoints:
                 store.adopt_checkpoint()
                 topic.checkpoint_saved(checkpoint)
                 store.commit()  # before the deletion of data that only the previous checkpoint needed
-                topic.release(checkpoint, yield_to_loop)
+                topic.release(checkpoint, time.time_ns(), yield_to_loop)
         finally:
             if replaced is not None:
                 in_thread(self._storage.files.close, replaced)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import gevent
 
 from nsq_compat import version_text
-from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options
+from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options, report_unknown_keys
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import configure
 from nsq_compat.log.data_path import DataPathError
@@ -23,13 +23,14 @@ from nsq_compat.net.process import (
 from nsq_compat.net.sockets import ListenError
 from nsq_compat.nsqd.daemon import Daemon
 from nsq_compat.nsqd.options import DRAIN, PROGRAM, NsqdOptions, validate
-from nsq_compat.nsqd.startup import check
+from nsq_compat.nsqd.startup import POLICIES, check
 
 
 def main() -> None:
     """Run nsqd until SIGTERM or SIGINT."""
-    options = read_options(PROGRAM, NsqdOptions, sys.argv[1:], version_text(PROGRAM))
+    options = read_options(PROGRAM, NsqdOptions, sys.argv[1:], version_text(PROGRAM), {POLICIES})
     configure(options.log_prefix, options.log_level, form=options.log_format)
+    report_unknown_keys(options, PROGRAM)
     raise_descriptor_limit()
     before_stopping: list[Callable[[], None]] = []
     stop = stop_signal(before_stopping)

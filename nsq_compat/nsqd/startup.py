@@ -31,8 +31,8 @@ from nsq_compat.session.negotiation import NsqdLimits
 
 log = logging.getLogger(__name__)
 
-_POLICIES: Final = "policies"
-_POLICIES_TABLE: Final = re.compile(rf"""\s*\[\[\s*["']?{_POLICIES}["']?\s*\]\]""")
+POLICIES: Final = "policies"
+_POLICIES_TABLE: Final = re.compile(rf"""\s*\[\[\s*["']?{POLICIES}["']?\s*\]\]""")
 _ANY_TABLE: Final = re.compile(r"\s*\[")
 
 
@@ -120,7 +120,7 @@ def load_policies(path: str) -> Policies:
     if not path:
         return Policies()
     try:
-        return Policies(load_config(path).get(_POLICIES, ()))
+        return Policies(load_config(path).get(POLICIES, ()))
     except PolicyError as error:
         line = _line_of(path, error)
         where = f"line {line}: " if line else ""

@@ -4,7 +4,8 @@
     enforcer      applies them to existing topics and channels, and to new ones; enforces max_depth, max_bytes, max_age
     dead_letters  messages that reached max_attempts, on their way to the dead-letter topic
 
-The rate limit is a wait queue of the channel: ``queue.wait_queue.Throttle``.
+The rate limit is a wait queue of the channel: ``queue.wait_queue.Throttle``. Retention is a setting of the topic's
+store: ``log.storage.TopicStore.retain``.
 
-May import ``queue`` and ``protocol``. A channel or topic without policies calls nothing in this folder.
+May import ``queue``, ``log`` and ``protocol``. A channel or topic without policies calls nothing in this folder.
 """

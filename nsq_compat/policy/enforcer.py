@@ -63,12 +63,14 @@ class PolicyEnforcer:
         for topic in self._broker.topics.values():
             for channel in topic.channels.values():
                 self._apply_to_channel(channel)
+            self._apply_to_topic(topic)
             self._limit(topic)
 
     # --- Observer of the broker ---------------------------------------------------------------------------------------
 
     def topic_created(self, topic: Topic) -> None:
         if self.policies:
+            self._apply_to_topic(topic)
             self._limit(topic)
 
     def topic_deleted(self, topic: Topic) -> None:
@@ -94,6 +96,9 @@ class PolicyEnforcer:
         channel.policy = applied.to_settings(channel.topic_name, channel.name)
         self.dead_letters.apply(channel, applied.dead_lettering)
         channel.throttle(applied.rate, self._now())
+
+    def _apply_to_topic(self, topic: Topic) -> None:
+        topic.retain(self.policies.for_channel(topic.name, "").retention)
 
     def _limit(self, topic: Topic) -> None:
         """Replace a topic's enforcer by a new one, or by none if no limit applies."""

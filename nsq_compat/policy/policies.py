@@ -1,8 +1,8 @@
 """Policies: optional settings for topics and channels that NSQ does not have.
 
 A policy selects topics and channels by regular expressions (RE2, matching the whole name) and sets one or more of:
-the dead-letter topic after max_attempts, limits on the backlog, the rate of deliveries. For each of these, the first
-matching policy that sets it applies.
+the dead-letter topic after max_attempts, limits on the backlog, the rate of deliveries, how long the topic retains what
+is finished. For each of these, the first matching policy that sets it applies.
 
 This module only parses policies and computes what applies to a channel. ``enforcer`` applies it.
 """
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import re2
 
+from nsq_compat.log.offsets import Retention
 from nsq_compat.protocol.durations import SECOND, format_duration, parse_duration
 from nsq_compat.protocol.names import EPHEMERAL_SUFFIX, is_valid_name
 from nsq_compat.queue.wait_queue import Rate
@@ -67,6 +68,8 @@ class Applied:
     dead_lettering: DeadLettering | None = None
     bounds: Bounds | None = None
     rate: Rate | None = None
+    retention: Retention | None = None
+    """Of the topic."""
 
     def to_settings(self, topic: str, channel: str) -> Mapping[str, Any]:
         """The settings of a policy for this channel alone; empty if nothing applies."""
@@ -79,6 +82,11 @@ class Applied:
             limits = {"max_depth": bounds.max_depth, "max_bytes": bounds.max_bytes, "max_age": age}
             settings |= {key: value for key, value in limits.items() if value is not None}
             settings["when_full"] = DROP_OLDEST if bounds.drops else REJECT
+        if self.retention is not None and not channel:
+            if self.retention.seconds is not None:
+                settings["retain_for"] = format_duration(int(self.retention.seconds * SECOND))
+            if self.retention.size is not None:
+                settings["retain_bytes"] = self.retention.size
         if self.rate is not None:
             settings |= {"max_rate": self.rate.per_second, "burst": self.rate.burst}
         return settings
@@ -98,7 +106,7 @@ class Policy:
                 raise PolicyError(number, key, str(error)) from None
         self._topic = values.get("topic")
         self._channel = values.get("channel")
-        dead_lettering = bounds = rate = None
+        dead_lettering = bounds = rate = retention = None
         if "max_attempts" in values:
             template = values.get("dead_letter_topic", DEFAULT_DEAD_LETTER_TOPIC)
             dead_lettering = DeadLettering(values["max_attempts"], template)
@@ -107,12 +115,18 @@ class Policy:
             bounds = Bounds(depth, size, age, drops=values.get("when_full") == DROP_OLDEST)
         if (per_second := values.get("max_rate")) is not None:
             rate = Rate(per_second, values.get("burst", max(1, int(per_second / _BURSTS_PER_SECOND))))
-        self.settings = Applied(dead_lettering, bounds, rate)
+        if not values.keys().isdisjoint(_RETENTION):
+            if "channel" in values:
+                raise PolicyError(number, "channel", "retain_for and retain_bytes are for topics")
+            retention = Retention(*map(values.get, _RETENTION))
+        self.settings = Applied(dead_lettering, bounds, rate, retention)
         for key, needed in _NEEDS.items():
             if key in written and written.keys().isdisjoint(needed):
                 raise PolicyError(number, key, f"has no effect without {' or '.join(needed)}")
         if self.settings == Applied():
-            raise PolicyError(number, "", "needs max_attempts, max_depth, max_bytes, max_age or max_rate")
+            raise PolicyError(
+                number, "", "needs max_attempts, max_depth, max_bytes, max_age, max_rate, retain_for or retain_bytes"
+            )
 
     def fits(self, topic: str, channel: str) -> bool:
         """Whether it selects a channel or, if `channel` is empty, the topic itself (never by a channel pattern)."""
@@ -143,6 +157,7 @@ class Policies:
                     applied.dead_lettering or more.dead_lettering,
                     applied.bounds or more.bounds,
                     applied.rate or more.rate,
+                    applied.retention or more.retention,
                 )
         return applied
 
@@ -155,7 +170,10 @@ class Policies:
                 more = policy.settings
                 before = done
                 done = Applied(
-                    done.dead_lettering or more.dead_lettering, done.bounds or more.bounds, done.rate or more.rate
+                    done.dead_lettering or more.dead_lettering,
+                    done.bounds or more.bounds,
+                    done.rate or more.rate,
+                    done.retention or (None if channel else more.retention),
                 )
                 if done != before:
                     found.append(number)
@@ -225,7 +243,10 @@ _KEYS: Final[Mapping[str, Callable[[object], Any]]] = {
     "when_full": _when_full,
     "max_rate": _rate,
     "burst": _integer(_MAX_INTEGER),
+    "retain_for": _duration,
+    "retain_bytes": _integer(_MAX_INTEGER),
 }
+_RETENTION: Final = ("retain_for", "retain_bytes")
 _NEEDS: Final[Mapping[str, Sequence[str]]] = {
     "dead_letter_topic": ("max_attempts",),
     "when_full": ("max_depth", "max_bytes", "max_age"),

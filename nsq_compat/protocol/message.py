@@ -141,6 +141,16 @@ def next_attempts(frames: Sequence[bytes]) -> list[bytes]:
     return [with_attempts(frame, (attempts(frame) + 1) & _MAX_ATTEMPTS) for frame in frames]
 
 
+def tick_of(time_ns: int) -> int:
+    """The tick of a time, as in the ids of messages that are published then."""
+    return (time_ns >> TICK_SHIFT) - EPOCH_TICK
+
+
+def publish_tick(message_id: bytes) -> int:
+    """The tick in an id: about the time of publishing, but never before that of an earlier id."""
+    return int(message_id, 16) >> (NODE_ID_BITS + SEQUENCE_BITS)
+
+
 TICK_SHIFT: Final = 20
 EPOCH_TICK: Final = 1288834974288
 NODE_ID_BITS: Final = 10

@@ -15,8 +15,11 @@ from nsq_compat.protocol.schema import MESSAGE_HEADER
 # A segment is a file: a segment header, then one group after the other. Zeros where a group should begin mean that the
 # rest was reserved and never written. ``log.group_reader`` describes how damage is distinguished from the end.
 
-SEGMENT_MAGIC: Final = b"nsqlog\x00\x01"
+SEGMENT_MAGIC: Final = b"nsqlog\x00\x02"
 """The last byte is the version of the log's layouts."""
+SEGMENT_MAGIC_1: Final = b"nsqlog\x00\x01"
+"""Version 1, in which only messages that are due at once have a number: in MESSAGES and control groups `due_ns` is 0,
+and `first_seq` of a DEFERRED group is the number of the next message. ``log.migration`` turns it into version 2."""
 RELEASED_MAGIC: Final = b"nsqgone\x01"
 """Replaces SEGMENT_MAGIC in a file that has no message that is still needed."""
 
@@ -36,7 +39,8 @@ TOPIC_UNPAUSED: Final = 8
 TOPIC_AWAITS_CHANNELS: Final = 9
 TOPIC_KNOWS_CHANNELS: Final = 10
 REQUEUED: Final = 11
-KINDS: Final = range(MESSAGES, REQUEUED + 1)
+CHANNEL_MOVED: Final = 12
+KINDS: Final = range(MESSAGES, CHANNEL_MOVED + 1)
 
 SEGMENT_HEADER: Final = cs.Struct(
     "magic" / cs.Bytes(len(SEGMENT_MAGIC)),
@@ -58,7 +62,12 @@ GROUP_FIELDS: Final = cs.Struct(
     "count" / cs.Int32ub,
     "kind" / cs.Int32ub,
 )
-"""`payload_crc`: CRC-32C of checksums and frames. `size`: bytes of frames. `kind` is last because it is never zero."""
+"""`payload_crc`: CRC-32C of checksums and frames. `size`: bytes of frames. `kind` is last because it is never zero.
+
+`first_seq` is the number of the first message, or of the next one in a control group. Messages that are due at once are
+numbered by themselves. An offset counts the deferred ones too: `first_seq` of a DEFERRED group is the offset of its
+first message, and `due_ns` its due time. In all other groups, `due_ns` is the number of deferred messages before it, so
+`first_seq` plus `due_ns` is an offset."""
 
 GROUP_HEADER: Final = cs.Struct(*GROUP_MARK.subcons, *GROUP_FIELDS.subcons)
 
@@ -83,6 +92,28 @@ REQUEUED_MESSAGES: Final = cs.Struct(
     "messages" / cs.GreedyRange(REQUEUED_MESSAGE),
 )
 """The frame of a REQUEUED group: messages of one channel, in the order in which they were requeued."""
+
+REPLAY: Final = cs.Struct(
+    "moved_ns" / cs.Int64sb,
+    "again_from" / cs.Int64ub,
+    "again_to" / cs.Int64ub,
+    "count" / cs.Int32ub,
+    "ranges" / cs.Array(cs.this.count, cs.Struct("begin" / cs.Int64ub, "end" / cs.Int64ub)),
+)
+"""What a channel that was moved back delivers before it goes on in the stream: ``checkpoint.Replay``."""
+
+MOVED_CHANNEL: Final = cs.Struct(
+    "name_length" / cs.Int8ub,
+    "name" / cs.Bytes(cs.this.name_length),
+    "reached" / cs.Int64ub,
+    "skip_from" / cs.Int64ub,
+    "skip_to" / cs.Int64ub,
+    "drops" / cs.Int8ub,
+    "replay" / REPLAY,
+)
+"""The frame of a CHANNEL_MOVED group. `reached`: the offset that an earlier replay had reached. `skip_from`, `skip_to`:
+the numbers that the channel no longer delivers from the stream. `drops`: 1 if what it had taken and not finished was
+dropped."""
 
 # --- Checkpoint -------------------------------------------------------------------------------------------------------
 
@@ -130,6 +161,12 @@ lower 40; all zeros if unknown. `frame_crc`: CRC-32C of the frame."""
 
 LOCATIONS_MAGIC: Final = b"NQL1"
 
+CHECKPOINT_REPLAY: Final = cs.Struct(
+    "name_length" / cs.Int8ub, "name" / cs.Bytes(cs.this.name_length), "replay" / REPLAY
+)
+
+REPLAYS_MAGIC: Final = b"NQR1"
+
 CHECKPOINT: Final = cs.Struct(
     "header" / CHECKPOINT_HEADER,
     "states"
@@ -153,9 +190,17 @@ CHECKPOINT: Final = cs.Struct(
             ),
         )
     ),
+    "replays"
+    / cs.Optional(
+        cs.Struct(
+            "magic" / cs.Const(REPLAYS_MAGIC),
+            "count" / cs.Int32ub,
+            "replays" / cs.Array(cs.this.count, CHECKPOINT_REPLAY),
+        )
+    ),
 )
-"""The file. `locations` are those of all entries, in the order of the entries. Earlier versions neither write nor read
-them."""
+"""The file. `locations` are those of all entries, in the order of the entries. `replays` are those of the channels that
+have one. Earlier versions neither write nor read them."""
 
 # --- Disk queues of Go's nsqd (go-diskqueue) --------------------------------------------------------------------------
 #

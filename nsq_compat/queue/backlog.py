@@ -26,7 +26,7 @@ from contextlib import suppress
 from itertools import accumulate, chain, islice, repeat
 from typing import Final, NamedTuple
 
-from nsq_compat.log.checkpoint import ChannelState, copied_messages
+from nsq_compat.log.checkpoint import ChannelState, Replay, copied_messages
 from nsq_compat.log.segment import Group
 from nsq_compat.log.topic_log import LogReader, TopicLog
 from nsq_compat.protocol.message import message_id, with_attempts
@@ -165,6 +165,10 @@ class Cursor:
 
     def __len__(self) -> int:
         return self.end - self.position - self.gaps_size
+
+    def replay(self) -> Replay | None:
+        """What it delivers before the stream (``ReplayingCursor``)."""
+        return None
 
     @property
     def behind(self) -> int:
@@ -469,6 +473,10 @@ class Backlog:
 
     def empty(self) -> None:
         self.cursor.skip_to_end()
+        self.drop_taken()
+
+    def drop_taken(self) -> None:
+        """Drop the messages that were taken from the stream."""
         self.deferred.empty()
         self.returned.empty()
         self._return_points.clear()
@@ -512,7 +520,8 @@ class Backlog:
     def state(self, in_flight: Iterable[Mapping[bytes, bytes]] = ()) -> ChannelState:
         """Return the part of a checkpoint that describes it; `in_flight` are the frames that consumers have, by id."""
         unfinished = copied_messages(in_flight, self.returned.frames(), self._restored)
-        return ChannelState(self.cursor.position, self.deferred.keys(), list(self.cursor.gaps), unfinished)
+        cursor = self.cursor
+        return ChannelState(cursor.position, self.deferred.keys(), list(cursor.gaps), unfinished, cursor.replay())
 
     def restore(self, state: ChannelState, end: int, shift: float) -> None:
         """Restore a state, in a stream that ends at `end`; `shift` is added to due times."""

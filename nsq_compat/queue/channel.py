@@ -21,7 +21,7 @@ from nsq_compat.log.checkpoint import ChannelState
 from nsq_compat.protocol.message import attempts, next_attempts
 from nsq_compat.protocol.message import message_id as id_of
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue.backlog import Backlog, Peek
+from nsq_compat.queue.backlog import Backlog, Cursor, Peek
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.latency import Latency
 from nsq_compat.queue.schedule import AT_ONCE, Schedule
@@ -41,6 +41,8 @@ _EXPIRED_AT_ONCE: Final = 1024
 """Timeouts handled by one alarm, about 2 ms of work; other clients are served before the next."""
 _RELEASE_SECONDS: Final = 0.002
 """Pause between two releases of deferred messages, so that messages with close due times are released together."""
+_ANSWER_SECONDS: Final = 0.05
+"""Pause before a message that is replayed while it is in flight is tried again."""
 _HOLD_SECONDS: Final = 1.0
 """Time in which an operator's search must take its next step; deliveries go on after it in any case."""
 
@@ -146,6 +148,7 @@ class Channel:
         self._cursor = backlog.cursor  # Hot: saves an attribute for every publish
         self._left_behind: list[InFlight] = []
         self._delivered_count = 0
+        self._was_moved = False
         self._log_retry = _Retry()  # nothing is taken while it is waiting
         self._deferred_retry = _Retry()
         self.zones = ZoneWaitQueue() if limits.topology_aware else None  # nearby consumers come first
@@ -265,6 +268,42 @@ class Channel:
         """Note that the consumer takes nothing for now. If it was woken, another one is woken instead."""
         if self._wait_queue.leave(consumer):
             self._wake()
+
+    # --- Another place in the log (``replay``) ------------------------------------------------------------------------
+
+    def move(self, cursor: Cursor) -> None:
+        """Go on with this cursor."""
+        self.backlog.cursor = self._cursor = cursor
+        self._was_moved = True
+        if (replay := cursor.replay()) is not None:
+            self.message_count += sum(end - begin for begin, end in replay.ranges)
+        self._wake()
+
+    def drop_taken(self) -> int:
+        """Drop the messages in flight, returned and deferred; returns how many."""
+        count = self.in_flight_count + len(self.backlog) - len(self.backlog.cursor) + self.deferred_count
+        self.backlog.drop_taken()
+        for in_flight in self.in_flight_sets():
+            in_flight.clear()
+        self._left_behind.clear()
+        for consumer in self.consumers:
+            consumer.wake()  # it has room again
+        self.dropped_count += count
+        return count
+
+    def defer_again(self, frames: Sequence[bytes], due: float) -> None:
+        """Defer messages that it has delivered before or does not have yet."""
+        self.backlog.deferred.add(frames, due)
+        self._schedule.at(due, self)
+
+    def without_in_flight(self, frames: Sequence[bytes], now: float = AT_ONCE) -> Sequence[bytes]:
+        """Return those of these frames that are not in flight; the others are deferred for a moment."""
+        flights = [in_flight.frames for in_flight in self.in_flight_sets()]
+        apart = [frame for frame in frames if any(id_of(frame) in each for each in flights)]
+        if not apart:
+            return frames
+        self.defer_again(apart, now and now + _ANSWER_SECONDS)
+        return [frame for frame in frames if frame not in apart]
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -506,7 +545,8 @@ class Channel:
             self.backlog.on_room = lambda: self._schedule.at(AT_ONCE, self)
             return NEVER
         try:
-            self.put_back(self.backlog.deferred.release(now, min(room, MAX_BATCH)))
+            released = self.backlog.deferred.release(now, min(room, MAX_BATCH))
+            self.put_back(self.without_in_flight(released, now) if self._was_moved else released)
         except BlockingIOError:
             return now
         except OSError as error:

@@ -12,11 +12,13 @@ Invariants:
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
-from nsq_compat.log.checkpoint import ChannelState, TopicState
-from nsq_compat.log.control_log import ControlLog
+from nsq_compat.log.checkpoint import ChannelState, Replay, TopicState, entry_id
+from nsq_compat.log.control_log import ControlLog, Move
+from nsq_compat.log.offsets import Retention, number_at, offset_of_number, offsets_of, segment_of
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol import storage_schema as records
@@ -26,8 +28,9 @@ from nsq_compat.queue.backlog import Backlog, Cursor
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.deferred import Deferred, SharedReads
 from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.replay import ReplayingCursor
 from nsq_compat.queue.schedule import Schedule
-from nsq_compat.queue.values import Exiting, QueueLimits, refuse_all
+from nsq_compat.queue.values import Exiting, NotLogged, QueueLimits, refuse_all
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +98,8 @@ class Topic:
         self._changed = False
         self._saved_end: LogEnd | None = None
         self._recent: _RecentMessages | None = None
+        self._first_held = 0
+        """The offset of the next message when the topic began to hold messages."""
         self._reads = None if store is None else SharedReads(store.log.fetch, schedule, self.channels)
         self.backlog = self._new_backlog(self.seq)
         if store is not None:
@@ -247,12 +252,101 @@ class Topic:
         del self.channels[channel.name]
         channel.delete()
         if not self.channels and not (self.paused or self.awaits_channels):
-            self.backlog = self._new_backlog(self.seq)
+            self._begin_holding()
         if not channel.ephemeral or self.is_holding:
             self._note(records.CHANNEL_DELETED, channel.name)
         self._note_ephemeral()
         self._note_change()
         self._observer.channel_deleted(self, channel)
+
+    # --- Places in the log --------------------------------------------------------------------------------------------
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the next message."""
+        return self.seq + (0 if self.store is None else self.store.log.deferred_count)
+
+    def move_channel(self, name: str, offset: int, now_ns: int, *, drops_taken: bool = False) -> None:
+        """Move a channel to the message with this offset, back or forward, and deliver from there.
+
+        What the channel has in flight, returned or deferred stays, or is dropped. Raises ``KeyError``, ``NotLogged``,
+        and ``OSError``, having done nothing.
+        """
+        channel = self.channels[name]
+        earlier = channel.backlog.cursor.replay()
+        again = (0, 0) if earlier is None else (max(offset, earlier.again_from), earlier.again_to)
+        self._move(channel, offset, self._held_from(), now_ns, again, drops_taken=drops_taken)
+
+    def create_channel_at(self, name: str, offset: int, now_ns: int) -> Channel:
+        """Create a channel that begins with the message that has this offset.
+
+        Raises ``NotLogged``, ``Exiting``, and ``OSError``; then it may have been created at the end.
+        """
+        if self.store is None or is_ephemeral(name):
+            raise NotLogged
+        held_from = self._held_from()
+        channel = self.channel(name)
+        self._move(channel, offset, held_from, now_ns, (offset, held_from))
+        return channel
+
+    def _move(
+        self,
+        channel: Channel,
+        offset: int,
+        limit: int,
+        now_ns: int,
+        again: tuple[int, int],
+        *,
+        drops_taken: bool = False,
+    ) -> None:
+        """Move a channel. What has the offset `limit` or a later one, it has in the stream or will get."""
+        store, before = self.store, channel.backlog.cursor
+        if store is None or channel.ephemeral:
+            raise NotLogged
+        earlier = before.replay()
+        reached = earlier.ranges[0][0] if earlier is not None else 0
+        if drops_taken:  # the stream too, so that deferred messages come which are in it no more
+            end, skipped, again = limit, (0, before.end), (offset, limit)
+        else:
+            end = min(offset_of_number(store.log, before.position, self.next_offset), limit)
+            seq = min(number_at(store.log, offset, self.seq), before.end)
+            skipped = (seq, before.position) if offset < end else (before.position, seq)
+        replay = Replay(((offset, end),) if offset < end else (), now_ns, *again)
+        self._control_log.note_move(Move(channel.name, reached, *skipped, drops_taken, replay), self.seq)
+        dropped = channel.drop_taken() if drops_taken else 0
+        log.info(
+            "CHANNEL(%s): moved to offset %d, %d messages dropped that it had taken", channel.name, offset, dropped
+        )
+        if drops_taken or offset >= end:
+            position = max(before.position, skipped[1])
+            gaps = [(max(begin, position), stop) for begin, stop in before.gaps if stop > position]
+            before.move(position, before.end, gaps)
+            channel.move(before)
+        if offset < end:
+            self._replay(channel, replay)
+        self._note_change()
+        self._control_log.commit()
+
+    def _replay(self, channel: Channel, replay: Replay) -> None:
+        store = self.store
+        assert store is not None, "a replay is read from the log"
+
+        def defer(frames: Sequence[bytes], due_ns: int) -> None:
+            channel.defer_again(frames, due_ns / _NS_PER_SECOND - store.clock_offset())
+
+        channel.move(ReplayingCursor(store.log, channel.backlog.cursor, replay, defer, channel.without_in_flight))
+
+    def _first_offset_of(self, held: ChannelState) -> int:
+        """The offset of the first of the messages that the topic holds. Raises ``OSError``."""
+        assert self.store is not None, "a state was read from a store"
+        first = offset_of_number(self.store.log, held.position, self.next_offset)
+        if not held.entries:
+            return first
+        return min([first, *offsets_of(self.store.log, [min(map(entry_id, held.entries))]).values()])
+
+    def _held_from(self) -> int:
+        """The offset of the first message that the topic holds, or the next one."""
+        return self._first_held if self.is_holding else self.next_offset
 
     # --- Control ------------------------------------------------------------------------------------------------------
 
@@ -260,7 +354,7 @@ class Topic:
         """Hold published messages. The channels still deliver those they have."""
         if not self.paused:
             if not self.is_holding:
-                self.backlog = self._new_backlog(self.seq)
+                self._begin_holding()
             self.paused = True
             self._note(records.TOPIC_PAUSED)
             self._control_log.commit()
@@ -275,7 +369,7 @@ class Topic:
         """Hold published messages until `learn_channels`."""
         if not self.awaits_channels:
             if not self.is_holding:
-                self.backlog = self._new_backlog(self.seq)
+                self._begin_holding()
             self.awaits_channels = True
             self._note(records.TOPIC_AWAITS_CHANNELS)
 
@@ -294,8 +388,10 @@ class Topic:
             self._end_holding(records.TOPIC_KNOWS_CHANNELS)
 
     def empty(self) -> None:
-        """Drop the held messages. nsqd: the channels keep theirs."""
+        """Drop the held messages, and what is retained. nsqd: the channels keep theirs."""
         self.backlog.empty()
+        if self.store is not None:
+            self.store.log.emptied_at = self.next_offset
         self._pass_over()
         self._note(records.TOPIC_EMPTIED)
         self._control_log.commit()
@@ -368,11 +464,39 @@ class Topic:
             and not any(channel.in_flight_count for channel in self.channels.values())
         )
 
-    def release(self, saved: TopicState, pause: Callable[[], None] = lambda: None) -> None:
+    def release(self, saved: TopicState, now_ns: int, pause: Callable[[], None] = lambda: None) -> None:
         """Delete files that are not needed any more, once this checkpoint is saved; calls `pause` from time to time."""
         assert self.store is not None, "a topic without a store has no checkpoint"
         if not self.exiting:
-            self.store.release(saved, pause)
+            replays = [each.replay for each in saved.backlogs if each.replay is not None]
+            self.store.release(saved, pause, partial(self._kept_from, replays, now_ns))
+
+    def is_release_due(self, now_ns: int) -> bool:
+        """Whether the log has a segment that the topic's policy retains no longer."""
+        if self.store is None or self.store.retention is None or not self.store.log.segments:
+            return False
+        try:
+            return self.store.log.segments[0].number < self._kept_from([], now_ns)
+        except OSError:
+            return False
+
+    def retain(self, retention: Retention | None) -> None:
+        """Keep what the channels have finished, as long as this says. Errors are logged."""
+        if self.store is None or self.store.retention == retention:
+            return
+        try:
+            self.store.retain(retention)
+        except OSError as error:
+            log.error("TOPIC(%s): cannot retain messages - %s", self.name, error)
+        self._note_change()
+
+    def _kept_from(self, saved: Sequence[Replay], now_ns: int) -> int:
+        """The number of the first segment that the policy retains, or a channel replays. Raises ``OSError``."""
+        assert self.store is not None, "a topic without a store has no checkpoint"
+        own = [channel.backlog.cursor.replay() for channel in self.channels.values()]
+        begins = [replay.ranges[0][0] for replay in [*saved, *own] if replay is not None]
+        log_ = self.store.log
+        return min([self.store.retained_from(now_ns), *(segment_of(log_, each) for each in begins)])
 
     def restore(self, before: TopicState, channels: Iterable[str], now: float, now_ns: int) -> None:
         """Restore a state. Further `channels` begin at the end, or get all messages if the state was lost."""
@@ -386,7 +510,10 @@ class Topic:
         held = before.held
         stands = self.seq if held is None else held.position
         for name, state in before.channels.items():
-            self._make_channel(name, 0).restore(state, stands, shift)
+            channel = self._make_channel(name, 0)
+            channel.restore(state, stands, shift)
+            if state.replay is not None:
+                self._replay(channel, state.replay)
         if not self.store.log.segments:  # the messages before are in other files
             for name in self.channels:
                 self._note(records.CHANNEL_CREATED, name, stands)
@@ -400,8 +527,9 @@ class Topic:
                 own = ChannelState(begin.position, list(begin.entries), list(begin.gaps))
                 self._make_channel(name, 0).restore(own, stands, shift)
                 self._note(records.CHANNEL_CREATED, name, stands)
-        self.backlog = self._new_backlog(self.seq)
+        self._begin_holding()
         if held is not None:
+            self._first_held = self._first_offset_of(held)
             self.backlog.restore(held, self.seq, shift)
             self._hand_over()
         elif not self.channels:
@@ -418,6 +546,10 @@ class Topic:
         """Whether the topic holds published messages, instead of giving them to its channels."""
         # Hot: runs for every publish.
         return self.paused or self.awaits_channels or not self.channels
+
+    def _begin_holding(self) -> None:
+        self.backlog = self._new_backlog(self.seq)
+        self._first_held = self.next_offset
 
     def _end_holding(self, kind: int) -> None:
         self._note(kind)
@@ -492,7 +624,8 @@ class _RecentMessages:
         """Add the messages published before, from the log and ``Backlog.latest``. Raises ``OSError``."""
         known: dict[bytes, Published] = {}
         for group in log.latest(MAX_RECENT) if log is not None else ():
-            known.update((message_id(frame), Published(frame, group.due_ns)) for frame in group.frames[-MAX_RECENT:])
+            due_ns = group.due_ns if group.kind == records.DEFERRED else 0
+            known.update((message_id(frame), Published(frame, due_ns)) for frame in group.frames[-MAX_RECENT:])
         for due, frame in latest:
             known[message_id(frame)] = Published(frame, now_ns + int((due - now) * _NS_PER_SECOND) if due else 0)
         for each in sorted(known)[-MAX_RECENT:]:  # ids are in the order of publishing

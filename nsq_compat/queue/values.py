@@ -36,6 +36,10 @@ class Refused(Exception):
     """A message is not accepted. The text is for the client."""
 
 
+class NotLogged(Exception):
+    """The topic or channel is ephemeral, so its messages are in no log."""
+
+
 class Exiting(Refused):
     """The topic or channel is being deleted, or nsqd stops or drains. The text is NSQ's."""
 

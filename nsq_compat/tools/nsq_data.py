@@ -158,6 +158,11 @@ class TopicFindings:
     """Size of its files, finished messages included."""
     depths: dict[str, int] = field(default_factory=dict)
     """By channel; "" for messages of the topic that no channel has yet."""
+    first_offset: int | None = None
+    """Of the messages that are retained, finished or not; None while files are of an earlier version."""
+    next_offset: int | None = None
+    old_files: int = 0
+    """Files of an earlier version, which nsqd migrates at its next start."""
     damaged_records: int = 0
     damages: list[str] = field(default_factory=list)
     """File, offset and number of lost messages of the first hundred damaged places."""
@@ -196,6 +201,10 @@ def _check_topic(data_path: str, name: str) -> TopicFindings:
                 findings.problems.append(f"checkpoint is damaged: {topic.checkpoint_error}")
             try:
                 topic.read_needed()
+                findings.old_files = len(topic.old_files)
+                if not findings.old_files:
+                    findings.first_offset, findings.next_offset, gaps = topic.read_retained()
+                    findings.problems += [f"no messages from offset {begin} to {end - 1}" for begin, end in gaps[:100]]
             finally:
                 findings.damaged_records = topic.log.damage.records
                 findings.damages = topic.log.damage.findings
@@ -247,6 +256,10 @@ def as_text(findings: Findings) -> Iterator[str]:
 
 def _topic_lines(topic: TopicFindings) -> Iterator[str]:
     yield f"topic {topic.name}: {_count(topic.bytes, 'byte')}"
+    if topic.next_offset is not None and topic.first_offset != topic.next_offset:
+        yield f"  offsets {topic.first_offset} to {topic.next_offset - 1}"
+    if topic.old_files:
+        yield f"  {_count(topic.old_files, 'file')} of an earlier version, which nsqd migrates at its next start"
     for channel, depth in sorted(topic.depths.items()):
         yield f"  {channel or '(no channel)'}: depth {depth}"
     if topic.damaged_records:

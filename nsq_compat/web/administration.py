@@ -9,11 +9,12 @@ import base64
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from nsq_compat.log.data_path import reason
+from nsq_compat.log.offsets import offsets_of
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.policies import PolicyError
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
@@ -32,12 +33,14 @@ from nsq_compat.web.application import (
     error,
     json_response,
     parse_query,
+    read_in_steps,
     required,
     required_name,
     text_response,
 )
 from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.publishing import topic_of
+from nsq_compat.web.topic_log import TopicLogApi
 
 MAX_SHOWN_BODY_BYTES: Final = 16 * 1024
 _DEFAULT_LIMIT: Final = "10"
@@ -52,13 +55,13 @@ _ID: Final = re.compile(rb"[0-9a-f]{16}")
 log = logging.getLogger(__name__)
 
 _Target = TypeVar("_Target", Topic, Channel)
-_Read = TypeVar("_Read")
 
 
 class Administration:
     def __init__(self, service: NsqdService) -> None:
         self._service = service
         self._broker = service.broker
+        self._topic_log = TopicLogApi(service)
 
     def routes(self) -> Routes:
         changes: dict[str, Handler] = {
@@ -85,6 +88,7 @@ class Administration:
         else:
             reads = {}
         return {
+            **self._topic_log.routes(),
             **{path: {"POST": Route(handler)} for path, handler in changes.items()},
             **{path: {"GET": Route(handler)} for path, handler in reads.items()},
         }
@@ -113,15 +117,19 @@ class Administration:
         """The messages published last, whether finished or not."""
         limit = _limit(request)
         topic = self._topic_of(request)
-        published = self._read(lambda: topic.recent(limit, self._service.now(), self._service.now_ns()))
-        messages = [_message_json(frame) | ({"due": due_ns} if due_ns else {}) for frame, due_ns in published]
+        published = read_in_steps(lambda: topic.recent(limit, self._service.now(), self._service.now_ns()))
+        offsets = _offsets(topic, [frame for frame, _ in published])
+        messages = [_message_json(frame, offsets) | ({"due": due_ns} if due_ns else {}) for frame, due_ns in published]
         return json_response({"message_count": topic.message_count, "messages": messages})
 
     # --- Channels -----------------------------------------------------------------------------------------------------
 
     def _create_channel(self, request: Request) -> Response:
         topic, name = self._topic_and_channel_name(request)
+        when = parse_query(request.query).get("from")
         try:
+            if when is not None:
+                return self._topic_log.create_channel(topic, name, when)
             topic.channel(name)
         except (Exiting, OSError):
             raise ApiError(503, "EXITING") from None
@@ -139,14 +147,19 @@ class Administration:
         """The messages of a channel that are next in each state, without delivering them."""
         limit = _limit(request)
         channel = self._channel_of(request)
-        peek = self._read(lambda: channel.peek(limit))
+        peek = read_in_steps(lambda: channel.peek(limit))
+        taken = [frame for _, frame in (*peek.deferred, *peek.in_flight)]
+        offsets = _offsets(self._topic_of(request), [*peek.waiting, *taken])
         return json_response(
             {
                 "depth": channel.depth,
-                "messages": [_message_json(frame) for frame in peek.waiting],
-                "deferred": [_message_json(frame) | {"due": self._wall_ns(due)} for due, frame in peek.deferred],
+                "messages": [_message_json(frame, offsets) for frame in peek.waiting],
+                "deferred": [
+                    _message_json(frame, offsets) | {"due": self._wall_ns(due)} for due, frame in peek.deferred
+                ],
                 "in_flight": [
-                    _message_json(frame) | {"deadline": self._wall_ns(deadline)} for deadline, frame in peek.in_flight
+                    _message_json(frame, offsets) | {"deadline": self._wall_ns(deadline)}
+                    for deadline, frame in peek.in_flight
                 ],
             }
         )
@@ -196,7 +209,7 @@ class Administration:
         if to == channel.topic_name:
             raise ApiError(400, "INVALID_ARG_TO")
         limit, now = _limit(request, MAX_BATCH), self._service.now()
-        aside = self._read(lambda: channel.set_aside(limit, now, _REDRIVE_SECONDS))
+        aside = read_in_steps(lambda: channel.set_aside(limit, now, _REDRIVE_SECONDS))
         frames = list(aside.frames.values())
         try:
             if frames:
@@ -237,16 +250,6 @@ class Administration:
         # nsqd: saved before the response, so that a crash does not undo it.
         self._service.save_metadata()
         return EMPTY
-
-    def _read(self, read: Callable[[], _Read]) -> _Read:
-        """Read messages, in as many steps as the log needs. Raises ``ApiError``."""
-        while True:
-            try:
-                return read()
-            except BlockingIOError:
-                yield_to_loop()
-            except OSError:
-                raise ApiError(500, "INTERNAL_ERROR") from None
 
     def _topic_of(self, request: Request) -> Topic:
         topic = self._broker.topics.get(required(request, "topic"))
@@ -294,10 +297,18 @@ def _limit(request: Request, largest: int = MAX_RECENT) -> int:
     return int(text[:9])
 
 
-def _message_json(frame: bytes) -> dict[str, object]:
+def _offsets(topic: Topic, frames: Sequence[bytes]) -> Mapping[bytes, int]:
+    """The offsets of those of these messages that the log still has, by id."""
+    store = topic.store
+    return {} if store is None else read_in_steps(lambda: offsets_of(store.log, map(message_id, frames)))
+
+
+def _message_json(frame: bytes, offsets: Mapping[bytes, int]) -> dict[str, object]:
+    """`offset` is null if the message is not in the log any more, or in memory only."""
     message_body = body(frame)
     return {
         "id": message_id(frame).decode("ascii"),
+        "offset": offsets.get(message_id(frame)),
         "timestamp": timestamp_ns(frame),
         "attempts": attempts(frame),
         "size": len(message_body),

@@ -15,15 +15,18 @@ import posixpath
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
+from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.protocol.durations import format_duration
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.session.http_message import TEXT, Admission, Request, Response
 
 log = logging.getLogger(__name__)
+
+Read = TypeVar("Read")
 
 MAX_CACHED_LENGTH: Final = 256
 _HEX: Final = frozenset(b"0123456789abcdefABCDEF")
@@ -97,6 +100,17 @@ def required_name(request: Request, key: str) -> str:
     if not is_valid_name(name):
         raise ApiError(400, f"INVALID_ARG_{key.upper()}")
     return name
+
+
+def read_in_steps(read: Callable[[], Read]) -> Read:
+    """Read from a log, in as many steps as it needs. Raises ``ApiError`` if it cannot be read."""
+    while True:
+        try:
+            return read()
+        except BlockingIOError:
+            yield_to_loop()
+        except OSError:
+            raise ApiError(500, "INTERNAL_ERROR") from None
 
 
 def parse_boolean(value: str) -> bool | None:

@@ -1,6 +1,6 @@
 """The interface that nsqd provides to its HTTP API."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from nsq_compat.policy.dead_letters import DeadLetterQueues, Transfer
@@ -49,6 +49,9 @@ class NsqdService(Protocol):
 
     def await_transfer(self, transfer: Transfer) -> None:
         """Wait until the dead-letter topic has these messages or has refused them, for some seconds at most."""
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait until it is true, or for this time, while other clients are served."""
 
     def now(self) -> float:
         """Monotonic seconds."""

@@ -202,7 +202,7 @@ class ProgressLine:
 
     def _text(self, progress: Any) -> str:
         rate = progress["processedRowsPerSecond"] or 0
-        text = f"batch {progress['batchId']}: {self._messages:,} messages so far, {rate:,.0f} a second"
+        text = f"batch {progress['batchId']}: {self._messages:,} messages so far, read at {rate:,.0f} a second"
         waiting = backlog(progress)
         text += f", {waiting:,} wait" if waiting is not None else ""
         return text + (f", {self._dropped:,} left out" if self._dropped else "")

@@ -3,21 +3,25 @@ from dataclasses import dataclass
 
 import pytest
 
-from nsq_compat.cli.flags import exit_checked, exit_fatal, load_config, merge_config, read_options
-from nsq_compat.cli.kinds import BOOLEAN, INTEGER, LOG_LEVEL, STRING, STRINGS, TLS_MIN_VERSION, OptionError
-from nsq_compat.cli.options import option, table_of
+from nsq_compat.cli.flags import (
+    exit_checked,
+    exit_fatal,
+    load_config,
+    merge_config,
+    read_options,
+    report_unknown_keys,
+)
+from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRINGS, TLS_MIN_VERSION, OptionError
+from nsq_compat.cli.options import DaemonOptions, option, table_of
 
 FATAL_LINE = r"\[prog\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} FATAL: "
 
 
 @dataclass(slots=True, kw_only=True)
-class Options:
-    version: bool = option(BOOLEAN, False, "print the version", flag="version", in_file=False)
-    config: str = option(STRING, "", "file", flag="config", in_file=False)
+class Options(DaemonOptions):
     id: int = option(INTEGER, 1, "", flag="node-id")
     fast: bool = option(BOOLEAN, True, "", flag="fast")
     peers: tuple[str, ...] = option(STRINGS, (), "", flag="peer")
-    log_level: int = option(LOG_LEVEL, 2, "", flag="log-level")
     tls_min_version: int = option(TLS_MIN_VERSION, 769, "", flag="tls-min-version")
 
 
@@ -131,6 +135,41 @@ def test_the_file_sets_options_that_the_command_line_does_not():
 @pytest.mark.parametrize("key", ["version", "node_id", "node-id", "ID", "peer", "bogus", "section"])
 def test_unknown_keys_flag_spellings_and_sections_are_ignored(key):
     assert merge_config(TABLE, {}, "f", {key: {"id": 5}}) == {}
+
+
+UNKNOWN = """\
+bogus = 3
+LOG-LEVEL = "debug"
+lid = 4
+id = 5
+[section]
+id = 6
+[[table]]
+id = 7
+"""
+
+
+def unknown(path):
+    return [
+        f'config file {path}: unknown option "LOG-LEVEL" is ignored; did you mean log_level?',
+        f'config file {path}: unknown option "bogus" is ignored',
+        f'config file {path}: unknown option "lid" is ignored; did you mean id?',
+        f'config file {path}: unknown option "section" is ignored',
+    ]
+
+
+def test_a_start_logs_the_unknown_keys_of_the_file(write_config, caplog):
+    path = write_config(UNKNOWN)
+    report_unknown_keys(read_options("prog", Options, [f"--config={path}"], "prog v1", {"table"}), "prog")
+    assert caplog.messages == unknown(path)
+
+
+def test_check_config_prints_the_unknown_keys_of_the_file(write_config, capsys, caplog):
+    path = write_config(UNKNOWN)
+    words = [f"--config={path}", "--check-config"]
+    report_unknown_keys(read_options("prog", Options, words, "prog v1", {"table"}), "prog")
+    assert capsys.readouterr().out == "".join(f"prog: {line}\n" for line in unknown(path))
+    assert caplog.messages == []
 
 
 def test_a_wrong_value_is_named_with_its_file_and_key():

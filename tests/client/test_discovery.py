@@ -81,33 +81,71 @@ def nodes(*addresses: str) -> Listing:
 def test_the_union_of_all_responses_is_found():
     discovery = Discovery("t", ["one", "other", "one"], settings())
     assert discovery.poll(0) == ["one", "other"]
-    assert discovery.responded("one", nodes("a:1", "b:1")) == {"a:1", "b:1"}
-    assert discovery.responded("other", nodes("b:1", "c:1")) == {"a:1", "b:1", "c:1"}
-    assert discovery.responded("one", nodes()) == {"b:1", "c:1"}
+    assert discovery.responded("one", nodes("a:1", "b:1"), 0) == {"a:1", "b:1"}
+    assert discovery.responded("other", nodes("b:1", "c:1"), 0) == {"a:1", "b:1", "c:1"}
+    assert discovery.responded("one", nodes(), 0) == {"b:1", "c:1"}
 
 
 def test_after_a_failure_nodes_that_only_this_nsqlookupd_listed_are_no_longer_known():
     discovery = Discovery("t", ["one", "other"], settings())
-    discovery.responded("one", nodes("a:1"))
-    assert discovery.responded("one", None) == set()
-    assert discovery.responded("other", nodes("b:1")) == {"b:1"}
+    discovery.responded("one", nodes("a:1"), 0)
+    assert discovery.responded("one", None, 0) == set()
+    assert discovery.responded("other", nodes("b:1"), 0) == {"b:1"}
 
 
 def test_an_nsqlookupd_is_not_queried_again_before_it_responds():
     discovery = Discovery("t", ["slow", "other"], settings())
     discovery.querying.add("slow")
     assert discovery.poll(0) == ["other"]
-    discovery.responded("slow", None)
-    assert discovery.poll(60) == ["other", "slow"]
+    discovery.responded("slow", None, 0)
+    assert discovery.poll(100) == ["other", "slow"]
 
 
 def test_the_interval_grows_by_a_random_share_of_itself():
     discovery, waits = Discovery("t", [NOWHERE], settings(100, lookupd_poll_jitter=0.3)), []
     for _ in range(200):
-        discovery.poll(1000)
-        waits.append(discovery.due - 1000)
+        now = discovery.due
+        discovery.poll(now)
+        waits.append(discovery.due - now)
     assert 100 <= min(waits) < 105
     assert 125 < max(waits) <= 130
+
+
+def delays(discovery, *listings):
+    """The seconds from each poll to the next one."""
+    now, found = 1000.0, []
+    for listing in listings:
+        (address,) = discovery.poll(now)
+        discovery.responded(address, listing, now)
+        found.append(discovery.due - now)
+        now = discovery.due
+    return found
+
+
+def test_while_no_nsqd_has_the_topic_the_polls_begin_close_together(caplog):
+    discovery = Discovery("t", ["h:4161"], settings(10, lookupd_poll_jitter=0))
+    found = delays(discovery, *[nodes()] * 6, nodes("a:1"), nodes("a:1"), nodes(), nodes())
+    assert found == [1, 2, 4, 3, 10, 10, 10, 10, 1, 2]
+    assert caplog.messages == ["[t] nsqlookupd h:4161: no nsqd has this topic yet, asking again"] * 2
+
+
+def test_a_failed_nsqlookupd_is_queried_at_the_usual_interval_while_others_know_no_node():
+    discovery = Discovery("t", ["down", "empty"], settings(10, lookupd_poll_jitter=0))
+    polls = []
+    for _ in range(6):
+        polls.append((discovery.due, discovery.poll(discovery.due)))
+        for address in polls[-1][1]:
+            discovery.responded(address, nodes() if address == "empty" else None, polls[-1][0])
+    assert [polled for _, polled in polls] == [["down", "empty"], *[["empty"]] * 3, *[["down", "empty"]] * 2]
+    assert [due for due, _ in polls] == [0, 1, 3, 7, 10, 20]
+    assert discovery.poll(21) == ["empty"]
+    discovery.poll_all()
+    assert discovery.poll(22) == ["down", "empty"]
+
+
+def test_failures_do_not_make_polls_more_frequent_while_nodes_are_known():
+    discovery = Discovery("t", ["h:4161"], settings(10, lookupd_poll_jitter=0))
+    assert delays(discovery, nodes("a:1"), None, nodes("a:1")) == [10, 10, 10]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +172,7 @@ def test_an_invalid_registration_is_logged_when_it_appears_and_not_with_every_po
     bad = Listing(set(), tuple(f'nsqd "{number}": invalid broadcast address "a b"' for number in range(1, 10)))
     discovery = Discovery("t", ["h:4161"], settings())
     for listing in (bad, bad, None, bad):
-        discovery.responded("h:4161", listing)
+        discovery.responded("h:4161", listing, 0)
     assert len(caplog.messages) == 6
     assert caplog.messages[0] == (
         '[t] nsqlookupd h:4161: skipped the registration of nsqd "1": invalid broadcast address "a b"'

@@ -1,5 +1,5 @@
-"""Two pages agree with the code. docs/architecture.md: its hot list is up to date, and the files and names it mentions
-exist. docs/guarantees.md: it names all fault tests, and only existing ones.
+"""Three pages agree with the code. docs/architecture.md: its hot list is up to date, and the files and names it names
+exist. docs/guarantees.md: it names all fault tests, and only existing ones. docs/http-api.md: it has every route.
 """
 
 import re
@@ -8,7 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from nsq_compat.cluster.cluster import Cluster
+from nsq_compat.cluster.http_client import HttpClient
+from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.web.admin.app import create_app
+from nsq_compat.web.metrics import Metrics
+from nsq_compat.web.nsqd_api import NsqdApi
+from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 from tests.docs.sandbox import ROOT
+from tests.web.admin.conftest import Service as AdminService
+from tests.web.conftest import Daemon as NsqdService
 
 PAGE = ROOT / "docs" / "architecture.md"
 GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text("utf-8")
@@ -68,3 +77,29 @@ def test_every_named_test_exists():
 def test_faults_are_numbered_without_gaps():
     numbers = {int(number) for number in re.findall(r"^- \*\*F(\d+)\b", GUARANTEES, re.MULTILINE)}
     assert numbers == set(range(1, max(numbers) + 1))
+
+
+# --- docs/http-api.md -------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_the_http_api_has_every_route():
+    nsqd = NsqdApi(NsqdService())
+    nsqlookupd = NsqlookupdApi(RegistrationDb(300.0, 45.0), Metrics("nsqlookupd"))
+    nsqadmin = create_app(AdminService(Cluster(HttpClient(request_timeout=20)))).url_map.iter_rules()
+    page = (ROOT / "docs" / "http-api.md").read_text("utf-8")
+    _, *parts = re.split(r"^## nsq.*\n", page, flags=re.MULTILINE)
+    for part, paths in zip(
+        parts,
+        (
+            [*nsqd._paths, *nsqd._families],
+            [path for path in nsqlookupd._paths if not path.startswith("/debug/pprof/")],
+            [
+                re.sub("<(.*?)>", r":\1", each.rule)
+                for each in nsqadmin
+                if each.endpoint.startswith(("api", "operations"))
+            ],
+        ),
+        strict=True,
+    ):
+        assert len(paths) > 12
+        assert [path for path in paths if path.replace("/config/:name", "/config/:option") not in part] == []

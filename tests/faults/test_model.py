@@ -34,7 +34,7 @@ from nsq_compat.log.checkpoint import CHECKPOINT, ChannelState, TopicState
 from nsq_compat.log.control_log import ControlLog
 from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import Files
-from nsq_compat.log.retained import Retained
+from nsq_compat.log.kept import Kept
 from nsq_compat.log.segment import Segment
 from nsq_compat.log.storage import Durability, Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
@@ -675,7 +675,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         real, known = self.topic(topic)
         if known.saved is not None and known.to_be_durable is not None:
             self.write_checkpoint(real, known.saved)
-            real.release(known.saved)
+            real.release(known.saved, self.now_ns)
             known.durable, known.saved, known.to_be_durable = known.to_be_durable, None, None
 
     def write_checkpoint(self, topic: Topic, state: TopicState) -> None:
@@ -927,7 +927,7 @@ MUTANTS: dict[str, Mutant] = {
         QueueOnDisk,
         TopicLog,
         "release",
-        lambda release, log, seq, unfinished, *rest, pause: release(log, seq, lambda: (), *rest),
+        lambda release, log, seq, unfinished, *rest: release(log, seq, lambda: (), *rest),
     ),
     "a checkpoint without what is in flight": (
         QueueOnDisk,
@@ -960,7 +960,7 @@ MUTANTS: dict[str, Mutant] = {
     "a checkpoint before the disk has its name": (QueueAtFsync, TopicLog, "note_new_name", _nothing),
     "ids that begin again": (QueueOnDisk, MessageIds, "start_after", _nothing),
     "a clean stop that writes nothing": (QueueInMemory, TopicStore, "flush", _nothing),
-    "a checkpoint that lets go of later messages": (QueueInMemory, Retained, "protect_active", _nothing),
+    "a checkpoint that lets go of later messages": (QueueInMemory, Kept, "protect_active", _nothing),
     "a read error that reads as zeros": (QueueOnDiskThatFailsReads, Segment, "pread", _reads_zeros),
 }
 """What each mutant replaces, in which machine. The replacement gets the original as its first argument."""

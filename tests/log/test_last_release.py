@@ -1,4 +1,4 @@
-"""Data paths written by the last release are read, and what this version writes the last release can read.
+"""Data paths written by the last release are read.
 
 ``data-path-0.1.0.tar.xz`` was written by version 0.1.0, which did `use` on an empty data path at the levels os and
 memory, and then stopped or was killed.
@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nsq_compat.log.checkpoint import CHECKPOINT, ENTRY, decode
-from nsq_compat.log.data_path import make_our_folder
 from nsq_compat.log.storage import Durability
 from tests.broker import DataPath, Disk
 
-SERIAL = ENTRY.slices["serial"]
 ARCHIVE = Path(__file__).with_name("data-path-0.1.0.tar.xz")
 WAITING = [b"of", b"several", b"sizes", b""]
 
@@ -103,37 +100,3 @@ def test_everything_that_0_1_0_kept_at_a_clean_stop_at_level_memory_is_delivered
     assert daemon.channel().deferred_count == 3
     assert taken(daemon, "first", "held") == [b"for no channel"]
     data_path.close()
-
-
-@pytest.mark.parametrize("end", ["killed", "stopped"])
-def test_this_version_writes_the_very_bytes_that_0_1_0_wrote(extracted, tmp_path, end):
-    disk = Disk()
-    make_our_folder(disk, str(tmp_path))
-    data_path = DataPath(disk, str(tmp_path))
-    daemon = use(data_path, Durability.OS)
-    if end == "stopped":
-        data_path.stop(daemon)
-    data_path.close()
-    old, new = extracted / "os" / end / "nsq_compat", tmp_path / "nsq_compat"
-    assert contents(new) == contents(old)
-    assert len(contents(old)) >= 6
-
-
-def contents(folder: Path) -> dict[str, object]:
-    """The bytes of each file; of a checkpoint its size and content, since the serials in it count on in a process."""
-    found: dict[str, object] = {}
-    for file in filter(Path.is_file, folder.rglob("*")):
-        data = file.read_bytes()
-        found[str(file.relative_to(folder))] = (len(data), without_serials(data)) if file.name == CHECKPOINT else data
-    return found
-
-
-def without_serials(data: bytes) -> tuple[object, ...]:
-    state = decode(data)
-    channels = {**state.channels, **({"": state.held} if state.held is not None else {})}
-    entries = {
-        name: [(entry[: SERIAL.start], entry[SERIAL.stop :]) for entry in channel.entries]
-        for name, channel in channels.items()
-    }
-    places = {name: (channel.position, channel.gaps) for name, channel in channels.items()}
-    return state.end, state.clock_offset, state.last_id, state.paused, places, entries

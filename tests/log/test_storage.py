@@ -468,7 +468,7 @@ def test_more_messages_put_off_than_memory_holds_all_come_even_after_others_were
         daemon.publishes(each)
         consumer.takes(1)
         consumer.requeues(each, delay=5.0)
-        daemon.topic().release(before)
+        daemon.topic().release(before, daemon.now_ns)
     assert len(list(daemon.channel().backlog.deferred.frames())) <= 2
     daemon.waits(5)
     assert consumer.takes_all() == bodies

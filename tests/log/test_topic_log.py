@@ -18,7 +18,7 @@ from nsq_compat.log.reading import sorted_ids
 from nsq_compat.log.segment import FIRST_GROUP, Group
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
-from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, TOPIC_EMPTIED
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, REQUEUED, TOPIC_EMPTIED
 from tests.faults.disk import SimulatedDisk
 
 FOLDER = "/orders.topic"
@@ -45,7 +45,7 @@ class Writer:
         self.next_id += count
         frames = make_frames(ids, NOW_NS, [bytes(size)] * count)
         if due_ns:
-            self.log.append(frames, 0, due_ns, DEFERRED)
+            self.log.append(frames, self.log.end.seq, due_ns, DEFERRED)
         else:
             self.log.append(frames, self.log.end.seq)
         return frames
@@ -155,10 +155,19 @@ def test_every_kind_of_group_is_recovered_in_order(writer):
     ]
     writer.log.append([b"archive"], 3, kind=CHANNEL_CREATED)
     writer.log.append([b""], 3, kind=TOPIC_EMPTIED)
-    expected += [Group(CHANNEL_CREATED, 3, 0, [b"archive"]), Group(TOPIC_EMPTIED, 3, 0, [b""])]
-    expected.append(Group(MESSAGES, 3, 0, list(writer.publish(20))))
+    expected[1] = expected[1]._replace(first_seq=3)
+    expected += [Group(CHANNEL_CREATED, 3, 2, [b"archive"]), Group(TOPIC_EMPTIED, 3, 2, [b""])]
+    expected.append(Group(MESSAGES, 3, 2, list(writer.publish(20))))
     assert [group._replace(place=0) for group in writer.open().recovered()] == expected
     assert writer.log.end.seq == 23
+
+
+def test_a_control_group_that_is_larger_than_a_block_is_read_whole(writer):
+    writer.segment_size = 1 << 20
+    writer.open()
+    frame = b"\7archive" + bytes(300_000)
+    writer.log.append([frame], 0, kind=REQUEUED)
+    assert [group.frames for group in writer.open().recovered()] == [[frame]]
 
 
 def test_recovery_begins_where_the_last_checkpoint_ended(writer):

@@ -91,6 +91,15 @@ def test_a_configuration_is_checked_beside_the_running_daemon(nsqd, tmp_path):
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_unknown_options_in_the_config_file_are_named(tmp_path):
+    config = tmp_path / "nsqd.cfg"
+    config.write_text('bogus_option = 3\n[[policies]]\ntopic = "orders"\nmax_depth = 5\n')
+    (tmp_path / "data").mkdir()
+    result = run("--check-config", f"--config={config}", f"--data-path={tmp_path}/data")
+    named = f'nsqd: config file {config}: unknown option "bogus_option" is ignored\n'
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{named}nsqd: configuration OK\n", "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -206,7 +206,7 @@ def test_policies_are_tables_beside_the_options(write):
         ),
         (
             '\n[[policies]] # all\ntopic = "a"\n[[policies]]\nmax_rate = 1\n',
-            "line 2: policy 1: needs max_attempts, max_depth, max_bytes, max_age or max_rate",
+            "line 2: policy 1: needs max_attempts, max_depth, max_bytes, max_age, max_rate, retain_for or retain_bytes",
         ),
         ("policies = [{max_rate = 0}]\n", "policy 1: max_rate: must be a number above 0 (messages per second)"),
         ("policies = 5\n", "policies must be a list of tables"),

@@ -132,6 +132,14 @@ def test_an_incomplete_environment_is_made_again(state: str, checkout: Path) -> 
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
 
 
+def test_ctrl_c_during_the_installation_says_that_it_was_interrupted(checkout: Path) -> None:
+    # pip ends with status 1 after Ctrl-C, which the terminal sends to bash, too.
+    step = "pip_install() { kill -INT $$; return 1; }; make_environment demo"
+    run = source_and_run(checkout, step)
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[1:] == ["Interrupted. The next run installs the rest."]
+
+
 def test_a_failed_installation_shows_the_end_of_pips_output_and_is_tried_again(checkout: Path) -> None:
     (checkout / "setup.cfg").write_text("this is no setup.cfg")
     for _ in range(2):

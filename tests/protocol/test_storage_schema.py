@@ -34,7 +34,7 @@ ENTRY_WIRE = b"\x3f\xf8" + b"\0" * 6 + b"\0" * 7 + b"\5" + b"fedcba9876543210" +
 LAYOUTS: dict[str, tuple[dict[str, Any], bytes]] = {
     "SEGMENT_HEADER": (
         {"magic": schema.SEGMENT_MAGIC, "first_seq": 0x0102, "crc": 3},
-        b"nsqlog\0\1" + b"\0" * 6 + b"\1\2" + b"\0\0\0\3",
+        b"nsqlog\0\2" + b"\0" * 6 + b"\1\2" + b"\0\0\0\3",
     ),
     "GROUP_MARK": ({"magic": schema.GROUP_MAGIC, "header_crc": 7}, b"\xabNg\xd5\0\0\0\7"),
     "GROUP_FIELDS": (FIELDS, FIELDS_WIRE),

@@ -308,7 +308,7 @@ def test_a_dead_nsqlookupd_is_reported_in_one_line_and_an_unknown_topic_too(star
     tail = start("nsq_tail", "--topic=nowhere", *flags)
     wanted = {
         "[nowhere] nsqlookupd 127.0.0.1:1: connection refused",
-        f"[nowhere] nsqlookupd {lookupd.http_address}: no nsqd has this topic",
+        f"[nowhere] nsqlookupd {lookupd.http_address}: no nsqd has this topic yet, asking again",
         f"[nowhere] nsqlookupd {nsqd.http_address}: got status 404; is this nsqlookupd's HTTP address?",
     }
     assert tail.stderr.readline() == "Adding consumer for topic: nowhere\n"

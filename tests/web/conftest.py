@@ -1,6 +1,6 @@
 """A daemon for the API: a real queue, and other values that a test sets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -60,6 +60,8 @@ class Daemon:
     config: dict[str, object] = field(default_factory=dict)
     saves: int = 0
     draining: bool = False
+    waited: list[float] = field(default_factory=list)
+    while_waiting: Callable[[], None] = lambda: None
 
     @cached_property
     def dead_letters(self) -> DeadLetterQueues:
@@ -68,6 +70,10 @@ class Daemon:
     def await_transfer(self, transfer: Transfer) -> None:
         while not transfer.is_over:
             self.dead_letters.send(self.now(), self.now_ns())
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
+        self.waited.append(seconds)
+        self.while_waiting()
 
     def now(self) -> float:
         return 50.0

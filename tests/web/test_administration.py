@@ -133,7 +133,7 @@ def test_waiting_messages_are_shown_and_stay(call, channel):
     answer = json.loads(response.body)
     assert answer["depth"] == 3
     first = answer["messages"][0]
-    assert list(first) == ["id", "timestamp", "attempts", "size", "body"]
+    assert list(first) == ["id", "offset", "timestamp", "attempts", "size", "body"]
     assert (first["timestamp"], first["attempts"], first["size"]) == (1_700_000_000_000_000_000, 1, 3)
 
 

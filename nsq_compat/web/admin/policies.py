@@ -26,7 +26,7 @@ policies = Blueprint("policies", __name__)
 Written = Sequence[Mapping[str, Any]]
 
 _MAX_POLICIES: Final = 100
-_INTEGERS: Final = ("max_attempts", "max_depth", "max_bytes", "burst")
+_INTEGERS: Final = ("max_attempts", "max_depth", "max_bytes", "burst", "retain_bytes")
 SETTINGS: Final[Mapping[str, str]] = {
     "topic": "a regular expression for the whole name; empty for all topics",
     "channel": "a regular expression for the whole name; empty for all channels, and for topics without a channel",
@@ -38,6 +38,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "when_full": "what happens at these limits",
     "max_rate": "deliveries a second of one nsqd",
     "burst": "messages that may be delivered at once",
+    "retain_for": "time after publishing for which a topic keeps its messages, such as 72h",
+    "retain_bytes": "size of a topic's log on one node up to which it keeps its messages",
 }
 """The settings of a policy, in the order of the form, with hints. Pages have the names of the config file."""
 WHEN_FULL: Final = ("", REJECT, DROP_OLDEST)

@@ -101,6 +101,20 @@ def test_a_policy_is_added_removed_and_moved(change):
     }  # fmt: skip
 
 
+def test_a_form_keeps_retention(browser, change, nsqd, other):
+    kept = {"topic": "orders", "retain_for": "72h", "retain_bytes": 5000}
+    nsqd.says("config/policies", [kept])
+    page = browser.get(f"/policies/edit?from={nsqd.address}")
+    assert "would be lost" not in page.text
+    fields = values_of(page)
+    assert fields == {
+        "1.position": "1", "1.topic": "orders", "1.retain_for": "72h", "1.retain_bytes": "5000",
+    }  # fmt: skip
+    review = change("review", node=[nsqd.address], **fields)
+    assert f"{nsqd.address}: no change" in unescape(shown(review))
+    assert "retain_bytes: 5,000" in shown(browser.get("/policies"))
+
+
 def test_each_invalid_field_has_its_error(change, nsqd):
     fields = {
         "1.topic": "(", "1.max_attempts": "many", "1.dead_letter_topic": "no name", "1.max_age": "soon",

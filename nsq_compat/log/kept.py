@@ -1,4 +1,4 @@
-"""Retained messages: unfinished messages that were copied out of old segments, so that these can be deleted.
+"""Kept messages: unfinished messages that were copied out of old segments, so that these can be deleted.
 
 They are found by id; they have no message numbers. Each group is sorted by id, and its range of ids is kept in memory.
 Like a segment, a file is written by one run only. A damaged message is counted when it is searched for.
@@ -21,7 +21,7 @@ _READ_AT_ONCE: Final = 1 << 22
 
 
 class IdRange(NamedTuple):
-    """A group in a file of retained messages, and the range of its ids, both ends included."""
+    """A group in a file of kept messages, and the range of its ids, both ends included."""
 
     first_id: bytes
     last_id: bytes
@@ -29,8 +29,8 @@ class IdRange(NamedTuple):
     record_count: int
 
 
-class RetainedFile(Segment):
-    """One file of retained messages. `is_damaged`: a message in it that is still needed could not be read."""
+class KeptFile(Segment):
+    """One file of kept messages. `is_damaged`: a message in it that is still needed could not be read."""
 
     is_damaged = False
     _ranges: list[IdRange] | None = None
@@ -71,21 +71,21 @@ class RetainedFile(Segment):
         return self._ranges
 
 
-class Retained:
-    """The files of retained messages of one log. All methods may raise ``OSError``, and then have changed nothing."""
+class Kept:
+    """The files of kept messages of one log. All methods may raise ``OSError``, and then have changed nothing."""
 
     def __init__(self, descriptors: Descriptors, path_of: Callable[[int], str], segment_size: int) -> None:
         self._descriptors = descriptors
         self._path_of = path_of
         self._segment_size = segment_size
-        self.files: list[RetainedFile] = []
-        self._active: RetainedFile | None = None
+        self.files: list[KeptFile] = []
+        self._active: KeptFile | None = None
         self._last_number = 0
-        self._protected: set[RetainedFile] = set()
+        self._protected: set[KeptFile] = set()
 
     def add_file(self, number: int, size: int) -> None:
         """Add a file of an earlier run, in the order of the file numbers."""
-        self.files.append(RetainedFile(self._descriptors, self._path_of(number), number, 0, size))
+        self.files.append(KeptFile(self._descriptors, self._path_of(number), number, 0, size))
         self._last_number = number
 
     def begin_checkpoint(self) -> None:
@@ -114,7 +114,7 @@ class Retained:
                 pause()
 
     def fetch(self, ids: Sequence[bytes], in_steps: bool = False) -> dict[bytes, bytes]:
-        """The frames of the retained messages among these (sorted) ids, by id. `in_steps`: as `RetainedFile.ranges`."""
+        """The frames of the kept messages among these (sorted) ids, by id. `in_steps`: as `KeptFile.ranges`."""
         found: dict[bytes, bytes] = {}
         wanted = set(ids)
         for file in self.files:
@@ -131,9 +131,9 @@ class Retained:
             for group in file.ranges():
                 yield from _read_group(file, group, Damage(quiet=True))
 
-    def mostly_dead(self, unfinished: Sequence[bytes]) -> list[RetainedFile]:
+    def mostly_dead(self, unfinished: Sequence[bytes]) -> list[KeptFile]:
         """Files with few or none of the (sorted) unfinished messages. Nothing more is written to these files."""
-        dead: list[RetainedFile] = []
+        dead: list[KeptFile] = []
         for file in self.files:
             if file in self._protected:
                 continue
@@ -147,7 +147,7 @@ class Retained:
             self._active = None
         return dead
 
-    def copy(self, file: RetainedFile, unfinished: Sequence[bytes]) -> bool:
+    def copy(self, file: KeptFile, unfinished: Sequence[bytes]) -> bool:
         """Copy a file's unfinished messages to other files. Returns whether all were read, so it can be deleted."""
         wanted = set(unfinished)
         damage = Damage(quiet=True)
@@ -157,7 +157,7 @@ class Retained:
         file.is_damaged = damage.records > 0
         return not file.is_damaged
 
-    def remove(self, file: RetainedFile) -> None:
+    def remove(self, file: KeptFile) -> None:
         file.remove()
         self.files.remove(file)
         self._protected.discard(file)
@@ -167,18 +167,18 @@ class Retained:
             file.close()
         self._active = None
 
-    def _begin(self) -> RetainedFile:
+    def _begin(self) -> KeptFile:
         if self._active:
             self._active.close()
             self._active = None
         self._last_number += 1
         path = self._path_of(self._last_number)
-        self._active = RetainedFile.create(self._descriptors, path, self._last_number, 0, self._segment_size)
+        self._active = KeptFile.create(self._descriptors, path, self._last_number, 0, self._segment_size)
         self.files.append(self._active)
         return self._active
 
 
-def _read_group(file: RetainedFile, wanted: IdRange, damage: Damage) -> list[bytes]:
+def _read_group(file: KeptFile, wanted: IdRange, damage: Damage) -> list[bytes]:
     reader = GroupReader(file, damage, wanted.offset)
     frames: list[bytes] = []
     while len(frames) < wanted.record_count and (groups := reader.read(_GROUP_SIZE)):

@@ -2,10 +2,10 @@ from typing import cast
 
 import pytest
 
-from nsq_compat.log import retained
+from nsq_compat.log import kept
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files
-from nsq_compat.log.retained import Retained
+from nsq_compat.log.kept import Kept
 from nsq_compat.protocol.message import make_frames, message_id
 from tests.faults.disk import SimulatedDisk
 
@@ -21,14 +21,14 @@ def ids_of(*numbers: int) -> list[bytes]:
 
 
 class Keeper:
-    """Retained files in a folder, one run after the other."""
+    """Kept files in a folder, one run after the other."""
 
     def __init__(self):
         self.disk = SimulatedDisk()
         self.start()
 
     def start(self):
-        self.kept = Retained(Descriptors(cast("Files", self.disk), reserve=0), lambda number: f"/kept.{number}", 20_000)
+        self.kept = Kept(Descriptors(cast("Files", self.disk), reserve=0), lambda number: f"/kept.{number}", 20_000)
         for name in sorted(self.disk.listdir("/"), key=lambda name: int(name[5:])):
             self.kept.add_file(int(name[5:]), self.disk.size(f"/{name}"))
 
@@ -131,7 +131,7 @@ def test_large_messages_are_retained(keeper):
 
 
 def test_files_of_an_earlier_run_are_read_in_steps(keeper, monkeypatch):
-    monkeypatch.setattr(retained, "_READ_AT_ONCE", 1000)
+    monkeypatch.setattr(kept, "_READ_AT_ONCE", 1000)
     for number in range(40):
         keeper.kept.add(frames_of(number, size=200))
     keeper.start()

@@ -1,0 +1,419 @@
+"""Finds messages by offset or by time of publishing, and reads them in the order of their offsets, deferred ones too.
+
+A group's header says its offset, so a place is found by bisection and without an index: first among the segments, by
+their first messages, then within one, by the first group after a position. Each step reads a few kilobytes, and only
+the first message of each segment is remembered. Times are those of the ids, which never go back, as far as they differ.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Container, Iterable, Sequence
+from itertools import count
+from typing import Final, NamedTuple
+
+from google_crc32c import value as crc32c
+
+from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, GroupReader
+from nsq_compat.log.reading import ReadableLog
+from nsq_compat.log.segment import (
+    CHECKSUM_SIZE,
+    FIRST_GROUP,
+    HEADER_SIZE,
+    LOW_32,
+    MARK_SIZE,
+    First,
+    Group,
+    GroupHeader,
+    Segment,
+    cut_frames,
+    decode_header,
+    unpack_header,
+)
+from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
+from nsq_compat.protocol.message import message_id, message_ids, publish_tick, tick_of, timestamp_ns
+from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, KINDS, MAGIC_PREFIX, MESSAGES
+
+_PROBE: Final = 1 << 14
+_NEAR: Final = 1 << 16
+"""Distance in bytes from which on a group is found by reading instead of by bisection."""
+_NO_LIMIT: Final = 1 << 62
+_NS_PER_SECOND: Final = 1_000_000_000
+_NUMBERED: Final = frozenset(KINDS) - {DEFERRED}
+"""The kinds of groups whose `first_seq` is a number."""
+
+
+class Retention(NamedTuple):
+    """What a topic keeps of the messages that its channels have finished: those of the last `seconds`, in `size` bytes.
+
+    None is no limit. Segments are kept or released as a whole.
+    """
+
+    seconds: float | None
+    size: int | None
+
+
+IsLater = Callable[[First], bool]
+"""Whether a message comes after the one that is sought. Once it is true it is so for all later messages."""
+
+
+def later_than_offset(offset: int) -> IsLater:
+    return lambda first: first.offset > offset
+
+
+def _later_than_id(sought: bytes) -> IsLater:
+    return lambda first: first.message_id > sought
+
+
+def published_since(time_ns: int) -> IsLater:
+    """True for messages published at that time or later."""
+    tick = tick_of(time_ns)
+
+    def is_later(first: First) -> bool:
+        own = publish_tick(first.message_id)
+        return own > tick or (own == tick and first.timestamp_ns >= time_ns)
+
+    return is_later
+
+
+def first_of(segment: Segment) -> First | None:
+    """The first message of a segment; None if it has none. Raises ``OSError``."""
+    if segment.first is None and not segment.released:
+        found = _next_group(segment, FIRST_GROUP, segment.end)
+        segment.first = found[1] if found is not None else None
+    return segment.first
+
+
+def retained(log: ReadableLog) -> Sequence[Segment]:
+    """The newest segments of which none was released, so that they have every message from the first one on."""
+    released = (number for number, segment in enumerate(reversed(log.segments)) if segment.released)
+    return log.segments[len(log.segments) - next(released, len(log.segments)) :]
+
+
+def oldest(log: ReadableLog) -> First | None:
+    """The first retained message. Raises ``OSError``."""
+    firsts = (first_of(segment) for segment in retained(log))
+    first = next((first for first in firsts if first is not None), None)
+    if first is None or first.offset >= log.emptied_at:
+        return first
+    groups = OffsetReader(log, log.emptied_at).read(_NEAR)
+    return _first(groups[0].offset, groups[0].frames[0]) if groups else None
+
+
+def retained_from(log: ReadableLog, retention: Retention, now_ns: int) -> int:
+    """The number of the first segment that is retained. Raises ``OSError``."""
+    segments = retained(log)
+    if not segments:
+        return 0
+    first = 0
+    if retention.seconds is not None:
+        since = now_ns - int(retention.seconds * _NS_PER_SECOND)
+        while first + 1 < len(segments):
+            following = first_of(segments[first + 1])
+            if following is None or following.timestamp_ns > since:
+                break
+            first += 1
+    if retention.size is not None:
+        size = 0
+        for place in range(len(segments) - 1, first - 1, -1):
+            size += segments[place].end
+            if size >= retention.size:
+                first = place
+                break
+    return segments[first].number
+
+
+def segment_of(log: ReadableLog, offset: int) -> int:
+    """The number of the segment with this offset, or of the oldest one. Raises ``OSError``."""
+    place = last_before(log, later_than_offset(offset))
+    return place[0].number if place is not None else 0
+
+
+def last_before(log: ReadableLog, is_later: IsLater) -> tuple[Segment, int] | None:
+    """The segment and position of a group that is not later, shortly before the first later one.
+
+    None if all retained messages are later. Raises ``OSError``.
+    """
+    segments = [segment for segment in retained(log) if segment.end > FIRST_GROUP]
+    low, high = -1, len(segments)
+    while high - low > 1:
+        middle = (low + high) // 2
+        probe = middle
+        first = None
+        while probe < high and (first := first_of(segments[probe])) is None:
+            probe += 1
+        if first is None or is_later(first):
+            high = middle
+        else:
+            low = probe
+    if low < 0:
+        return None
+    segment = segments[low]
+    begin, end = FIRST_GROUP, segment.end
+    while end - begin > _NEAR:
+        middle = (begin + end) // 2
+        found = _next_group(segment, middle, end)
+        if found is None or is_later(found[1]):
+            end = middle
+        else:
+            begin = found[0]
+    return segment, begin
+
+
+def offset_at(log: ReadableLog, is_later: IsLater, end: int) -> int:
+    """The offset of the first retained message that is later; `end` if there is none. Raises ``OSError``."""
+    place = last_before(log, is_later)
+    reader = OffsetReader(log, 0, place)
+    while groups := reader.read(_NEAR):
+        for group in groups:
+            for number, frame in enumerate(group.frames):
+                if is_later(_first(group.offset + number, frame)):
+                    return group.offset + number
+    return end
+
+
+def number_at(log: ReadableLog, offset: int, end: int) -> int:
+    """The number of the first message that is due at once and has this offset or a later one; `end` if there is none.
+
+    Raises ``OSError``.
+    """
+    reader = OffsetReader(log, offset)
+    while groups := reader.read(_NEAR):
+        for group in groups:
+            if group.kind != DEFERRED:
+                return group.first_seq
+    tail = log.tail
+    return max(tail.first_seq, offset - log.deferred_count) if tail is not None and tail.count else end
+
+
+def offset_of_number(log: ReadableLog, seq: int, end: int) -> int:
+    """The offset of the message with this number, or of the next one; `end` if there is none. Raises ``OSError``."""
+    tail = log.tail
+    if tail is not None and tail.count and seq >= tail.first_seq:
+        return seq + log.deferred_count
+    segments = log.segments
+    place = max(bisect_right(segments, seq, key=lambda each: each.first_seq) - 1, 0)
+    if seq >= log.next_seq or place == len(segments):
+        return end
+    segment = segments[place]
+    low, high = FIRST_GROUP, segment.end
+    while high - low > _NEAR:
+        middle = (low + high) // 2
+        header = _next_header(segment, middle, high, _NUMBERED)
+        if header is None or header.first_seq > seq:
+            high = middle
+        else:
+            low = header.offset
+    reader = OffsetReader(log, 0, (segment, low))
+    while groups := reader.read(_NEAR):
+        for group in groups:
+            if group.kind == MESSAGES and group.first_seq + len(group.frames) > seq:
+                return group.offset + max(0, seq - group.first_seq)
+    return end
+
+
+def offsets_of(log: ReadableLog, ids: Iterable[bytes]) -> dict[bytes, int]:
+    """The offsets of those of these messages that are retained, by id. Raises ``OSError``."""
+    found: dict[bytes, int] = {}
+    known: dict[bytes, int] = {}
+    last = b""
+    for wanted in sorted(ids):
+        if not known or wanted > last:
+            known = {}
+            reader = OffsetReader(log, 0, last_before(log, _later_than_id(wanted)))
+            while (not known or last < wanted) and (groups := reader.read(_NEAR)):
+                for group in groups:
+                    known.update(zip(message_ids(group.frames), count(group.offset), strict=False))
+                last = message_id(groups[-1].frames[-1])
+        if wanted in known:
+            found[wanted] = known[wanted]
+    return found
+
+
+class OffsetReader:
+    """Reads messages from an offset on, as groups. `offset` is that of the next message."""
+
+    def __init__(self, log: ReadableLog, offset: int, place: tuple[Segment, int] | None = None) -> None:
+        self.offset = offset
+        self._log = log
+        self._place = place
+        self._reader: GroupReader | None = None
+        self._segment: Segment | None = None
+
+    def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
+        """Read the next groups, about `max_bytes`; none at the end, which may move. Raises ``OSError``.
+
+        A gap between their offsets is damage, or was never written. If the log is read in steps, raises
+        ``BlockingIOError`` after a part of a long search past damage.
+        """
+        while True:
+            if self._segment is None and not self._begin():
+                return []
+            segment, reader = self._segment, self._reader
+            assert segment is not None, "it has begun"
+            assert reader is not None, "it has begun"
+            if segment.removed or segment.released:
+                self._segment = self._place = None
+                continue
+            following = self._after(segment)
+            limit = self._limit(following)
+            found = [
+                self._trimmed(each)
+                for each in reader.read(max_bytes)
+                if each.kind in MESSAGE_KINDS and each.offset < limit
+            ]
+            groups = [each for each in found if each.frames]
+            if groups:
+                self.offset = groups[-1].offset + len(groups[-1].frames)
+                return groups
+            if reader.offset < segment.end:
+                continue
+            if following is None:
+                return []
+            if reader.suspect is not None:
+                reader.report_suspect(following.first_seq)
+            self._enter(following, FIRST_GROUP)
+
+    def read_frames(self, max_bytes: int) -> "Frames | None":
+        """Read the frames of the next messages without a gap, about `max_bytes`; None at the end. Raises ``OSError``.
+
+        Whole groups are copied as they are. `read` reads what begins or ends within a group, and what is damaged.
+        """
+        segment, reader = self._segment, self._reader
+        if segment is not None and reader is not None and not (segment.removed or segment.released):
+            base = reader.offset
+            block = segment.pread(min(max_bytes, segment.end - base), base)
+            frames = _cut_payloads(block, base, self.offset, self._limit(self._after(segment)))
+            if frames is not None:
+                reader.offset, self.offset = frames.end, frames.next_offset
+                reader.next_seq = frames.next_seq or reader.next_seq
+                return frames
+        groups = self.read(max_bytes)
+        if not groups:
+            return None
+        first = groups[0].offset
+        pieces: list[bytes] = []
+        following = first
+        for group in groups:
+            if group.offset != following:
+                self.offset = following
+                self._segment = None
+                self._place = None
+                break
+            pieces += group.frames
+            following += len(group.frames)
+        return Frames(first, following, pieces)
+
+    def _begin(self) -> bool:
+        place = self._place or last_before(self._log, later_than_offset(self.offset))
+        if place is None:
+            segments = retained(self._log)
+            if not segments:
+                return False
+            place = segments[0], FIRST_GROUP
+        self._enter(*place)
+        return True
+
+    def _enter(self, segment: Segment, position: int) -> None:
+        self._segment = segment
+        self._reader = GroupReader(segment, self._log.damage, position, counts_all=False, in_steps=self._log.in_steps)
+
+    def _after(self, segment: Segment) -> Segment | None:
+        segments = self._log.segments
+        place = bisect_right(segments, segment.number, key=lambda each: each.number)
+        return segments[place] if place < len(segments) else None
+
+    def _limit(self, following: Segment | None) -> int:
+        """The offset at which the next segment begins. Before it, later groups are failed writes."""
+        first = first_of(following) if following is not None else None
+        return _NO_LIMIT if first is None else first.offset
+
+    def _trimmed(self, group: Group) -> Group:
+        """The group without messages before the next offset."""
+        skipped = self.offset - group.offset
+        if skipped <= 0:
+            return group
+        return group._replace(first_seq=group.first_seq + skipped, frames=group.frames[skipped:])
+
+
+class Frames(NamedTuple):
+    """Frames one after another, in pieces, from `offset` up to `next_offset`."""
+
+    offset: int
+    next_offset: int
+    pieces: Sequence[bytes]
+    end: int = 0
+    """The position in the segment behind them."""
+    next_seq: int = 0
+    """The number after the last one of them that has a number."""
+
+    def cut(self, end: int) -> "Frames":
+        """Those before the offset `end`, which is one of them."""
+        joined = b"".join(self.pieces)
+        frames = cut_frames(joined, 0, len(joined), self.next_offset - self.offset)
+        return Frames(self.offset, end, frames[: end - self.offset])
+
+
+def _cut_payloads(block: bytes, base: int, expected: int, limit: int) -> Frames | None:
+    """The frames of the sound whole groups at the beginning of a block, which is at `base` of its file.
+
+    None unless the first of them has the expected offset. It ends before a gap, and before the offset `limit`.
+    """
+    pieces: list[bytes] = []
+    offset, next_seq = expected, 0
+    at, last = 0, len(block) - HEADER_SIZE
+    while at <= last:
+        magic, header_crc, payload_crc, first_seq, due_ns, size, length, kind = unpack_header(block, at)
+        begin = at + HEADER_SIZE
+        if magic != GROUP_MAGIC or crc32c(block[at + MARK_SIZE : begin]) != header_crc ^ ((base + at) & LOW_32):
+            break
+        frames_begin = begin if length == 1 else begin + length * CHECKSUM_SIZE
+        end = frames_begin + size
+        stop = end if length == 1 else end + HEADER_SIZE
+        if stop > len(block):
+            break
+        if kind in MESSAGE_KINDS:
+            if (first_seq if kind == DEFERRED else first_seq + due_ns) != offset or offset >= limit:
+                break
+            payload = block[begin:end]
+            if crc32c(payload) != payload_crc:
+                break
+            pieces.append(payload if length == 1 else payload[frames_begin - begin :])
+            offset += length
+            if kind == MESSAGES:
+                next_seq = first_seq + length
+        at = stop
+    return Frames(expected, offset, pieces, base + at, next_seq) if pieces else None
+
+
+def _next_group(segment: Segment, position: int, limit: int) -> tuple[int, First] | None:
+    """The first sound group with messages that begins from `position` on and before `limit`, and its first message."""
+    header = _next_header(segment, position, limit, MESSAGE_KINDS)
+    if header is None:
+        return None
+    frame = segment.pread(MESSAGE_HEADER.size, header.frames_begin)
+    offset = header.first_seq if header.kind == DEFERRED else header.first_seq + header.due_ns
+    return header.offset, _first(offset, frame)
+
+
+def _next_header(segment: Segment, position: int, limit: int, kinds: Container[int]) -> GroupHeader | None:
+    """The header of the first sound group of these kinds that begins from `position` on and before `limit`."""
+    while position < limit:
+        block = segment.pread(_PROBE, position)
+        if len(block) < HEADER_SIZE:
+            return None
+        at = block.find(MAGIC_PREFIX)
+        while 0 <= at <= len(block) - HEADER_SIZE:
+            header = decode_header(block, at, position + at)
+            if header is None:
+                at = block.find(MAGIC_PREFIX, at + 1)
+                continue
+            if header.offset >= limit:
+                return None
+            if header.kind in kinds and header.end <= segment.end:
+                return header
+            at = header.end - position
+        position += at if at > len(block) - HEADER_SIZE else len(block) - HEADER_SIZE + 1
+    return None
+
+
+def _first(offset: int, frame: bytes) -> First:
+    return First(offset, message_id(frame), timestamp_ns(frame))

@@ -1,0 +1,219 @@
+"""/topic/offsets, /topic/read, /channel/rewind: a topic's messages by their offsets, also those that are finished.
+
+They do not exist in NSQ (docs/http-api.md: reading by offset). WHEN is `oldest`, `latest`, an offset, a time of RFC
+3339, or a duration ago, such as 15m.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final, TypeVar
+
+from nsq_compat.log.offsets import OffsetReader, offset_at, oldest, published_since, retained
+from nsq_compat.log.topic_log import TopicLog
+from nsq_compat.net.event_loop import yield_to_loop
+from nsq_compat.protocol.durations import parse_duration
+from nsq_compat.protocol.message import timestamp_ns
+from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import NotLogged
+from nsq_compat.session.http_message import Request, Response
+from nsq_compat.web.application import V1, ApiError, Route, Routes, json_response, parse_query, read_in_steps, required
+from nsq_compat.web.nsqd_service import NsqdService
+
+Read = TypeVar("Read")
+
+OLDEST: Final = "oldest"
+LATEST: Final = "latest"
+DEFAULT_READ_BYTES: Final = 1 << 20
+MAX_READ_BYTES: Final = 1 << 24
+MAX_WAIT_MS: Final = 60_000
+_STEP_BYTES: Final = 1 << 17
+"""Bytes that are read from the log before other clients are served."""
+_OCTETS: Final = ("Content-Type", "application/octet-stream")
+
+
+class TopicLogApi:
+    def __init__(self, service: NsqdService) -> None:
+        self._service = service
+        self.reads = 0
+        """Answers of /topic/read with messages."""
+        self.gone = 0
+        """Requests for offsets that were released."""
+
+    def routes(self) -> Routes:
+        reading = {"/topic/read": {"GET": Route(self._read)}} if self._service.options.peeking_over_http else {}
+        return {
+            "/topic/offsets": {"GET": Route(self._offsets)},
+            "/channel/rewind": {"POST": Route(self._rewind)},
+            **reading,
+        }
+
+    def offset_of(self, topic: Topic, when: str, name: str) -> int:
+        """The offset that WHEN stands for. `name` is that of the argument, for ``ApiError``."""
+        log = _log_of(topic)
+        if when == LATEST:
+            return topic.next_offset
+        if when == OLDEST:
+            return _read_log(topic, lambda: _first(topic, log))
+        if when.isascii() and when.isdigit() and len(when) < 20:
+            offset = int(when)
+            if offset > topic.next_offset:
+                raise ApiError(400, f"INVALID_ARG_{name}: the next offset is {topic.next_offset}")
+            self._require(topic, log, offset)
+            return offset
+        since = published_since(_time_ns(when, self._service.now_ns(), name))
+        return _read_log(topic, lambda: offset_at(log, since, topic.next_offset))
+
+    def _require(self, topic: Topic, log: TopicLog, offset: int) -> None:
+        """Raise ``ApiError`` if the message with this offset was released."""
+        first = _read_log(topic, lambda: _first(topic, log))
+        if offset < first:
+            self.gone += 1
+            raise ApiError(410, f"OFFSET_GONE: the first offset is {first}")
+
+    def _offsets(self, request: Request) -> Response:
+        topic = self._topic_of(request)
+        log = _log_of(topic)
+        first = _read_log(topic, lambda: oldest(log))
+        latest = read_in_steps(lambda: log.latest(1)) if first is not None else ()
+        answer: dict[str, int | None] = {
+            "first": topic.next_offset if first is None else first.offset,
+            "next": topic.next_offset,
+            "first_timestamp": None if first is None else first.timestamp_ns,
+            "last_timestamp": timestamp_ns(latest[-1].frames[-1]) if latest else None,
+            "bytes": sum(segment.end for segment in retained(log)),
+        }
+        if (when := parse_query(request.query).get("at")) is not None:
+            answer["offset"] = self.offset_of(topic, when, "AT")
+        return json_response(answer)
+
+    def _read(self, request: Request) -> Response:
+        topic, query = self._topic_of(request), parse_query(request.query)
+        begin = _number(query, "from", topic.next_offset)
+        end = _number(query, "to", topic.next_offset, default=-1)
+        size = _number(query, "max_bytes", MAX_READ_BYTES, default=DEFAULT_READ_BYTES)
+        wait_ms = _number(query, "wait", MAX_WAIT_MS, default=0)
+        log = _log_of(topic)
+        self._require(topic, log, begin)
+        if begin == topic.next_offset and wait_ms:
+            self._service.wait_until(lambda: topic.next_offset > begin or topic.exiting, wait_ms / 1000)
+        return self._answer(topic, log, begin, topic.next_offset if end < 0 else end, max(1, size))
+
+    def _answer(self, topic: Topic, log: TopicLog, begin: int, end: int, size: int) -> Response:
+        reader = OffsetReader(log, begin)
+        pieces: list[bytes] = []
+        first = following = begin
+        left = size
+        while left > 0 and following < end:
+            frames = _read_log(topic, partial(reader.read_frames, min(left, _STEP_BYTES)))
+            if frames is None:
+                if not pieces:  # the rest is lost
+                    first = following = end
+                break
+            if frames.offset != following:
+                if pieces:
+                    break  # the next answer begins with the gap
+                first = min(frames.offset, end)
+            if frames.next_offset > end:
+                frames = frames.cut(end)
+            following = max(first, frames.next_offset)
+            piece = b"".join(frames.pieces)
+            pieces.append(piece)
+            left -= len(piece)
+            yield_to_loop()
+        headers = [_OCTETS, V1, ("X-NSQ-First-Offset", str(first)), ("X-NSQ-Next-Offset", str(following))]
+        if first > begin:
+            headers.append(("X-NSQ-Gap", f"{begin}-{first - 1}"))
+        self.reads += bool(pieces)
+        return Response(200, pieces[0] if pieces else b"", tuple(headers), rest=tuple(pieces[1:]))
+
+    def _rewind(self, request: Request) -> Response:
+        topic, query = self._topic_of(request), parse_query(request.query)
+        name = required(request, "channel")
+        if name not in topic.channels:
+            raise ApiError(404, "CHANNEL_NOT_FOUND")
+        drops_taken = query.get("drop_pending", "false")
+        if drops_taken not in ("true", "false"):
+            raise ApiError(400, "INVALID_ARG_DROP_PENDING")
+        offset = self.offset_of(topic, required(request, "to"), "TO")
+        now_ns = self._service.now_ns()
+        try:
+            read_in_steps(lambda: topic.move_channel(name, offset, now_ns, drops_taken=drops_taken == "true"))
+        except KeyError:
+            raise ApiError(404, "CHANNEL_NOT_FOUND") from None
+        except NotLogged:
+            raise ApiError(400, "INVALID_ARG_CHANNEL: an ephemeral channel cannot be moved") from None
+        return _moved(topic, topic.channels[name], offset)
+
+    def create_channel(self, topic: Topic, name: str, when: str) -> Response:
+        """/channel/create with `from`."""
+        if name in topic.channels:
+            raise ApiError(400, "INVALID_ARG_FROM: the channel exists; /channel/rewind moves it")
+        offset = self.offset_of(topic, when, "FROM")
+        now_ns = self._service.now_ns()
+        try:
+            channel = read_in_steps(lambda: topic.create_channel_at(name, offset, now_ns))
+        except NotLogged:
+            raise ApiError(400, "INVALID_ARG_CHANNEL: an ephemeral channel begins at the end") from None
+        return _moved(topic, channel, offset)
+
+    def _topic_of(self, request: Request) -> Topic:
+        topic = self._service.broker.topics.get(required(request, "topic"))
+        if topic is None:
+            raise ApiError(404, "TOPIC_NOT_FOUND")
+        return topic
+
+
+def _moved(topic: Topic, channel: Channel, offset: int) -> Response:
+    return json_response({"offset": offset, "next": topic.next_offset, "depth": channel.depth})
+
+
+def _log_of(topic: Topic) -> TopicLog:
+    if topic.store is None:
+        raise ApiError(400, "INVALID_TOPIC: an ephemeral topic has no log")
+    return topic.store.log
+
+
+def _read_log(topic: Topic, read: Callable[[], Read]) -> Read:
+    """As `read_in_steps`, after writing what is in memory only. Raises ``ApiError``."""
+
+    def step() -> Read:
+        if topic.store is not None and not topic.store.spill_some():
+            raise BlockingIOError
+        return read()
+
+    return read_in_steps(step)
+
+
+def _first(topic: Topic, log: TopicLog) -> int:
+    first = oldest(log)
+    return topic.next_offset if first is None else first.offset
+
+
+def _number(query: Mapping[str, str], name: str, limit: int, default: int | None = None) -> int:
+    text = query.get(name)
+    if text is None:
+        if default is None:
+            raise ApiError(400, f"MISSING_ARG_{name.upper()}")
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= limit):
+        raise ApiError(400, f"INVALID_ARG_{name.upper()}: a number up to {limit}")
+    return int(text)
+
+
+def _time_ns(when: str, now_ns: int, name: str) -> int:
+    try:
+        if not when.startswith(("-", "+")):
+            return now_ns - parse_duration(when)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(when)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        text = f"INVALID_ARG_{name}: oldest, latest, an offset, a time such as 2026-01-31T15:04:05Z, or 15m"
+        raise ApiError(400, text)
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000

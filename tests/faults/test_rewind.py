@@ -1,0 +1,135 @@
+"""A channel is rewound while consumers are connected and messages in flight, and nsqd is killed meanwhile (P9).
+
+A ledger counts the deliveries of every message. Between two rewinds the channel delivers all that it has. So a message
+that was published before the last pause has come once for its publish, and once for each rewind to it or before it.
+"""
+
+import json
+import threading
+import time
+from collections import Counter
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.faults.conftest import StartDaemon
+from tests.faults.daemon import Daemon, wait_until
+from tests.v2_client import GONE
+
+REWINDS = 200
+KILLS = 12
+POLICY = '[[policies]]\ntopic = "t"\nretain_for = "1h"\n'
+
+
+class Ledger:
+    """Consumers that finish what they get, in threads, and what they got."""
+
+    def __init__(self, daemon: Daemon, consumers: int) -> None:
+        self.counts: Counter[bytes] = Counter()
+        self._daemon = daemon
+        self._end = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._consume, args=(number,)) for number in range(consumers)]
+
+    def __enter__(self) -> "Ledger":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _consume(self, number: int) -> None:
+        try:
+            with self._daemon.client() as consumer:
+                consumer.subscribes(ready=5 + 20 * number)
+                while not self._end.is_set():
+                    messages = consumer.takes(1, within=0.2)
+                    with self._lock:
+                        self.counts.update(message.body for message in messages)
+                    time.sleep(0.001 * number)  # so that some are in flight when the channel is rewound
+                    consumer.finishes(messages)
+        except GONE:
+            pass  # nsqd was killed
+
+
+def rewind(daemon: Daemon, offset: int) -> dict[str, Any]:
+    status, answer = daemon.http("channel/rewind", b"", topic="t", channel="c", to=offset)
+    assert status == 200, answer
+    found: dict[str, Any] = json.loads(answer)
+    return found
+
+
+def is_drained(daemon: Daemon) -> bool:
+    return daemon.unfinished("t") == {"c": 0}
+
+
+@pytest.fixture
+def config(tmp_path) -> str:
+    path = tmp_path / "nsqd.toml"
+    path.write_text(POLICY)
+    return f"--config={path}"
+
+
+@pytest.mark.timeout(600)
+def test_every_message_comes_once_more_for_each_rewind_under_load(start: StartDaemon, config: str) -> None:
+    random = Random(7)
+    daemon = start(config, "--mem-queue-size=50")
+    daemon.create_channel("t", "c")
+    expected: Counter[bytes] = Counter()
+    bodies: list[bytes] = []  # by offset
+    with Ledger(daemon, 3) as ledger, daemon.client() as producer:
+        for number in range(REWINDS):
+            settled = len(bodies)
+            some = [b"%d" % each for each in range(settled, settled + 1 + random.randrange(40))]
+            if random.random() < 0.3:
+                producer.defers(some[0], 1).publishes(*some[1:])
+            else:
+                producer.publishes(*some)
+            bodies += some
+            expected.update(some)
+            offset = random.randrange(len(bodies))
+            assert rewind(daemon, offset)["offset"] == offset
+            expected.update(bodies[offset:settled])
+            wait_until(partial(is_drained, daemon))
+            with ledger._lock:
+                counts = ledger.counts.copy()
+            # What was published just before the rewind may have been taken by then.
+            for body in some:
+                assert counts[body] - 1 in (0, 1)
+                expected[body] = counts[body]
+            assert counts == expected, number
+    assert daemon.ping() == "OK"
+
+
+@pytest.mark.timeout(600)
+def test_a_rewind_that_was_answered_survives_kill_9(start: StartDaemon, config: str) -> None:
+    random = Random(3)
+    daemon = start(config, "--mem-queue-size=50")
+    daemon.create_channel("t", "c")
+    published = [b"%d" % number for number in range(2000)]
+    daemon.publishes(*published)
+    least: Counter[bytes] = Counter(published)
+    counts: Counter[bytes] = Counter()
+    for _ in range(KILLS):
+        with Ledger(daemon, 2) as ledger:
+            wait_until(partial(is_drained, daemon))
+            offset = random.randrange(len(published))
+            rewind(daemon, offset)
+            least.update(published[offset:])
+            time.sleep(random.choice([0, 0.02, 0.2]))
+            daemon.kill()
+        counts += ledger.counts
+        daemon = start(config, "--mem-queue-size=50", data_path=daemon.data_path)
+    with Ledger(daemon, 2) as ledger:
+        wait_until(partial(is_drained, daemon))
+    counts += ledger.counts
+    assert counts.keys() == set(published), "nothing invented, nothing lost"
+    assert not {body: (counts[body], number) for body, number in least.items() if counts[body] < number}
+    status, answer = daemon.http("topic/offsets", topic="t")
+    assert status == 200
+    assert (json.loads(answer)["first"], json.loads(answer)["next"]) == (0, len(published))

@@ -1,0 +1,205 @@
+"""Offsets: every message of a log has one, and is found by it, by its time and by its id, without an index."""
+
+from random import Random
+from typing import cast
+
+import pytest
+
+from nsq_compat.log.files import Files
+from nsq_compat.log.offsets import (
+    OffsetReader,
+    later_than_offset,
+    number_at,
+    offset_at,
+    offset_of_number,
+    offsets_of,
+    oldest,
+    published_since,
+)
+from nsq_compat.log.topic_log import TopicLog
+from nsq_compat.protocol.message import FrameFactory, message_id
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED
+from tests.faults.disk import SimulatedDisk
+from tests.log.test_topic_log import FOLDER, NOW_NS
+
+TICK = 1 << 20
+
+
+class History:
+    """A log with messages of all kinds; `frames` has each message at its offset."""
+
+    def __init__(self, seed: int = 1, count: int = 300, segment_size: int = 30_000) -> None:
+        self.disk = SimulatedDisk()
+        self.segment_size = segment_size
+        self.frames: list[bytes] = []
+        self.times: list[int] = []
+        self.seqs: dict[int, int] = {}
+        self.seq = 0
+        self.now_ns = NOW_NS
+        self._factory = FrameFactory(1)
+        self._random = Random(seed)
+        self.log = self.open()
+        for _ in range(count):
+            self.publish()
+
+    def open(self) -> TopicLog:
+        self.log = TopicLog(cast("Files", self.disk), FOLDER, segment_size=self.segment_size)
+        return self.log
+
+    def publish(self) -> None:
+        random = self._random
+        self.now_ns += random.choice([0, 1000, TICK // 2, 3 * TICK])
+        bodies = [random.randbytes(random.choice([0, 10, 200, 5000])) for _ in range(random.choice([1, 1, 1, 2, 30]))]
+        frames = self._factory.make(bodies, self.now_ns)[0]
+        if random.random() < 0.3:
+            self.log.append(frames, self.seq, self.now_ns + 10**9, DEFERRED)
+        else:
+            self.log.append(frames, self.seq)
+            self.seqs.update(enumerate(range(self.seq, self.seq + len(frames)), len(self.frames)))
+            self.seq += len(frames)
+        if random.random() < 0.1:
+            self.log.append([b"archive"], self.seq, kind=CHANNEL_CREATED)
+        self.frames += frames
+        self.times += [self.now_ns] * len(frames)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def history(request) -> History:
+    return History(request.param)
+
+
+def everything(log: TopicLog, offset: int = 0, max_bytes: int = 1 << 16) -> dict[int, bytes]:
+    reader = OffsetReader(log, offset)
+    found: dict[int, bytes] = {}
+    while groups := reader.read(max_bytes):
+        for group in groups:
+            found.update(enumerate(group.frames, group.offset))
+    return found
+
+
+def as_written(log: TopicLog, offset: int, max_bytes: int) -> tuple[dict[int, int], bytes]:
+    """The parts that `read_frames` returns, and their bytes."""
+    reader = OffsetReader(log, offset)
+    parts: dict[int, int] = {}
+    joined = b""
+    while frames := reader.read_frames(max_bytes):
+        parts[frames.offset] = frames.next_offset
+        joined += b"".join(frames.pieces)
+    return parts, joined
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_every_message_is_read_from_any_offset(history, reopened):
+    log = history.open() if reopened else history.log
+    assert len(log.segments) > 5
+    assert log.next_seq + log.deferred_count == len(history.frames)
+    for offset in (0, 1, 2, 77, 500, len(history.frames) - 1, len(history.frames)):
+        assert everything(log, offset) == dict(list(enumerate(history.frames))[offset:])
+        for max_bytes in (100, 1 << 16):
+            parts, joined = as_written(log, offset, max_bytes)
+            assert joined == b"".join(history.frames[offset:])
+            assert all(end in parts or end == len(history.frames) for end in parts.values())
+
+
+def test_a_reader_at_the_end_goes_on_when_more_is_published(history):
+    reader, parts = OffsetReader(history.log, len(history.frames)), OffsetReader(history.log, len(history.frames))
+    for _ in range(60):
+        before = len(history.frames)
+        assert reader.read() == []
+        assert parts.read_frames(1 << 16) is None
+        history.publish()
+        assert [frame for group in reader.read() for frame in group.frames] == history.frames[before:]
+        frames = parts.read_frames(1 << 16)
+        assert frames is not None
+        assert (frames.offset, frames.next_offset) == (before, len(history.frames))
+
+
+def test_the_first_message_at_or_after_a_time_is_found(history):
+    end = len(history.frames)
+    for log in (history.log, history.open()):
+        for time_ns in {each + delta for each in history.times for delta in (-1, 0, 1, TICK)}:
+            expected = next((offset for offset, each in enumerate(history.times) if each >= time_ns), end)
+            assert offset_at(log, published_since(time_ns), end) == expected
+
+
+def test_a_clock_that_is_set_back_does_not_hide_messages():
+    history = History()
+    set_back = len(history.frames)
+    latest = history.now_ns
+    history.now_ns -= 3600 * 10**9
+    for _ in range(50):
+        history.publish()
+    found = offset_at(history.log, published_since(latest + 1), len(history.frames))
+    assert found >= set_back - 1
+    assert offset_at(history.log, published_since(NOW_NS), 0) == 0
+
+
+def test_offsets_are_found_by_id_and_numbers_by_offset(history):
+    end = len(history.frames)
+    log = history.open()
+    wanted = Random(4).sample(range(end), 60)
+    assert offsets_of(log, [message_id(history.frames[each]) for each in wanted]) == {
+        message_id(history.frames[each]): each for each in wanted
+    }
+    assert offsets_of(log, [b"0" * 16, b"f" * 16]) == {}
+    for offset in wanted:
+        expected = next((seq for each, seq in sorted(history.seqs.items()) if each >= offset), log.next_seq)
+        assert number_at(log, offset, log.next_seq) == expected
+    for offset, seq in list(history.seqs.items())[::7]:
+        assert offset_of_number(log, seq, end) == offset
+    assert offset_of_number(log, log.next_seq, end) == end
+
+
+def test_released_segments_are_not_part_of_it(history):
+    log, end = history.log, len(history.frames)
+    log.release(history.seq // 2, list, sync=log.sync)
+    first = oldest(log)
+    assert first is not None
+    assert 0 < first.offset < end
+    assert everything(log) == dict(list(enumerate(history.frames))[first.offset :])
+    assert offset_at(log, later_than_offset(-1), end) == first.offset
+    assert offset_at(log, published_since(0), end) == first.offset
+
+
+def test_damage_is_a_gap_that_is_counted_and_nothing_else_is_lost(history):
+    random = Random(9)
+    segment = history.log.segments[2]
+    content = bytearray(history.disk.content(segment.path))
+    place = random.randrange(len(content) // 3, len(content) // 2)
+    content[place : place + 50] = b"\xa5" * 50
+    history.log.close()
+    history.disk.put(segment.path, bytes(content))
+    log = history.open()
+    found = everything(log)
+    lost = set(range(len(history.frames))) - set(found)
+    assert lost
+    assert all(history.frames[offset] == frame for offset, frame in found.items())
+    assert log.damage.records == len({each for each in lost if each in history.seqs})
+    parts, joined = as_written(history.open(), 0, 1 << 14)
+    assert joined == b"".join(found.values())
+    covered = {offset for begin, end in parts.items() for offset in range(begin, end)}
+    assert covered == set(found)
+
+
+def test_nothing_is_remembered_for_a_log_that_is_searched(history):
+    log = history.open()
+    offset_at(log, published_since(history.times[len(history.times) // 2]), 0)
+    assert not any(segment.index for segment in log.segments)
+
+
+def test_an_empty_log_has_no_messages():
+    log = History(count=0).log
+    assert oldest(log) is None
+    assert OffsetReader(log, 0).read() == []
+    assert OffsetReader(log, 0).read_frames(100) is None
+    assert offset_at(log, published_since(0), 7) == 7
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 40])
+def test_offsets_go_on_after_a_restart(count):
+    history = History(count=count)
+    for _ in range(5):
+        history.open()
+        assert history.log.next_seq + history.log.deferred_count == len(history.frames)
+        history.publish()
+    assert everything(history.log) == dict(enumerate(history.frames))

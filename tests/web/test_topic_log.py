@@ -1,0 +1,244 @@
+"""/topic/offsets, /topic/read, /channel/rewind and /channel/create with `from`."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from nsq_compat.log.data_path import make_our_folder
+from nsq_compat.log.files import OsFiles
+from nsq_compat.log.offsets import OffsetReader
+from nsq_compat.log.segment import split_location
+from nsq_compat.log.storage import Durability, Storage
+from nsq_compat.log.topic_log import TopicLog
+from nsq_compat.protocol.message import body, message_id
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.values import QueueLimits
+from tests.web.conftest import SECOND, Caller, code, refused
+
+
+@pytest.fixture
+def daemon(daemon, tmp_path):
+    """A daemon with a data path."""
+    make_our_folder(OsFiles(), str(tmp_path))
+    storage = Storage(OsFiles(), str(tmp_path), durability=Durability.OS, segment_size=2000, commit=TopicLog.sync)
+    daemon.broker = Broker(QueueLimits(), storage)
+    yield daemon
+    for topic in daemon.broker.topics.values():
+        if topic.store is not None:
+            topic.store.log.close()
+
+
+@pytest.fixture
+def topic(daemon) -> Topic:
+    """A topic with ten messages, one a second, and deferred ones at the offsets 3 and 4."""
+    daemon.wall_ns = 1_700_000_000 * SECOND
+    topic: Topic = daemon.broker.topic("t")
+    topic.channel("c")
+    for number in range(10):
+        if number == 3:
+            topic.publish([b"3", b"4"], 50.0, daemon.wall_ns, defer=0.001)
+        elif number != 4:
+            topic.publish([b"%d" % number], 50.0, daemon.wall_ns)
+        daemon.wall_ns += SECOND
+    return topic
+
+
+def answer(call: Caller, method: str, url: str) -> Any:
+    response = call(method, url)
+    assert response.status == 200, response
+    return json.loads(response.body)
+
+
+def bodies(call: Caller, query: str) -> list[bytes]:
+    response = call("GET", f"/topic/read?topic=t&{query}")
+    assert response.status == 200, response
+    data = b"".join((response.body, *response.rest))
+    found: list[bytes] = []
+    while data:
+        size = 4 + int.from_bytes(data[:4], "big")
+        found.append(body(data[:size]))
+        data = data[size:]
+    return found
+
+
+def test_the_offsets_of_a_topic(call, daemon, topic):
+    found = answer(call, "GET", "/topic/offsets?topic=t")
+    last = daemon.wall_ns - SECOND
+    assert found.pop("bytes") > 500
+    assert found == {"first": 0, "next": 10, "first_timestamp": last - 9 * SECOND, "last_timestamp": last}
+
+
+def test_the_offset_at_some_time(call, daemon, topic):
+    def at(when: str) -> int:
+        found: int = answer(call, "GET", f"/topic/offsets?topic=t&at={when}")["offset"]
+        return found
+
+    assert [at(when) for when in ("oldest", "latest", "7")] == [0, 10, 7]
+    assert [at(when) for when in ("3s", "2500ms", "1h", "1ns")] == [7, 8, 0, 10]
+    moment = datetime.fromtimestamp((daemon.wall_ns - 2 * SECOND) // SECOND, UTC)
+    assert at(moment.strftime("%Y-%m-%dT%H:%M:%SZ")) == 8
+    assert at(moment.strftime("%Y-%m-%dT%H:%M:%S%%2B00:00")) == 8
+
+
+@pytest.mark.parametrize("when", ["yesterday", "", "-1", "-1h", "11", "2026-01-31T15:04:05", "99999999999999999999999"])
+def test_what_is_no_place_is_refused(call, topic, when):
+    for method, url in (
+        ("GET", f"/topic/offsets?topic=t&at={when}"),
+        ("POST", f"/channel/rewind?topic=t&channel=c&to={when}"),
+        ("POST", f"/channel/create?topic=t&channel=new&from={when}"),
+    ):
+        response = call(method, url)
+        assert response.status == 400
+        assert b"INVALID_ARG_" in response.body
+    assert "new" not in topic.channels
+
+
+def test_messages_are_read_as_frames(call, topic):
+    assert bodies(call, "from=0") == [b"%d" % number for number in range(10)]
+    assert bodies(call, "from=3&to=7") == [b"3", b"4", b"5", b"6"]
+    assert bodies(call, "from=4&to=5") == [b"4"]
+    assert bodies(call, "from=2&max_bytes=1") == [b"2"]
+    assert bodies(call, "from=10") == []
+    response = call("GET", "/topic/read?topic=t&from=4&to=8")
+    assert dict(response.headers)["X-NSQ-First-Offset"] == "4"
+    assert dict(response.headers)["X-NSQ-Next-Offset"] == "8"
+    assert "X-NSQ-Gap" not in dict(response.headers)
+    assert dict(response.headers)["Content-Type"] == "application/octet-stream"
+
+
+@pytest.mark.parametrize(
+    ("query", "refusal"),
+    [
+        ("", (400, "MISSING_ARG_FROM")),
+        ("from=x", (400, "INVALID_ARG_FROM: a number up to 10")),
+        ("from=11", (400, "INVALID_ARG_FROM: a number up to 10")),
+        ("from=1&to=11", (400, "INVALID_ARG_TO: a number up to 10")),
+        ("from=1&max_bytes=-1", (400, "INVALID_ARG_MAX_BYTES: a number up to 16777216")),
+        ("from=1&wait=1000000", (400, "INVALID_ARG_WAIT: a number up to 60000")),
+    ],
+)
+def test_bad_ranges_are_refused(call, topic, query, refusal):
+    assert code(call("GET", f"/topic/read?topic=t&{query}")) == refused(*refusal)
+
+
+def test_a_read_at_the_end_waits_for_the_next_message(call, daemon, topic):
+    daemon.while_waiting = lambda: topic.publish([b"new"], 50.0, daemon.wall_ns)
+    assert bodies(call, "from=9&wait=1500") == [b"9"]
+    assert daemon.waited == []
+    assert bodies(call, "from=10&wait=1500") == [b"new"]
+    assert daemon.waited == [1.5]
+
+
+def test_released_offsets_are_gone(call, daemon, topic):
+    while len(topic.store.log.segments) < 4:
+        topic.publish([bytes(500)], 50.0, daemon.wall_ns)
+    topic.store.log.release(topic.seq, list, sync=topic.store.log.sync)
+    first = answer(call, "GET", "/topic/offsets?topic=t")["first"]
+    assert first > 0
+    gone = refused(410, f"OFFSET_GONE: the first offset is {first}")
+    assert code(call("GET", f"/topic/read?topic=t&from={first - 1}")) == gone
+    assert code(call("POST", "/channel/rewind?topic=t&channel=c&to=0")) == gone
+    assert answer(call, "POST", "/channel/rewind?topic=t&channel=c&to=oldest")["offset"] == first
+
+
+def test_damage_is_a_gap_that_the_answer_names(call, daemon, topic):
+    log = topic.store.log
+    segment = log.segments[-1]
+    sixth = message_id(OffsetReader(log, 6).read()[0].frames[0])
+    _, place, _ = split_location(log.locate([sixth])[sixth])
+    fd = segment._descriptors.use(segment.file)
+    segment._files.pwrite(fd, b"\xa5" * 8, place)
+    first = call("GET", "/topic/read?topic=t&from=0")
+    assert dict(first.headers)["X-NSQ-Next-Offset"] == "6"
+    second = call("GET", "/topic/read?topic=t&from=6")
+    assert dict(second.headers)["X-NSQ-Gap"] == "6-6"
+    assert dict(second.headers)["X-NSQ-First-Offset"] == "7"
+    assert dict(second.headers)["X-NSQ-Next-Offset"] == "10"
+    assert topic.store.log.damage.records == 1
+
+
+def test_damage_at_the_end_is_a_gap_too(call, daemon, topic):
+    log = topic.store.log
+    segment = log.segments[-1]
+    last = message_id(OffsetReader(log, 9).read()[0].frames[0])
+    _, place, _ = split_location(log.locate([last])[last])
+    segment._files.ftruncate(segment._descriptors.use(segment.file), place)
+    first = call("GET", "/topic/read?topic=t&from=0")
+    assert dict(first.headers)["X-NSQ-Next-Offset"] == "9"
+    second = call("GET", "/topic/read?topic=t&from=9")
+    assert second.body == b""
+    assert dict(second.headers)["X-NSQ-Gap"] == "9-9"
+    assert dict(second.headers)["X-NSQ-Next-Offset"] == "10"
+
+
+def test_at_level_memory_what_waits_in_memory_is_written_first(call, daemon, tmp_path):
+    storage = Storage(OsFiles(), str(tmp_path), durability=Durability.MEMORY, segment_size=2000, commit=TopicLog.sync)
+    daemon.broker = Broker(QueueLimits(mem_queue_size=100), storage)
+    topic = daemon.broker.topic("t")
+    channel = topic.channel("c")
+    for when in ("oldest", "1h", "0"):
+        topic.publish([b"1", b"2"], 50.0, daemon.wall_ns)
+        waiting = channel.depth
+        assert answer(call, "POST", f"/channel/rewind?topic=t&channel=c&to={when}")["offset"] == 0
+        assert channel.depth == waiting
+    assert bodies(call, "from=4") == [b"1", b"2"]
+    daemon.while_waiting = lambda: topic.publish([b"new"], 50.0, daemon.wall_ns)
+    assert bodies(call, "from=6&wait=1500") == [b"new"]
+
+
+def test_an_emptied_topic_has_no_times(call, topic):
+    topic.empty()
+    found = answer(call, "GET", "/topic/offsets?topic=t")
+    assert (found["first"], found["first_timestamp"], found["last_timestamp"]) == (10, None, None)
+
+
+def test_a_channel_is_rewound(call, topic):
+    channel = topic.channels["c"]
+    topic.move_channel("c", 10, 0)
+    assert channel.depth == 0
+    found = answer(call, "POST", "/channel/rewind?topic=t&channel=c&to=6")
+    assert found == {"offset": 6, "next": 10, "depth": 4}
+    assert channel.depth == 4
+    assert answer(call, "POST", "/channel/rewind?topic=t&channel=c&to=3s&drop_pending=true")["offset"] == 7
+    assert code(call("POST", "/channel/rewind?topic=t&channel=c&to=1&drop_pending=maybe")) == refused(
+        400, "INVALID_ARG_DROP_PENDING"
+    )
+
+
+def test_a_channel_is_created_at_a_place(call, topic):
+    found = answer(call, "POST", "/channel/create?topic=t&channel=replay&from=oldest")
+    assert found == {"offset": 0, "next": 10, "depth": 10}
+    again = call("POST", "/channel/create?topic=t&channel=replay&from=oldest")
+    assert code(again) == refused(400, "INVALID_ARG_FROM: the channel exists; /channel/rewind moves it")
+
+
+def test_messages_are_shown_with_their_offsets(call, topic):
+    def offsets(path: str, key: str = "messages") -> list[int]:
+        shown = answer(call, "GET", f"/{path}?topic=t&channel=c&limit=20")[key]
+        return [each["offset"] for each in shown]
+
+    assert offsets("topic/recent") == list(range(10))
+    assert offsets("channel/peek") == [0, 1, 2, 5, 6, 7, 8, 9]
+    assert offsets("channel/peek", "deferred") == [3, 4]
+
+
+def test_what_has_no_log_cannot_be_read_or_moved(call, daemon, topic):
+    daemon.broker.topic("e#ephemeral").channel("c")
+    topic.channel("c#ephemeral")
+    for url in ("/topic/offsets?topic=e%23ephemeral", "/topic/read?topic=e%23ephemeral&from=0"):
+        assert code(call("GET", url)) == refused(400, "INVALID_TOPIC: an ephemeral topic has no log")
+    for path in ("rewind?channel=c%23ephemeral&to=0", "create?channel=new%23ephemeral&from=0"):
+        response = call("POST", f"/channel/{path}&topic=t")
+        assert response.status == 400
+        assert b"ephemeral channel" in response.body
+
+
+@pytest.mark.parametrize("url", ["/topic/offsets?", "/topic/read?from=0&", "/channel/rewind?channel=c&to=0&"])
+def test_unknown_names_are_refused(call, topic, url):
+    method = "POST" if "rewind" in url else "GET"
+    assert code(call(method, url + "topic=other")) == refused(404, "TOPIC_NOT_FOUND")
+    assert code(call(method, url)) == refused(400, "MISSING_ARG_TOPIC")
+    assert code(call("POST", "/channel/rewind?topic=t&channel=other&to=0")) == refused(404, "CHANNEL_NOT_FOUND")
