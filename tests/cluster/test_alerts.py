@@ -159,8 +159,9 @@ def test_refused_and_dropped_messages_are_a_warning_for_an_hour_or_until_they_ar
     def at(second, **counts):
         parts = [channel(node=node, rejected_count=count) for node, count in counts.items()]
         topic = TopicStats(topic_name="t", nodes=[TopicStats()], channels=[sum_channel("c", parts)])
-        history.add(Snapshot(taken_at=float(second), topics=(topic,)))
-        return [alert.text for alert in find_alerts(history.latest, history)]
+        snapshot = Snapshot(taken_at=float(second), topics=(topic,))
+        history.add(snapshot)
+        return [alert.text for alert in find_alerts(snapshot, history)]
 
     words = "messages refused because the channel was full"
     assert at(0, a=2) == [f"2 {words}"]
