@@ -1,7 +1,7 @@
 """Alerts: problems in a cluster, the most serious first. Rules over a snapshot and its history, without I/O."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
@@ -11,6 +11,7 @@ from nsq_compat.cluster.stats import ChannelStats, NodeStats, Stats, TopicStats
 from nsq_compat.protocol.names import is_ephemeral
 
 _MIN_BACKLOG: Final = 1000
+_RECENT_SECONDS: Final = 3600.0
 _MIN_GROWTH: Final = 0.05
 """Messages a second."""
 
@@ -31,27 +32,31 @@ class Alert:
     channel: str = ""
     node: str = ""
     lookupd: str = ""
+    dead_letter_topic: str = ""
+    """For dead letters, where they wait."""
     depth: int = 0
     """Orders alerts of one severity, largest first."""
 
 
 def find_alerts(snapshot: Snapshot, history: History) -> list[Alert]:
     found = [*_lookupd_alerts(snapshot), *_node_alerts(snapshot, history)]
-    for topic in snapshot.topics:
-        found += _topic_alerts(topic)
-        for channel in topic.channels:
-            found += _channel_alerts(channel, history, snapshot.taken_at)
+    found += _alerts_of(snapshot.topics, history, snapshot.taken_at)
     return _sorted(found)
 
 
 def alerts_on_node(stats: NodeStats, history: History, now: float) -> list[Alert]:
     """Those of the topics and channels of one node. Growth and ages are those of the whole cluster."""
-    found: list[Alert] = []
-    for topic in stats.topics:
-        found += _topic_alerts(topic)
+    return _sorted(list(_alerts_of(stats.topics, history, now)))
+
+
+def _alerts_of(topics: Sequence[TopicStats], history: History, now: float) -> Iterator[Alert]:
+    held = {topic.topic_name: topic.lost_by("delete") for topic in topics}
+    for topic in topics:
+        yield from _topic_alerts(topic, history, now)
         for channel in topic.channels:
-            found += _channel_alerts(channel, history, now)
-    return _sorted(found)
+            yield from _channel_alerts(channel, history, now)
+            if channel.dead_letter_count:
+                yield from _dead_letter_alerts(channel, held)
 
 
 def _sorted(alerts: list[Alert]) -> list[Alert]:
@@ -80,18 +85,20 @@ def _node_alerts(snapshot: Snapshot, history: History) -> Iterator[Alert]:
     for address, stats in snapshot.node_stats.items():
         if stats.health not in ("", "OK"):
             yield Alert(Severity.SERIOUS, "unhealthy", stats.health, node=address)
+        elif (sighting := history.sightings.of(address)) and sighting.slowness:
+            yield Alert(Severity.WARNING, "slow", f"slow: {sighting.slowness}", node=address)
     for node in snapshot.nodes:
         if node.out_of_date:
             text = f"runs version {node.version}, older than other nodes"
             yield Alert(Severity.NOTE, "out-of-date", text, node=node.http_address)
 
 
-def _topic_alerts(topic: TopicStats) -> Iterator[Alert]:
+def _topic_alerts(topic: TopicStats, history: History, now: float) -> Iterator[Alert]:
     if topic.depth and not topic.channels:
         yield _alert(topic, "no-channel", f"{_messages(topic.depth)} and no channel")
     if topic.paused:
         yield _alert(topic, "paused", f"paused, {_messages(topic.depth)} waiting", Severity.NOTE)
-    yield from _loss_alerts(topic)
+    yield from _loss_alerts(topic, history, now)
 
 
 def _channel_alerts(channel: ChannelStats, history: History, now: float) -> Iterator[Alert]:
@@ -107,31 +114,54 @@ def _channel_alerts(channel: ChannelStats, history: History, now: float) -> Iter
     elif grows and channel.depth >= _MIN_BACKLOG:
         yield _alert(channel, "behind", f"{messages} behind{details}")
     elif channel.depth and channel.key in history.not_ready:
-        text = f"{messages}, and all {channel.client_count:,} consumers at RDY 0{details}"
-        yield _alert(channel, "not-ready", text)
-    if channel.dead_letter_count:
-        yield _alert(channel, "dead-letters", f"{_messages(channel.dead_letter_count)} moved to the dead-letter topic")
-    yield from _loss_alerts(channel)
+        count = channel.client_count
+        consumers = "its consumer is" if count == 1 else f"all {count:,} consumers are"
+        yield _alert(channel, "not-ready", f"{messages}, and {consumers} at RDY 0{details}")
+    yield from _loss_alerts(channel, history, now)
 
 
-def _loss_alerts(stats: Stats) -> Iterator[Alert]:
+def _dead_letter_alerts(channel: ChannelStats, held: Mapping[str, int]) -> Iterator[Alert]:
+    """While the dead-letter topic has messages: nsqd's count of them does not decrease when they are redriven."""
+    for name in sorted(channel.dead_letter_topics):
+        if count := held.get(name):
+            alert = _alert(channel, "dead-letters", f"{_messages(count)} in its dead-letter topic {name}")
+            yield replace(alert, dead_letter_topic=name)
+
+
+def _loss_alerts(stats: Stats, history: History, now: float) -> Iterator[Alert]:
     if stats.dropped_count:
         reason = "because memory was full" if any(map(is_ephemeral, stats.key)) else "because of a policy"
-        yield _alert(stats, "dropped", f"{_messages(stats.dropped_count)} dropped {reason}")
+        yield from _recent(stats, history, now, "dropped", f"{_messages(stats.dropped_count)} dropped {reason}")
     if stats.rejected_count:
         kind = "channel" if stats.channel_name else "topic"
-        yield _alert(stats, "refused", f"{_messages(stats.rejected_count)} refused because the {kind} was full")
+        text = f"{_messages(stats.rejected_count)} refused because the {kind} was full"
+        yield from _recent(stats, history, now, "refused", text)
+
+
+def _recent(stats: Stats, history: History, now: float, kind: str, text: str) -> Iterator[Alert]:
+    """An alert of losses that are not dismissed, for an hour after the last one: nsqd's counts do not decrease."""
+    losses = history.losses(kind, stats.key)
+    if losses is None:  # without samples
+        yield _alert(stats, kind, text)
+    elif not losses.is_dismissed and now - losses.last_at < _RECENT_SECONDS:
+        ago = _ago(now - losses.last_at) if losses.is_dated else ""
+        yield _alert(stats, kind, f"{text}, the last {ago}" if ago else text)
 
 
 def _age(channel: ChannelStats, history: History, now: float) -> str:
     published = history.oldest.get(channel.key)
     if published is None or not channel.depth:
         return ""
-    seconds = max(0.0, now - published)
+    ago = _ago(now - published)
+    return f", oldest published {ago}" if ago else ""
+
+
+def _ago(seconds: float) -> str:
+    """``3 minutes ago``; empty for less than a minute."""
     for unit, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= unit:
             count = int(seconds // unit)
-            return f", oldest published {count} {name}{'' if count == 1 else 's'} ago"
+            return f"{count} {name}{'' if count == 1 else 's'} ago"
     return ""
 
 

@@ -39,6 +39,8 @@ _MAX_SKIPPED_REMEMBERED: Final = 1000
 _DISCOVERY_SHARE: Final = 0.45
 """The part of the time of a page that a request may take which finds out what nodes to ask."""
 _REGISTRATION_SECONDS: Final = 2.0
+_MAX_ANSWER_TIME: Final = 2.0
+_MAX_PINGS: Final = 16
 
 
 class Cluster:
@@ -103,7 +105,7 @@ class Cluster:
         self._remembered[:] = [*nodes.values(), *kept]
         found = sorted(
             [*nodes.values(), *(kept if remembered else ())],
-            key=lambda node: (node.hostname, node.broadcast_address, node.tcp_port),
+            key=lambda node: (node.hostname, node.broadcast_address, node.http_port),
         )
         return Answer(found, listings.errors, listings.unreachable, _skipped(listings))
 
@@ -167,6 +169,18 @@ class Cluster:
             return stats
 
         return query_all("nsqd", nodes, query, self.client.timeout)
+
+    def answer_times(self, addresses: Sequence[str]) -> Mapping[str, float]:
+        """Seconds until each daemon answered /ping, without those that took longer than two seconds or failed."""
+        client = self.client.within(min(_MAX_ANSWER_TIME, self.client.timeout))
+
+        def ping(address: str) -> float:
+            began = time.monotonic()
+            client.health(address)
+            return time.monotonic() - began
+
+        # Few at once, so that a ping does not wait for the others of this program.
+        return dict(call_all(addresses, ping, _MAX_ANSWER_TIME, max_concurrent=_MAX_PINGS).value)
 
     def health_of(self, addresses: Sequence[str]) -> Mapping[str, str]:
         """What each of these daemons answers to /ping now, without those that do not answer."""
@@ -372,6 +386,8 @@ class Snapshot:
     all_lookupds_silent: bool = False
     """No nsqlookupd answered, if there are any: `nodes` are those of earlier answers."""
     with_clients: bool = False
+    answer_times: Mapping[str, float] = field(default_factory=dict)
+    """Seconds until nodes answered a ping; empty unless requested."""
 
     @property
     def is_known(self) -> bool:
@@ -379,8 +395,11 @@ class Snapshot:
         return bool(self.node_stats) or not (self.unreachable or self.silent_lookupds)
 
 
-def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Snapshot:
-    """Never raises ``AllFailed``: if the cluster does not answer, the snapshot has `errors`."""
+def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False, timed: bool = False) -> Snapshot:
+    """The clients, and the times of answers, are included if requested.
+
+    Never raises ``AllFailed``: if the cluster does not answer, the snapshot has `errors`.
+    """
     try:
         nodes = cluster.nodes(remembered=True)
     except AllFailed as failure:
@@ -392,10 +411,11 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Sna
             all_lookupds_silent=bool(lookupds),
             unreachable=nsqds,
         )
+    answer_times = cluster.answer_times([node.http_address for node in nodes.value]) if timed else {}
     errors = nodes.errors + nodes.skipped
     node_stats: dict[str, NodeStats] = {}
     names: list[str] = []
-    if cluster.lookupds:
+    if cluster.lookupds and len(nodes.unreachable) < len(cluster.lookupds):
         try:
             names = cluster.topics().value
         except AllFailed as failure:
@@ -420,4 +440,5 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Sna
         silent_lookupds=nodes.unreachable if cluster.lookupds else (),
         all_lookupds_silent=bool(cluster.lookupds) and len(nodes.unreachable) == len(cluster.lookupds),
         with_clients=clients,
+        answer_times=answer_times,
     )

@@ -13,7 +13,7 @@ from typing import Final
 
 from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.sightings import Sightings
-from nsq_compat.cluster.stats import Key
+from nsq_compat.cluster.stats import ChannelStats, Key, TopicStats
 
 MAX_SERIES: Final = 20_000
 FINE_SECONDS: Final = 10
@@ -97,6 +97,28 @@ class Series:
         self.coarse.put(point)
 
 
+@dataclass(slots=True)
+class Losses:
+    """Messages of a topic or channel that were refused, or dropped."""
+
+    counts: dict[str, int]
+    """By node, in the last sample that had the node."""
+    last_at: float
+    """When a count was seen to rise last, Unix seconds."""
+    is_dated: bool
+    """Whether it rose while nsqadmin ran. Otherwise `last_at` is the first sample."""
+    is_dismissed: bool = False
+
+    def add(self, counts: Mapping[str, int], at: float) -> None:
+        # A lower count is that of an nsqd that was restarted.
+        if any(count and count != self.counts.get(node, 0) for node, count in counts.items()):
+            self.last_at, self.is_dated, self.is_dismissed = at, True, False
+        self.counts.update(counts)
+
+
+LOSSES: Final = {"refused": "rejected_count", "dropped": "dropped_count"}
+"""Kinds of losses and their counters."""
+
 _UNKNOWN: Final = Series(FINE_SECONDS)
 
 
@@ -118,6 +140,7 @@ class History:
         self._step = max(FINE_SECONDS, step)
         self._series: dict[Key, Series] = {}
         self._rates: Mapping[Key, float] = {}
+        self._losses: dict[tuple[str, Key], Losses] = {}
         self.sightings = Sightings()
 
     def add(self, snapshot: Snapshot) -> None:
@@ -132,6 +155,9 @@ class History:
         for index, topic in enumerate(snapshot.topics):
             if index % _MAX_TOPICS_AT_ONCE == 0:
                 time.sleep(0)
+            self._note_losses(topic, at)
+            for channel in topic.channels:
+                self._note_losses(channel, at)
             # A topic that only nsqlookupd knows has no nodes, and no counts.
             for stats in [topic, *topic.channels] if topic.nodes else topic.channels:
                 self._put(stats.key, at, stats.waiting, stats.message_count, (part.node for part in stats.nodes))
@@ -151,8 +177,29 @@ class History:
         before = at - COARSE_SECONDS * COARSE_LENGTH
         for key in [key for key, series in self._series.items() if series.last_seen < before]:
             del self._series[key]
+        for lost in [lost for lost in self._losses if lost[1] not in self._series]:
+            del self._losses[lost]
         self._rates = {key: series.rate for key, series in self._series.items() if not math.isnan(series.rate)}
         self.latest = snapshot
+
+    def losses(self, kind: str, key: Key) -> Losses | None:
+        """The losses of a kind, one of `LOSSES`; None if there are none, or no samples."""
+        return self._losses.get((kind, key))
+
+    def dismiss_losses(self, kind: str, key: Key) -> bool:
+        """Mark these losses as seen, until there are more. Returns whether there were any."""
+        if (losses := self.losses(kind, key)) is None:
+            return False
+        losses.is_dismissed = True
+        return True
+
+    def _note_losses(self, stats: TopicStats | ChannelStats, at: float) -> None:
+        for kind, counter in LOSSES.items():
+            counts = {part.node: count for part in stats.nodes if (count := getattr(part, counter))}
+            if losses := self.losses(kind, stats.key):
+                losses.add(counts, at)
+            elif counts:
+                self._losses[kind, stats.key] = Losses(counts, at, is_dated=self.latest is not None)
 
     def rate(self, key: Key) -> float | None:
         """Messages a second; None if unknown."""

@@ -4,6 +4,7 @@ A node that vanishes is kept as gone until it is dismissed or back. Memory is bo
 are kept, the latest ones, each with a few topics. It is lost when the program stops.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +15,10 @@ from nsq_compat.cluster.stats import NodeStats, TopicStats
 
 MAX_GONE: Final = 100
 _MAX_TOPICS: Final = 20
+_MAX_STALLED: Final = 0.4
+_MAX_ANSWER_TIME: Final = 0.25
+_AVERAGED_SECONDS: Final = 10.0
+"""A single pause, such as that of a long request, does not make a node slow."""
 
 OK: Final = "OK"
 SILENT: Final = "does not answer"
@@ -36,6 +41,30 @@ class Sighting:
     topic_count: int = 0
     largest: tuple[tuple[str, int], ...] = ()
     """The topics with the most of these messages."""
+    stalled: float = 0.0
+    """The share of the last seconds in which the event loop stood still, at least (our nsqd)."""
+    answer_time: float = 0.0
+    """Seconds until a ping was answered, averaged over the last seconds (other nsqds)."""
+
+    @property
+    def slowness(self) -> str:
+        """Why the node is slow, as a phrase; empty if it is not."""
+        if self.state != OK:
+            return ""
+        if self.stalled >= _MAX_STALLED:
+            return f"its event loop stands still for {self.stalled:.0%} of the time or more"
+        return f"it takes {self.answer_time:.1f} s to answer a ping" if self.answer_time >= _MAX_ANSWER_TIME else ""
+
+    def measure(self, lag: float | None, answer_time: float | None, elapsed: float) -> None:
+        """Add what was measured in the last `elapsed` seconds: by how much timers were late, or the time of a ping.
+
+        After a restart, the lag is negative.
+        """
+        weight = 1 - math.exp(-elapsed / _AVERAGED_SECONDS)
+        if lag is not None:
+            self.stalled += weight * (min(1.0, max(0.0, lag / elapsed)) - self.stalled)
+        elif answer_time is not None:
+            self.answer_time += weight * (answer_time - self.answer_time)
 
     def text(self, now: float) -> str:
         return f"{self.state}, {self.last_state(now)}"
@@ -60,6 +89,9 @@ class Sightings:
         for address, stats in snapshot.node_stats.items():
             sighting = self._note(address, listed.get(address), stats.health or OK, at)
             sighting.last_seen = at
+            if previous and at > previous.taken_at:
+                lag = _lag_since(before.get(address), stats)
+                sighting.measure(lag, snapshot.answer_times.get(address), at - previous.taken_at)
         for address in snapshot.unreachable:
             self._note(address, listed.get(address), SILENT, at)
         for address, sighting in self._nodes.items():
@@ -105,6 +137,12 @@ class Sightings:
             sighting.state, sighting.since = state, at
         sighting.node = node or sighting.node
         return sighting
+
+
+def _lag_since(before: NodeStats | None, stats: NodeStats) -> float | None:
+    """Seconds for which timers of our nsqd were late between two of its answers; None if that is not known."""
+    first, last = (of.build.event_loop_lag_seconds if of and of.build else None for of in (before, stats))
+    return None if first is None or last is None else last - first
 
 
 def message_count(topics: Iterable[TopicStats]) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.nodes import Node
+from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
 
 ALL_NODES: Final = "*"
 _MAX_TOPICS_AT_ONCE: Final = 50
@@ -183,6 +184,13 @@ class ChannelStats(Stats):
     """None if not requested."""
     nodes: list["ChannelStats"] = field(default_factory=list)
 
+    @property
+    def dead_letter_topics(self) -> set[str]:
+        """The topics to which its messages may have been moved: those of policies, and nsqd's default."""
+        default = DeadLettering(1, DEFAULT_DEAD_LETTER_TOPIC).topic_for(self.topic_name, self.channel_name)
+        written = {part.policy.get("dead_letter_topic", "") for part in (self, *self.nodes)}
+        return {default, *written} - {""}
+
 
 @dataclass(slots=True, kw_only=True)
 class TopicStats(Stats):
@@ -207,6 +215,8 @@ class Build:
     disk_free_bytes: int = 0
     disk_bytes: int = 0
     """The size of the file system of the data path; 0 if it is not known."""
+    event_loop_lag_seconds: float | None = None
+    """Seconds for which timers of the event loop were overdue since the start; None for an older version."""
 
     @property
     def is_disk_short(self) -> bool:
@@ -248,8 +258,13 @@ def read_node_stats(node: Node, value: object) -> NodeStats:
         answer,
         topics=[_read_topic(node, topic) for topic in topics],
         producers=[_read_producer(each) for each in reading.array(reading.mapping, answer.get("producers"))],
-        build=reading.record(Build, ours) if ours else None,
+        build=_read_build(ours) if ours else None,
     )
+
+
+def _read_build(answer: Mapping[str, Any]) -> Build:
+    lag = answer.get("event_loop_lag_seconds")
+    return reading.record(Build, answer, event_loop_lag_seconds=None if lag is None else reading.number(lag))
 
 
 def _read_producer(answer: Mapping[str, Any]) -> ClientStats:

@@ -90,7 +90,8 @@ class Daemon:
         self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
         self.metrics = Metrics(PROGRAM)
         self.memory = MemoryStats().stats
-        self._loop_lag = LoopLag(self.metrics.observe_lag, self.metrics.observe_held)
+        self.loop_lag = 0.0
+        self._loop_lag = LoopLag(self._observe_lag, self.metrics.observe_held)
         observe_sync = self.metrics.histogram("nsqd_fsync_seconds", "Time a sync of a log took.", SYNC_BUCKETS)
         loop = gevent.get_hub().loop
         self._storage = Storage(
@@ -290,6 +291,10 @@ class Daemon:
     def health(self) -> str:
         problem = self._storage.problem
         return "OK" if problem is None else f"NOK - {problem}"
+
+    def _observe_lag(self, seconds: float) -> None:
+        self.loop_lag += seconds
+        self.metrics.observe_lag(seconds)
 
     def disk_space(self) -> tuple[int, int]:
         try:

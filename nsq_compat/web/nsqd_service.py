@@ -36,6 +36,8 @@ class NsqdService(Protocol):
     """As `tcp_port`; 0 if HTTP is off."""
     started_at: float
     """Unix seconds."""
+    loop_lag: float
+    """Seconds for which timers of the event loop were overdue since the start, in all."""
 
     @property
     def options(self) -> NsqdOptions: ...

@@ -139,7 +139,8 @@ def _json_pieces(
         yield b"%s%s" % (b"," if index else b"", dumps(_topic_json(topic)).encode())
     requested = {"memory": dict(memory)} if memory else {}
     free, size = service.disk_space()
-    ours = {**build_info(), "disk_free_bytes": free, "disk_bytes": size}
+    lag = round(service.loop_lag, 3)
+    ours = {**build_info(), "disk_free_bytes": free, "disk_bytes": size, "event_loop_lag_seconds": lag}
     clients = [_client_json(producer) for producer in producers] or None
     tail = dumps({**requested, "producers": clients, "nsq_compat": ours})
     yield f"{'' if topics is None else ']'},{tail[1:]}".encode()

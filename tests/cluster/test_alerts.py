@@ -4,7 +4,7 @@ from nsq_compat.cluster.alerts import Severity, find_alerts
 from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.nodes import Node
-from nsq_compat.cluster.stats import ChannelStats, ClientStats, NodeStats, TopicStats, read_node_stats
+from nsq_compat.cluster.stats import ChannelStats, ClientStats, NodeStats, TopicStats, read_node_stats, sum_channel
 
 NODE = Node(broadcast_address="n", hostname="h", tcp_port=1, http_port=2, version="1.0.0")
 WELL = {"n:2": NodeStats(health="OK", start_time=1, topics=[])}
@@ -67,7 +67,7 @@ def test_consumers_that_are_all_at_rdy_0_are_a_warning():
         history.add(Snapshot(taken_at=90.0, topics=(topic,), with_clients=True))
         # A later snapshot without clients does not change it.
         history.add(Snapshot(taken_at=100.0))
-        expected = [(Severity.WARNING, "not-ready", "3 messages, and all 2 consumers at RDY 0")]
+        expected = [(Severity.WARNING, "not-ready", "3 messages, and all 2 consumers are at RDY 0")]
         assert found(channel(depth=3, client_count=2), history=history) == (expected if found_alert else [])
 
 
@@ -84,7 +84,6 @@ def test_dropped_messages_are_a_warning():
 
 def test_effects_of_policies_are_warnings():
     assert found(channel(dead_letter_count=1, rejected_count=2, dropped_count=3)) == [
-        (Severity.WARNING, "dead-letters", "1 message moved to the dead-letter topic"),
         (Severity.WARNING, "dropped", "3 messages dropped because of a policy"),
         (Severity.WARNING, "refused", "2 messages refused because the channel was full"),
     ]
@@ -135,3 +134,44 @@ def test_a_silent_nsqlookupd_is_a_warning_and_serious_if_no_other_answers():
         (Severity.SERIOUS, "no-lookupd", "l:1", words + "the nodes shown are those known before")
     ]
     assert of(all_lookupds_silent=True)[0][3] == words + "no node is known"
+
+
+def test_a_single_consumer_at_rdy_0_is_one_consumer():
+    history = History()
+    history.not_ready = frozenset({("t", "c")})
+    assert found(channel(depth=1, client_count=1), history=history)[0][2] == "1 message, and its consumer is at RDY 0"
+
+
+def test_dead_letters_are_a_warning_while_their_topic_has_messages():
+    own = channel(dead_letter_count=3, policy={"dead_letter_topic": "graves"})
+    for name in ("graves", "t.c.dead"):
+        for held in (2, 0):
+            dead = TopicStats(topic_name=name, channels=[ChannelStats(topic_name=name, in_flight_count=held)])
+            topics = (TopicStats(topic_name="t", channels=[own]), dead)
+            alerts = find_alerts(Snapshot(taken_at=1.0, topics=topics), History())
+            expected = [("c", f"2 messages in its dead-letter topic {name}", name)] if held else []
+            assert [(alert.channel, alert.text, alert.dead_letter_topic) for alert in alerts] == expected
+
+
+def test_refused_and_dropped_messages_are_a_warning_for_an_hour_or_until_they_are_dismissed():
+    history = History()
+
+    def at(second, **counts):
+        parts = [channel(node=node, rejected_count=count) for node, count in counts.items()]
+        topic = TopicStats(topic_name="t", nodes=[TopicStats()], channels=[sum_channel("c", parts)])
+        snapshot = Snapshot(taken_at=float(second), topics=(topic,))
+        history.add(snapshot)
+        return [alert.text for alert in find_alerts(snapshot, history)]
+
+    words = "messages refused because the channel was full"
+    assert at(0, a=2) == [f"2 {words}"]
+    assert at(3590, a=2) == [f"2 {words}"], "it is not known when they were refused"
+    assert at(3610, a=2) == []
+    assert at(4000, a=5, b=4) == [f"9 {words}"]
+    assert at(4120, a=5, b=4) == [f"9 {words}, the last 2 minutes ago"]
+    assert at(4200, b=4) == [f"4 {words}, the last 3 minutes ago"]
+    assert at(4300, a=5, b=4) == [f"9 {words}, the last 5 minutes ago"], "the node was only missing"
+    assert history.dismiss_losses("refused", ("t", "c"))
+    assert at(4310, a=5, b=4) == []
+    assert at(4320, a=1, b=4) == [f"5 {words}"], "after a restart of a node"
+    assert not history.dismiss_losses("dropped", ("t", "c"))

@@ -1,12 +1,14 @@
 """Queries of daemons with valid answers, invalid answers, or none; actions, as the requests that daemons receive."""
 
 import itertools
+import time
 
 import pytest
 
 from nsq_compat.cluster.cluster import Cluster, take_snapshot
 from nsq_compat.cluster.http_client import AllFailed
 from nsq_compat.cluster.nodes import read_node
+from tests.cluster.daemon import reply
 
 
 @pytest.fixture
@@ -366,3 +368,18 @@ def test_a_snapshot_without_nsqlookupds_has_the_figures_of_the_remembered_nodes(
     snapshot = take_snapshot(cluster, 4.0)
     assert not snapshot.is_known
     assert snapshot.unreachable == (nsqd.address,)
+
+
+def test_the_time_of_an_answer_is_that_of_the_daemon(of_nsqds, two):
+    two[0].says("ping", b"OK")
+
+    def answer_late(handler):
+        time.sleep(0.3)
+        reply(b"OK")(handler)
+
+    two[1].does("ping", answer_late)
+    times = of_nsqds.answer_times([daemon.address for daemon in two])
+    assert times[two[1].address] >= 0.3
+    assert two[0].address in times
+    two[1].does("ping", lambda handler: handler.connection.close())
+    assert [*of_nsqds.answer_times([daemon.address for daemon in two])] == [two[0].address]

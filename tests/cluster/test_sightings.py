@@ -4,7 +4,7 @@ from nsq_compat.cluster import sightings as sightings_module
 from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.sightings import SILENT, Sightings
-from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats
+from nsq_compat.cluster.stats import Build, ChannelStats, NodeStats, TopicStats
 
 A, B = "a:1", "b:1"
 
@@ -98,3 +98,26 @@ def test_the_number_of_gone_nodes_is_limited_and_the_latest_are_kept(monkeypatch
     snapshots = [at(step, f"n{step}:1") for step in range(6)]
     assert [sighting.node.hostname for sighting in seen(*snapshots).gone()] == ["n3", "n4"]
     assert seen(*snapshots).of("n0:1") is None
+
+
+def lagging(second, lag=None, answer_time=None):
+    build = None if lag is None else Build(event_loop_lag_seconds=lag)
+    times = {} if answer_time is None else {A: answer_time}
+    return replace(at(second, A), node_stats={A: replace(stats(), build=build)}, answer_times=times)
+
+
+def test_a_node_of_which_the_event_loop_stands_still_is_slow_until_it_runs():
+    slow = [lagging(10 * sample, lag=7.0 * sample) for sample in range(4)]
+    assert seen(slow[0]).of(A).slowness == ""
+    assert seen(*slow).of(A).slowness == "its event loop stands still for 67% of the time or more"
+    assert seen(*slow, *(lagging(30 + 10 * sample, lag=21.0) for sample in range(4))).of(A).slowness == ""
+    # A restart is not lag, nor is a single pause.
+    assert seen(*slow[:3], lagging(30, lag=0.1), lagging(40, lag=0.2)).of(A).slowness == ""
+    assert seen(lagging(0, lag=0.0), lagging(10, lag=2.0), lagging(20, lag=2.0)).of(A).slowness == ""
+
+
+def test_another_nsqd_is_slow_if_it_answers_pings_late():
+    late = [lagging(10 * sample, answer_time=0.5) for sample in range(4)]
+    assert seen(*late).of(A).slowness == "it takes 0.5 s to answer a ping"
+    assert seen(*(lagging(10 * sample, answer_time=0.01) for sample in range(4))).of(A).slowness == ""
+    assert seen(*late, at(40, silent=[A])).of(A).slowness == "", "it does not answer at all"

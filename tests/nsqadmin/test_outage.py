@@ -1,5 +1,7 @@
 """What the pages say, in a real Chromium, when daemons end or are slow. Each test has a cluster of its own."""
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -69,3 +71,32 @@ def test_a_cluster_that_loses_nsqlookupd_never_looks_empty(nsqlookupd, nsqd, url
     assert (tile(browser, "Nodes"), tile(browser, "Topics")) == ("1", "\u2013")
     browser.sees("Waiting \u2013", "#charts")
     assert "does not answer, last seen" in browser.text_of("#alerts")
+
+
+@pytest.fixture
+def halting(nsqd: NsqdProcess) -> Iterator[None]:
+    """nsqd stands still for nine tenths of the time."""
+    is_over = threading.Event()
+
+    def halt() -> None:
+        while not is_over.wait(0.1):
+            nsqd.send_signal(signal.SIGSTOP)
+            is_over.wait(0.9)
+            nsqd.send_signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=halt)
+    thread.start()
+    yield
+    is_over.set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("halting")
+def test_a_node_that_stands_still_most_of_the_time_is_marked_as_slow(nsqd, url, browser):
+    browser.open(f"{url}/")
+    browser.sees(f"{nsqd.http_address} slow: its event loop stands still for", "#alerts")
+    browser.open(f"{url}/nodes")
+    browser.sees("slow", "#node-table .tag.warn")
+    browser.click("#node-table tbody th a")
+    browser.sees("Slow: its event loop stands still", "#state")
+    browser.sees("Everything is slow", "#next")

@@ -53,6 +53,7 @@ class Daemon:
     tcp_port: int = 4150
     http_port: int = 4151
     started_at: float = 1000.0
+    loop_lag: float = 1.23456
     wall_ns: int = 1127 * SECOND + 687_255_628
     health_text: str = "OK"
     connected_producers: tuple[ClientStats, ...] = ()

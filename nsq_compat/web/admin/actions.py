@@ -5,6 +5,7 @@ The API and the forms of the pages both use it, so that neither omits a step.
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
@@ -31,7 +32,27 @@ NAMING_RULE: Final = (
     f"A name has 1 to {MAX_NAME_LENGTH} letters (A to Z, a to z), digits, dots, dashes and underscores, and may end in "
     f"{EPHEMERAL_SUFFIX}."
 )
+_EXPLANATIONS: Final[Mapping[str | int, str]] = {
+    "CHANNEL_NOT_FOUND": "No node has a channel {channel} of the topic {topic}.",
+    "INVALID_CHANNEL": f"This is not a valid name of a channel. {NAMING_RULE}",
+    "INVALID_DEFER": "The delay is a number of seconds, with up to three decimals.",
+    "INVALID_NODE": "Choose a node of the cluster.",
+    "INVALID_TOPIC": f"This is not a valid name of a topic. {NAMING_RULE}",
+    "MSG_EMPTY": "A message needs a body. Nothing was published.",
+    "MSG_TOO_BIG": "nsqadmin publishes messages of up to 1 MiB. Nothing was published.",
+    "NO_NODE_HAS_TOPIC": "Only nsqlookupd knows the topic {topic}. No nsqd has it, so it has no messages.",
+    "NODE_NOT_FOUND": "The cluster has no node {node}.",
+    "TOPIC_NOT_FOUND": "The cluster has no topic {topic}.",
+    400: "nsqadmin does not understand this request.",
+    404: "This page does not exist.",
+    405: "This address performs an action, and has no page. Go back and use the button there.",
+    429: "Too many wrong passwords. Wait a minute and try again.",
+    500: "nsqadmin could not make this page. The reason is in its log.",
+    502: "No part of the cluster answered.",
+}
 _MAX_BODY_BYTES: Final = 1024 * 1024
+_DELAY: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?", re.ASCII)
+MAY_BE_DONE: Final = "What timed out may still be done when the daemon answers again."
 _MAX_ERRORS_SHOWN: Final = 5
 _MAX_IDS_AUDITED: Final = 50
 _MAX_IDS_SHOWN: Final = 5
@@ -100,17 +121,25 @@ def dismiss(node: str) -> Errors:
     return ()
 
 
-def publish(topic: str, node: str, body: bytes, defer: str) -> Errors:
-    """`defer` is a number of milliseconds, or empty."""
+def dismiss_losses(kind: str, topic: str, channel: str) -> Errors:
+    """Hide the alert of refused or dropped messages. Raises `ApiError` 404 if there are none."""
+    if not service().history.dismiss_losses(kind, (topic, channel)):
+        raise ApiError(404, "CHANNEL_NOT_FOUND" if channel else "TOPIC_NOT_FOUND")
+    _audit(f"dismiss_{kind}", topic, channel, "", ())
+    return ()
+
+
+def publish(topic: str, node: str, body: bytes, delay: str) -> Errors:
+    """`delay` is a number of seconds, or empty."""
     _check_names(topic)
     node = _known(node)
     if not node:
         raise ApiError(400, "INVALID_NODE")
     if not 0 < len(body) <= _MAX_BODY_BYTES:
         raise ApiError(400, "MSG_EMPTY" if not body else "MSG_TOO_BIG")
-    if defer and not (defer.isascii() and defer.isdigit() and len(defer) < 12):
+    if delay and not _DELAY.fullmatch(delay):
         raise ApiError(400, "INVALID_DEFER")
-    errors = service().cluster.publish(node, topic, body, int(defer or 0))
+    errors = service().cluster.publish(node, topic, body, round(1000 * float(delay or 0)))
     _audit("publish", topic, "", node, errors)
     return errors
 
@@ -165,6 +194,12 @@ def audit_redrive(what: str, topic: str, channel: str, to: str, errors: Errors =
     _audit(f"redrive to {to} {what}", topic, channel, "", errors)
 
 
+def explanation(failure: ApiError, *, topic: str = "", channel: str = "", node: str = "") -> str:
+    """What an error means, as a sentence; empty if its code says nothing more."""
+    text = _EXPLANATIONS.get(failure.code) or _EXPLANATIONS.get(failure.status, "")
+    return text.format(topic=topic, channel=channel, node=node)
+
+
 # --- Forms of the pages -----------------------------------------------------------------------------------------------
 
 
@@ -190,7 +225,7 @@ def show_outcome(done: str, errors: Errors, next_url: str) -> Response:
     if len(texts) > _MAX_ERRORS_SHOWN:
         flash(f"and {len(texts) - _MAX_ERRORS_SHOWN} more errors", "error")
     if any(text.endswith(": timeout") for text in texts):
-        flash("What timed out may still be done when the daemon answers again.", "error")
+        flash(MAY_BE_DONE, "error")
     return redirect(next_url, 303)  # type: ignore[return-value]
 
 

@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -26,7 +26,7 @@ from nsq_compat.session.http_message import Request as HttpRequest
 from nsq_compat.session.http_message import Response as HttpResponse
 from nsq_compat.web.admin import access
 from nsq_compat.web.admin.access import AdminService, login, service
-from nsq_compat.web.admin.actions import NAMING_RULE
+from nsq_compat.web.admin.actions import explanation
 from nsq_compat.web.admin.api import api, v1
 from nsq_compat.web.admin.cluster import cluster, nodes
 from nsq_compat.web.admin.documents import documents
@@ -44,24 +44,6 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES: Final = 1024 * 1024 + 64 * 1024
 _ADMISSION: Final = Admission(MAX_BODY_BYTES, error(413, "INVALID_VALUE"))
 _PACKAGE: Final = Path(nsq_compat.__file__).parent
-_EXPLANATIONS: Final[Mapping[str | int, str]] = {
-    "CHANNEL_NOT_FOUND": "No node has a channel {channel} of the topic {topic}.",
-    "INVALID_CHANNEL": f"This is not a valid name of a channel. {NAMING_RULE}",
-    "INVALID_DEFER": "The delay must be a whole number of milliseconds.",
-    "INVALID_NODE": "Choose a node of the cluster.",
-    "INVALID_TOPIC": f"This is not a valid name of a topic. {NAMING_RULE}",
-    "MSG_EMPTY": "A message needs a body. Nothing was published.",
-    "MSG_TOO_BIG": "nsqadmin publishes messages of up to 1 MiB. Nothing was published.",
-    "NO_NODE_HAS_TOPIC": "Only nsqlookupd knows the topic {topic}. No nsqd has it, so it has no messages.",
-    "NODE_NOT_FOUND": "The cluster has no node {node}.",
-    "TOPIC_NOT_FOUND": "The cluster has no topic {topic}.",
-    400: "nsqadmin does not understand this request.",
-    404: "This page does not exist.",
-    405: "This address performs an action, and has no page. Go back and use the button there.",
-    429: "Too many wrong passwords. Wait a minute and try again.",
-    500: "nsqadmin could not make this page. The reason is in its log.",
-    502: "No part of the cluster answered.",
-}
 
 
 class _Sessions(SecureCookieSessionInterface):
@@ -104,13 +86,15 @@ def _template_variables() -> dict[str, object]:
     return {
         "visitor": access.visitor(),
         "csrf_token": access.csrf_token,
-        "version": nsq_compat.NSQ_VERSION,
+        "version": nsq_compat.__version__,
+        "nsq_version": nsq_compat.NSQ_VERSION,
         "login_used": service().users is not None,
         "graphite": Graphite(service()),
         "timeframes": TIMEFRAMES,
         "day": wants_day(),
         "whole_peaks": wants_whole_peaks(),
         "now": service().now(),
+        "sampled": service().history.latest is not None,
     }
 
 
@@ -143,9 +127,8 @@ def _upstream_error_response(failure: AllFailed) -> Response:
 
 
 def _explanation(failure: ApiError) -> str:
-    text = _EXPLANATIONS.get(failure.code) or _EXPLANATIONS.get(failure.status, "")
-    named = {**request.args.to_dict(), **request.form.to_dict(), **(request.view_args or {})}
-    return text.format_map({name: named.get(name, "") for name in ("topic", "channel", "node")})
+    given = {**request.args.to_dict(), **request.form.to_dict(), **(request.view_args or {})}
+    return explanation(failure, **{name: given.get(name, "") for name in ("topic", "channel", "node")})
 
 
 def _http_error_response(failure: HTTPException) -> Response:

@@ -17,6 +17,7 @@ from nsq_compat.cluster.stats import NodeStats
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import require, service
 from nsq_compat.web.admin.actions import perform
+from nsq_compat.web.admin.formatting import UNKNOWN, nanoseconds
 from nsq_compat.web.admin.queries import STATS_SHARE, Queries, current_snapshot
 from nsq_compat.web.admin.tables import charts_of, page_of, rows_page, timeframe
 from nsq_compat.web.admin.users import Role
@@ -31,7 +32,17 @@ _SETTINGS: Final = (
     *("durability", "data_path", "mem_queue_size", "max_msg_size", "msg_timeout", "max_rdy_count", "max_req_timeout"),
     *("nsqlookupd_tcp_addresses", "tls_required", "auth_http_addresses", "log_level"),
 )
-"""Options that the page of a node shows."""
+"""Options that the page of a node shows, by their names in nsqd's /config."""
+_FLAGS: Final = {
+    "nsqlookupd_tcp_addresses": "lookupd-tcp-address",
+    "auth_http_addresses": "auth-http-address",
+}
+"""Flags that are not named as the option."""
+_VALUES: Final = {
+    "tls_required": {"0": "false", "1": "true", "2": "tcp-https"},
+    "log_level": {"1": "debug", "2": "info", "3": "warn", "4": "error", "5": "fatal"},
+}
+"""What a flag accepts for the numbers in /config."""
 
 
 @cluster.get("/")
@@ -213,12 +224,21 @@ def node(node: str) -> str:
         charts=charts_of(node_key(node), stats.waiting, rate, now),
         alerts=alerts[:_MAX_ALERTS],
         more_alerts=max(0, len(alerts) - _MAX_ALERTS),
-        settings=queries.settings_of(node, _SETTINGS),
+        settings=[_as_flag(name, value) for name, value in queries.settings_of(node, _SETTINGS).items()],
         page=page_of(stats.topics, request.args, {"name": attrgetter("name")}, attrgetter("name")),
         consumers=_by_application(stats),
         warnings=queries.warnings,
         timeframe=timeframe(),
     )
+
+
+def _as_flag(name: str, value: str) -> tuple[str, str]:
+    """An option of nsqd and its value as they are written on a command line; several values are separated by commas."""
+    if name.endswith("_timeout") and value.isdigit():
+        value = nanoseconds(int(value))
+    elif value.startswith("["):
+        value = ", ".join(value.strip("[]").replace('"', "").split(",")) or UNKNOWN
+    return f"--{_FLAGS.get(name, name.replace('_', '-'))}", _VALUES.get(name, {}).get(value, value)
 
 
 def _by_application(stats: NodeStats) -> list[tuple[str, str, str, int, int]]:
@@ -238,7 +258,8 @@ def _by_application(stats: NodeStats) -> list[tuple[str, str, str, int, int]]:
 def act(node: str) -> Response:
     topic = request.form.get("topic", "")
     if request.form.get("action") == "dismiss":
-        return perform(lambda: actions.dismiss(node), f"Dismissed {node}.", url_for("nodes.list_"))
+        back = url_for("cluster.overview" if request.form.get("next") == "overview" else "nodes.list_")
+        return perform(lambda: actions.dismiss(node), f"Dismissed {node}.", back)
     if request.form.get("action") != "tombstone":
         raise ApiError(400, "INVALID_ACTION")
     here, done = url_for("topics.topic", topic=topic), f"Tombstoned {node} for {topic}."

@@ -20,6 +20,10 @@ documents = Blueprint("documents", __name__)
 
 _FOLDER: Final = Path(nsq_compat.__file__).parent / "docs"
 _NAME: Final = re.compile(r"[a-zA-Z-]+")
+_ONLY_IN_REPOSITORY: Final = re.compile(
+    r"<!-- Only in the repository\. -->.*?<!-- The end of what is only in the repository\. -->", re.S
+)
+"""A section that needs files which the package does not have."""
 _TARGET: Final = re.compile(r'<a id="([\w-]+)">')
 
 
@@ -32,6 +36,7 @@ def show(name: str = "README") -> str:
         text = (_FOLDER / f"{name}.md").read_text(encoding="utf-8")
     except OSError:
         raise ApiError(404, "NOT_FOUND") from None
+    text = _ONLY_IN_REPOSITORY.sub("", text)
     title = text.partition("\n")[0].lstrip("# ")
     return render_template("documents/show.html", title=title, document=to_html(text, _address))
 
@@ -64,6 +69,10 @@ class _Renderer(mistune.HTMLRenderer):
         plain = unescape(re.sub(r"<[^>]+>", "", text))
         anchor = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
         return f'<h{level} id="{anchor}">{text}</h{level}>\n'
+
+    def paragraph(self, text: str) -> str:
+        # Of a paragraph of images nothing is left.
+        return super().paragraph(text) if text.strip() else ""
 
     def link(self, text: str, url: str, title: str | None = None) -> str:
         target = self._address(url)

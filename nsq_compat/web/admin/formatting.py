@@ -13,12 +13,12 @@ from typing import Any, Final
 
 _NUMBERS: Final = ("max_attempts", "max_depth", "max_bytes", "max_rate", "burst", "retain_bytes")
 """Settings of policies that are numbers."""
-_UNKNOWN: Final = "\u2013"
+UNKNOWN: Final = "\u2013"
 
 
 def commas(value: float | None) -> str:
     """``12,304``; a dash if it is unknown."""
-    return _UNKNOWN if value is None else f"{value:,.0f}"
+    return UNKNOWN if value is None else f"{value:,.0f}"
 
 
 def count_of(number: int, noun: str) -> str:
@@ -41,7 +41,7 @@ def setting(value: object, name: str) -> str:
 def per_second(rate: float | None) -> str:
     """A rate; a dash if it is unknown."""
     if rate is None or math.isnan(rate):
-        return _UNKNOWN
+        return UNKNOWN
     return f"{rate:,.0f}" if rate >= 100 or rate == 0 else f"{rate:.1f}"
 
 

@@ -9,7 +9,6 @@ beginning, so that messages that fail again do not go round for ever.
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,12 +18,12 @@ from nsq_compat.cluster.cluster import Errors
 from nsq_compat.cluster.http_client import DaemonError, HttpClient, named
 from nsq_compat.cluster.peek import DONE, redrive
 from nsq_compat.cluster.reading import UpstreamError
-from nsq_compat.cluster.stats import ChannelStats, TopicStats
-from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
+from nsq_compat.cluster.stats import ChannelStats
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import check_form, require, service, visitor
 from nsq_compat.web.admin.actions import perform
+from nsq_compat.web.admin.formatting import count_of
 from nsq_compat.web.admin.queries import Queries, current_snapshot
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.application import ApiError
@@ -182,9 +181,9 @@ def show_redrive(topic: str, channel: str) -> str:
 def act_redrive(topic: str, channel: str) -> Response:
     here = url_for("messages.show_redrive", topic=topic, channel=channel)
     if request.form.get("action") == "cancel":
-        return perform(lambda: _cancel(topic, channel), "The redrive is being cancelled.", here)
+        return perform(lambda: _cancel(topic, channel), "", here)
     to = request.form.get("to", "").strip()
-    return perform(lambda: _start(topic, channel, to), f"The redrive to {to} has begun.", here)
+    return perform(lambda: _start(topic, channel, to), "", here)
 
 
 def _start(topic: str, channel: str, to: str) -> Errors:
@@ -194,7 +193,7 @@ def _start(topic: str, channel: str, to: str) -> Errors:
     left = {part.node: part.depth for part in stats.nodes if part.depth}
     user, total = visitor().name or "anonymous", sum(left.values())
     _redrives().start(Redrive(topic, channel, to, total, left, user, service().now()))
-    actions.audit_redrive(f"of {total} messages begun", topic, channel, to)
+    actions.audit_redrive(f"of {count_of(total, 'message')} begun", topic, channel, to)
     return ()
 
 
@@ -217,14 +216,9 @@ def _origin_of(topic: str) -> ChannelStats | None:
     """The channel from which the dead letters in `topic` come, if that is known."""
     for each in current_snapshot().topics:
         for channel in each.channels:
-            if topic in _targets(each, channel):
+            if topic in channel.dead_letter_topics:
                 return channel
     return None
-
-
-def _targets(topic: TopicStats, channel: ChannelStats) -> Sequence[str]:
-    default = DeadLettering(1, DEFAULT_DEAD_LETTER_TOPIC).topic_for(topic.topic_name, channel.channel_name)
-    return [*(str(part.policy.get("dead_letter_topic")) for part in channel.nodes), default]
 
 
 def _channels_of(name: str) -> list[str]:

@@ -27,21 +27,21 @@ Written = Sequence[Mapping[str, Any]]
 
 _MAX_POLICIES: Final = 100
 _INTEGERS: Final = ("max_attempts", "max_depth", "max_bytes", "burst", "retain_bytes")
-SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
-    "topic": ("Topics", "a regular expression for the whole name; empty for all"),
-    "channel": ("Channels", "a regular expression for the whole name; empty for all, and for topics without a channel"),
-    "max_attempts": ("Attempts", "after so many, a message goes to the dead-letter topic"),
-    "dead_letter_topic": ("Dead-letter topic", "by default {topic}.{channel}.dead"),
-    "max_depth": ("Most messages", ""),
-    "max_bytes": ("Most bytes", ""),
-    "max_age": ("Greatest age", "such as 24h"),
-    "when_full": ("When full", ""),
-    "max_rate": ("Most deliveries a second", "of one nsqd"),
-    "burst": ("Burst", "messages at once"),
-    "retain_for": ("Retain for", "time after publishing, such as 72h; for topics"),
-    "retain_bytes": ("Retain bytes", "of a topic on one node"),
+SETTINGS: Final[Mapping[str, str]] = {
+    "topic": "a regular expression for the whole name; empty for all topics",
+    "channel": "a regular expression for the whole name; empty for all channels, and for topics without a channel",
+    "max_attempts": "after so many attempts, a message goes to the dead-letter topic",
+    "dead_letter_topic": "by default {topic}.{channel}.dead",
+    "max_depth": "messages that may wait",
+    "max_bytes": "bytes that may wait",
+    "max_age": "how long a message may wait, such as 24h",
+    "when_full": "what happens at these limits",
+    "max_rate": "deliveries a second of one nsqd",
+    "burst": "messages that may be delivered at once",
+    "retain_for": "time after publishing for which a topic keeps its messages, such as 72h",
+    "retain_bytes": "size of a topic's log on one node up to which it keeps its messages",
 }
-"""The settings of a policy, in the order of the form: labels and hints."""
+"""The settings of a policy, in the order of the form, with hints. Pages have the names of the config file."""
 WHEN_FULL: Final = ("", REJECT, DROP_OLDEST)
 
 

@@ -11,6 +11,7 @@ from flask import Blueprint, Response, render_template, request, url_for
 from nsq_compat.cluster.http_client import AllFailed, named
 from nsq_compat.cluster.peek import Message, Peek, peek
 from nsq_compat.cluster.stats import ChannelStats, TopicStats
+from nsq_compat.policy.policies import REJECT
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import check_form, require, service
@@ -39,7 +40,11 @@ def list_() -> str:
 
 @topics.get("/topics/<topic>")
 def topic(topic: str) -> str:
-    queries = Queries()
+    return _topic_page(Queries(), topic, request.args)
+
+
+def _topic_page(queries: Queries, topic: str, values: Mapping[str, str], errors: Sequence[str] = ()) -> str:
+    """`values` are those of the form to publish, `errors` why that failed."""
     stats = _topic_or_inactive(queries, topic)
     if request.args.get("confirm") in _CONFIRMED and stats.nodes:
         return _confirmation(stats, queries)
@@ -47,6 +52,9 @@ def topic(topic: str) -> str:
     return render_template(
         "topics/topic.html",
         topic=stats,
+        values=values,
+        errors=errors,
+        gone=_gone_with(topic),
         rate=rate,
         page=rows_page(stats.channels),
         nodes=part_of(stats.nodes, request.args, "nodes"),
@@ -68,6 +76,8 @@ def channel(topic: str, channel: str) -> str:
         "topics/channel.html",
         channel=stats,
         row=row,
+        gone=_gone_with(topic),
+        existing={each.topic_name for each in queries.snapshot().topics},
         nodes=part_of(stats.nodes, request.args, "nodes"),
         silent=queries.silent,
         clients=part_of(stats.clients or [], request.args, "clients"),
@@ -75,6 +85,12 @@ def channel(topic: str, channel: str) -> str:
         warnings=queries.warnings,
         timeframe=timeframe(),
     )
+
+
+def _gone_with(topic: str) -> list[tuple[str, int]]:
+    """Nodes that are gone, with the messages of the topic that they had."""
+    gone = [(sighting.node.http_address, dict(sighting.largest)) for sighting in service().history.sightings.gone()]
+    return [(address, messages[topic]) for address, messages in gone if messages.get(topic)]
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
@@ -241,7 +257,7 @@ def _least_loaded(addresses: Sequence[str]) -> str:
 
 @topics.post("/topics/<topic>/<channel>")
 @topics.post("/topics/<topic>")
-def act(topic: str, channel: str = "") -> Response:
+def act(topic: str, channel: str = "") -> "Response | tuple[str, int]":
     action, node = request.form.get("action", ""), request.form.get("node", "")
     parent = url_for("topics.topic", topic=topic) if channel else url_for("topics.list_")
     here = url_for("topics.channel", topic=topic, channel=channel) if channel else url_for("topics.topic", topic=topic)
@@ -256,12 +272,58 @@ def act(topic: str, channel: str = "") -> Response:
         )
     if action == "delete":
         return perform(on_nodes(lambda: actions.delete(topic, channel)), f"Deleted {name}.", parent, Role.ADMIN)
+    if action == "dismiss":
+        kind = request.form.get("kind", "")
+        overview, done = (
+            url_for("cluster.overview"),
+            f"Dismissed the alert of {name}. More {kind} messages are a new one.",
+        )
+        return perform(lambda: actions.dismiss_losses(kind, topic, channel), done, overview)
     if action == "publish" and not channel:
-        body, defer = request.form.get("body", "").encode("utf-8", "replace"), request.form.get("defer", "")
-        again = url_for("topics.topic", topic=topic, form="publish", node=node)
-        done = f"Published a message to {topic} on {node}."
-        return perform(lambda: actions.publish(topic, node, body, defer), done, again)
+        return _publish(topic)
     raise ApiError(400, "INVALID_ACTION")
+
+
+def _publish(topic: str) -> "Response | tuple[str, int]":
+    """Publish the message of the form. If no chosen node accepts it, show the form again, with what was typed."""
+    check_form()
+    require(Role.OPERATOR)
+    form, queries = request.form, Queries()
+    chosen = form.get("node", "")
+    errors: list[str] = []
+    status = 502
+    for node in [chosen] if chosen else _holders(topic) or [""]:
+        try:
+            failed = actions.publish(
+                topic, node, form.get("body", "").encode("utf-8", "replace"), form.get("delay", "")
+            )
+        except ApiError as failure:
+            failed = (actions.explanation(failure, topic=topic, node=node) or failure.code,)
+            status = failure.status
+        except AllFailed as failure:
+            failed = (failure.named,)
+        if not failed:
+            again = url_for("topics.topic", topic=topic, form="publish", node=chosen or None)
+            return show_outcome(f"Published a message to {topic} on {node}.", (), again)
+        errors += [_full(queries, topic, node) if "TOPIC_FULL" in error else named(error) for error in failed]
+        if errors[-1].endswith(": timeout"):
+            # Another node might be the second one that has the message.
+            errors.append(actions.MAY_BE_DONE)
+            break
+    return _topic_page(queries, topic, form, list(dict.fromkeys(errors))), status
+
+
+def _full(queries: Queries, topic: str, node: str) -> str:
+    """Why a node refuses messages of a topic: the channels that have reached the limit of their policy."""
+    channels: list[ChannelStats] = []
+    with suppress(AllFailed, ApiError):
+        channels = [each for part in queries.topic(topic).nodes if part.node == node for each in part.channels]
+    full = [
+        f"channel {each.channel_name} is full (max_depth {each.policy['max_depth']})"
+        for each in channels
+        if each.policy.get("when_full") == REJECT and each.depth >= float(each.policy.get("max_depth", "inf"))
+    ]
+    return f"{node}: {', '.join(full) or f'{topic}, or a channel of it, has reached a limit of its policy'}"
 
 
 def _topic_or_inactive(queries: Queries, name: str) -> TopicStats:

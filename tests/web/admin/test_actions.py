@@ -136,8 +136,9 @@ def test_text_that_is_not_an_address_is_an_invalid_node(submit, nsqd, node):
     assert nsqd.orders == []
 
 
-def test_a_test_message_needs_a_node(submit):
-    assert submit("/topics/orders", **PUBLISH).status_code == 400
+def test_a_test_message_needs_a_topic_that_a_node_has(submit, nsqd):
+    assert submit("/topics/unknown", **PUBLISH).status_code == 404
+    assert nsqd.orders == []
 
 
 def test_a_known_node_cannot_redirect_a_tombstone_to_another_address(browser, lookupd, nsqd, stranger):

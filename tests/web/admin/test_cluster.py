@@ -221,6 +221,8 @@ def test_a_tombstone_is_confirmed_and_set(browser, submit, nsqd):
 
 
 def test_a_node_answers_what_an_operator_asks(browser, service, nsqd):
+    nsqd.says("config/nsqlookupd_tcp_addresses", ["l:1", "m:1"]).says("config/auth_http_addresses", [])
+    nsqd.says("config/tls_required", 2).says("config/log_level", 2)
     nsqd.says("config/mem_queue_size", 10000).says("config/data_path", b"/data").says("config/msg_timeout", 60 * 10**9)
     ours = {"version": "0.1.0", "compiled": True, "disk_free_bytes": 2**30, "disk_bytes": 2**34}
     answer = {"health": "NOK - disk full", "version": "1.3.0", "start_time": int(NOW) - 3600, "nsq_compat": ours}
@@ -238,7 +240,8 @@ def test_a_node_answers_what_an_operator_asks(browser, service, nsqd):
     for wanted in (
         *("Waiting 500", "Disk free 1.0 GiB", "Uptime 1h", "500 messages and no consumer", "The disk is full"),
         *("A channel is stuck", "p1", "orders 7", "nsq_compat 0.1.0, compiled", "--mem-queue-size 10000"),
-        *("--data-path /data", "--msg-timeout 1m"),
+        *("--data-path /data", "--msg-timeout 1m", "--lookupd-tcp-address l:1, m:1", "--auth-http-address \u2013"),
+        *("--tls-required tcp-https", "--log-level info"),
     ):
         assert wanted in text, wanted
     row = html.unescape(shown(browser.get("/nodes")))
@@ -291,11 +294,13 @@ def test_a_node_that_is_gone_is_dismissed_by_an_operator(behind_login, service, 
         behind_login.post("/login", data={"csrf": token, "name": name, "password": f"{name}-pw"})
         page = behind_login.get(f"/nodes/{gone}").text
         token = page.partition('name="csrf" value="')[2].partition('"')[0]
-        return behind_login.post(f"/nodes/{gone}", data={"csrf": token, "action": "dismiss"}).status_code
+        form = {"csrf": token, "action": "dismiss", "next": "overview"}
+        answer = behind_login.post(f"/nodes/{gone}", data=form)
+        return answer.status_code, answer.headers.get("Location")
 
-    assert log_in("vic") == 403
+    assert log_in("vic") == (403, None)
     assert len(service.history.sightings.gone()) == 1
-    assert log_in("olga") == 303
+    assert log_in("olga") == (303, "/")
     assert service.history.sightings.gone() == []
     assert f"dismiss_node at {gone}: done" in caplog.text
     assert behind_login.get(f"/nodes/{gone}").status_code == 404

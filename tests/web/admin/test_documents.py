@@ -32,6 +32,13 @@ def test_a_document_is_a_page_whose_links_lead_somewhere(browser, name):
         assert not anchor or f'id="{anchor}"' in target, link
 
 
+def test_what_needs_files_that_are_not_served_is_left_out(browser):
+    page = browser.get("/docs/nsqadmin").text
+    assert "Screenshots" not in page
+    assert "What needs attention" in page
+    assert "<p></p>" not in page
+
+
 @pytest.mark.parametrize("name", ["nothing", "..%2Fsetup", "%2e%2e", "nsqadmin.md", "a%00b"])
 def test_other_names_are_not_found(browser, name):
     assert browser.get(f"/docs/{name}").status_code == 404

@@ -87,7 +87,7 @@ def test_the_filter_finds_text_and_ids(browser, waiting):
         return re.findall(f'value="[^"]* {ID}([0-9])"', browser.get(f"{PAGE}?find={wanted}").text)
 
     assert (found("TEXT"), found(f"{ID}2"), found("order"), found("nothing")) == (["1"], ["2"], ["0"], [])
-    assert "None of the waiting messages shown has “nothing”." in browser.get(f"{PAGE}?find=nothing").text
+    assert "No waiting message shown contains “nothing”." in browser.get(f"{PAGE}?find=nothing").text
 
 
 def test_all_shown_messages_can_be_ticked(browser, waiting):
@@ -226,7 +226,7 @@ def wait_for(browser, text):
 def test_a_redrive_asks_where_the_messages_go_and_which_channels_get_them(browser, dead_letters):
     page = browser.get(REDRIVE)
     assert 'name="to" value="orders"' in page.text
-    assert "600 messages wait in redrive" in shown(page)
+    assert "600 messages wait in the channel redrive of orders.archive.dead" in shown(page)
     assert "<h1>Redrive dead letters of orders/archive</h1>" in page.text
     asked = shown(browser.get(f"{REDRIVE}?to=orders"))
     assert "Both channels of orders receive these messages" in asked

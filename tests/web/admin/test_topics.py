@@ -1,9 +1,11 @@
 """Pages of topics and channels, and their forms."""
 
 import base64
+import time
 
 import pytest
 
+from nsq_compat.cluster.cluster import take_snapshot
 from nsq_compat.cluster.http_client import HttpClient
 from tests.web.admin.conftest import NOW, channel_json, shown, topic_json
 
@@ -83,7 +85,10 @@ def test_a_channel_shows_its_clients(browser):
 
 def test_a_channel_shows_its_policies_and_their_counts(browser, nsqd):
     policy = {"max_attempts": 5, "dead_letter_topic": "orders.archive.dead", "max_rate": 2.5}
-    nsqd.has(topic_json("orders", channel_json("archive", policy=policy, dead_letter_count=7), channel_json("mail")))
+    nsqd.has(
+        topic_json("orders", channel_json("archive", policy=policy, dead_letter_count=7), channel_json("mail")),
+        topic_json("orders.archive.dead"),
+    )
     page = browser.get("/topics/orders/archive")
     assert "max_attempts 5, dead_letter_topic orders.archive.dead , max_rate 2.5 7 0 0" in shown(page)
     assert 'href="/topics/orders.archive.dead"' in page.text
@@ -187,7 +192,7 @@ def test_no_question_is_asked_about_no_messages(browser, nsqd):
     assert "Nothing to delete orders/mail has no messages." in shown(asked)
     assert "<button" not in asked.text.partition('id="confirm"')[2]
     text = shown(browser.get("/topics/orders/mail?confirm=delete"))
-    assert "No messages will be lost: there are none on 1 node. 1 connected consumer will be disconnected." in text
+    assert "It has no messages. 1 connected consumer will be disconnected." in text
 
 
 def test_an_action_that_timed_out_may_still_be_done(browser, submit, service, hanging):
@@ -216,10 +221,92 @@ def test_a_deletion_redirects_to_the_parent(submit, nsqd):
 
 
 def test_a_test_message_is_published_to_the_chosen_node(submit, nsqd):
-    submit("/topics/orders", action="publish", node=nsqd.address, body="hello", defer="500")
+    submit("/topics/orders", action="publish", node=nsqd.address, body="hello", delay="0.5")
     assert nsqd.orders == ["pub?topic=orders&defer=500 hello"]
     assert submit("/topics/orders", action="publish", node=nsqd.address, body="").status_code == 400
-    assert submit("/topics/orders", action="publish", node=nsqd.address, body="x", defer="-1").status_code == 400
+    assert submit("/topics/orders", action="publish", node=nsqd.address, body="x", delay="-1").status_code == 400
+
+
+@pytest.fixture
+def full(nsqd):
+    channel = channel_json("archive", depth=5, policy={"max_depth": 5, "when_full": "reject"})
+    nsqd.has(topic_json("orders", channel, channel_json("mail", depth=9)))
+    nsqd.says("pub", {"message": "TOPIC_FULL"}, 503)
+    return nsqd
+
+
+def test_a_refused_message_stays_in_the_form_with_the_reason(submit, full):
+    answer = submit("/topics/orders", action="publish", node=full.address, body="<typed>", delay="2.5")
+    assert answer.status_code == 502
+    assert f"{full.address}: channel archive is full (max_depth 5)" in shown(answer)
+    assert "autofocus>&lt;typed&gt;</textarea>" in answer.text
+    assert 'value="2.5"' in answer.text
+    full.has(topic_json("orders", channel_json("archive")))
+    answer = submit("/topics/orders", action="publish", node=full.address, body="typed")
+    assert "orders, or a channel of it, has reached a limit of its policy" in shown(answer)
+
+
+@pytest.mark.parametrize("wrong", [{"delay": "soon"}, {"node": "gone:1"}])
+def test_a_message_that_cannot_be_sent_stays_in_the_form_with_the_reason(submit, nsqd, wrong):
+    answer = submit("/topics/orders", **{"action": "publish", "node": nsqd.address, "body": "typed", **wrong})
+    assert "autofocus>typed</textarea>" in answer.text
+    reasons = ("The delay is a number of seconds", "The cluster has no node gone:1.")
+    assert any(reason in shown(answer) for reason in reasons)
+    assert nsqd.orders == []
+
+
+def test_any_node_is_one_that_accepts_the_message(submit, browser, service, full, make_nsqd):
+    other = make_nsqd()
+    other.has(topic_json("orders"))
+    service.cluster.nsqds = [full.address, other.address]
+    assert '<option value="">any node of the topic' in browser.get("/topics/orders?form=publish").text
+    answer = submit("/topics/orders", action="publish", node="", body="hello")
+    assert answer.headers["Location"] == "/topics/orders?form=publish"
+    assert (full.orders, other.orders) == (["pub?topic=orders hello"], ["pub?topic=orders hello"])
+    # The node may have the message although it did not answer: another one would be the second.
+    full.does("pub", lambda handler: time.sleep(1))
+    service.cluster.client = HttpClient(request_timeout=0.5)
+    answer = submit("/topics/orders", action="publish", node="", body="again")
+    assert "What timed out may still be done" in shown(answer)
+    assert other.orders == ["pub?topic=orders hello"]
+
+
+def test_an_alert_of_refused_messages_is_dismissed_on_the_overview(submit, browser, service, nsqd):
+    nsqd.has(topic_json("orders", channel_json("archive", rejected_count=3)))
+    service.history.add(take_snapshot(service.cluster, NOW))
+    words = "3 messages refused because the channel was full"
+    assert f"{words} Show channel Dismiss" in shown(browser.get("/"))
+    answer = submit("/topics/orders/archive", action="dismiss", kind="refused")
+    assert answer.headers["Location"] == "/"
+    assert words not in shown(browser.get("/"))
+    assert submit("/topics/orders/mail", action="dismiss", kind="refused").status_code == 404
+
+
+def test_pages_of_a_topic_name_nodes_that_are_gone_with_its_messages(browser, service, nsqd, lookupd, make_nsqd):
+    other = make_nsqd()
+    other.has(topic_json("orders", channel_json("archive", depth=3)))
+    lookupd.says("nodes", {"producers": [nsqd.info(), other.info()]})
+    service.history.add(take_snapshot(service.cluster, NOW - 20))
+    lookupd.says("nodes", {"producers": [nsqd.info()]})
+    service.history.add(take_snapshot(service.cluster, NOW - 10))
+    for path in ("/topics/orders", "/topics/orders/archive"):
+        text = shown(browser.get(path))
+        assert f"Not counted, because the node is gone: 3 messages of orders on {other.address} ." in text
+
+
+def test_the_button_of_a_topic_with_messages_in_channels_only_says_where_to_empty_them(browser, nsqd):
+    nsqd.has(topic_json("orders", channel_json("archive", depth=5)))
+    page = browser.get("/topics/orders")
+    assert 'disabled title="Its messages are in its channels, which can be emptied">Empty…' in page.text
+    assert "All waiting messages are in channels; empty those." in shown(page)
+
+
+def test_a_dead_letter_topic_that_does_not_exist_is_no_link(browser, nsqd):
+    policy = {"dead_letter_topic": "orders.archive.dead"}
+    nsqd.has(topic_json("orders", channel_json("archive", policy=policy)))
+    assert 'href="/topics/orders.archive.dead"' not in browser.get("/topics/orders/archive").text
+    nsqd.has(topic_json("orders", channel_json("archive", policy=policy)), topic_json("orders.archive.dead"))
+    assert 'href="/topics/orders.archive.dead"' in browser.get("/topics/orders/archive").text
 
 
 def test_without_nsqlookupd_a_topic_is_created_on_a_node(submit, nsqd):
