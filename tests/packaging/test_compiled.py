@@ -15,6 +15,7 @@ from types import ModuleType
 
 import pytest
 
+from nsq_compat import __version__
 from tests.packaging.release import ROOT, settings
 
 COMPILED = settings()["compiled"]
@@ -72,6 +73,27 @@ def test_the_nsqd_that_tests_start_is_compiled_if_requested():
     said = subprocess.run([nsqd, "--version"], capture_output=True, text=True, check=True).stdout
     assert said.splitlines()[0].endswith("-compiled)") == IS_COMPILED
     assert said.endswith(", compiled: yes\n") == IS_COMPILED
+
+
+@pytest.mark.parametrize(
+    ("files", "advice"),
+    [
+        ([], "no (install gcc and python3-dev, then reinstall without NSQ_COMPAT_COMPILED=0)"),
+        (
+            ["setup.py"],
+            "no (a checkout is interpreted: install gcc and python3-dev, then install it without --editable)",
+        ),
+    ],
+)
+def test_what_is_interpreted_says_how_it_is_compiled(files: list[str], advice: str, tmp_path: Path) -> None:
+    (tmp_path / "nsq_compat").mkdir()
+    shutil.copy(ROOT / "nsq_compat" / "__init__.py", tmp_path / "nsq_compat")
+    for name in files:
+        (tmp_path / name).touch()
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import nsq_compat; print(nsq_compat.build_line())"
+    # -S: without the compiled modules that may be installed.
+    said = subprocess.run([sys.executable, "-S", "-c", program, tmp_path], capture_output=True, text=True, check=True)
+    assert said.stdout == f"nsq_compat {__version__}, compiled: {advice}\n"
 
 
 @pytest.fixture

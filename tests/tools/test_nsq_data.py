@@ -171,7 +171,7 @@ def test_damage_in_gos_files_is_found(go_path, nsq_data):
 def test_damage_in_our_files_is_found(our_path, nsq_data):
     path = os.path.join(topic_folder(str(our_path), "t"), "log.00000000000000000001")
     with open(path, "r+b") as file:
-        file.seek(-10, os.SEEK_END)
+        file.seek(file.read().index(IDS[3]))
         file.write(b"??????????")
     code, lines, _ = nsq_data("check")
     assert code == 1
