@@ -395,11 +395,13 @@ class Snapshot:
         return bool(self.node_stats) or not (self.unreachable or self.silent_lookupds)
 
 
-def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False, timed: bool = False) -> Snapshot:
-    """The clients, and the times of answers, are included if requested.
+def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False, timed: Sequence[str] = ()) -> Snapshot:
+    """The clients, and the times of answers of the nodes in `timed`, are included if requested.
 
     Never raises ``AllFailed``: if the cluster does not answer, the snapshot has `errors`.
     """
+    # First: a node that is stopped again and again would answer a ping at once that follows another request.
+    answer_times = cluster.answer_times(timed)
     try:
         nodes = cluster.nodes(remembered=True)
     except AllFailed as failure:
@@ -411,7 +413,6 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False, timed:
             all_lookupds_silent=bool(lookupds),
             unreachable=nsqds,
         )
-    answer_times = cluster.answer_times([node.http_address for node in nodes.value]) if timed else {}
     errors = nodes.errors + nodes.skipped
     node_stats: dict[str, NodeStats] = {}
     names: list[str] = []

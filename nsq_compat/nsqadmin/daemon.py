@@ -106,7 +106,9 @@ class Daemon:
                 with_clients = samples % _CLIENTS_INTERVAL == 0
                 # Twice: nsqlookupds are asked first, and an nsqd may then take its whole time.
                 cluster = self.cluster.within(2 * seconds(self.options.http_client_request_timeout))
-                snapshot = take_snapshot(cluster, time.time(), clients=with_clients, timed=True)
+                latest = self.history.latest
+                timed = [node.http_address for node in latest.nodes] if latest else []
+                snapshot = take_snapshot(cluster, time.time(), clients=with_clients, timed=timed)
                 self.history.add(snapshot)
                 if with_clients:
                     self.history.oldest = oldest_messages(self._client, snapshot)

@@ -383,3 +383,11 @@ def test_the_time_of_an_answer_is_that_of_the_daemon(of_nsqds, two):
     assert two[0].address in times
     two[1].does("ping", lambda handler: handler.connection.close())
     assert [*of_nsqds.answer_times([daemon.address for daemon in two])] == [two[0].address]
+
+
+def test_a_snapshot_times_a_node_before_it_asks_anything_else(of_nsqds, two):
+    two[0].says("ping", b"OK").says("info", two[0].info()).says("stats", {"topics": []})
+    snapshot = take_snapshot(of_nsqds, 0.0, timed=[two[0].address])
+    assert two[0].heard[0] == "GET ping"
+    assert [*snapshot.answer_times] == [two[0].address]
+    assert take_snapshot(of_nsqds, 0.0).answer_times == {}
