@@ -8,6 +8,8 @@ copies: only the segments' own headers, of a single sector, change.
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from nsq_compat.log.files import TEMPORARY, Files, adopt_temporary, opened, read_up_to, write_all
@@ -33,11 +35,12 @@ def migrate(files: Files, folder: str, names: list[str]) -> None:
     old = version_1_files(files, folder, names)
     if not old:
         return
-    log.info("LOG(%s): migrating %d files, so that all messages have offsets", folder, len(old))
+    count_of = "1 file" if len(old) == 1 else f"{len(old)} files"
+    log.info("LOG(%s): migrating %s, so that all messages have offsets", folder, count_of)
     count = 0
     for name in names:
         path = os.path.join(folder, name)
-        with opened(files, path, os.O_RDWR) as fd:
+        with _opened(files, path, os.O_RDWR) as fd:
             size = files.size(path)
             numbering = _Numbering(files, fd, size, count, is_old=name in old)
             numbering.run(None)
@@ -56,10 +59,21 @@ def version_1_files(files: Files, folder: str, names: list[str]) -> list[str]:
     """Those of these segments that nsqd will migrate at its next start. Raises ``OSError``."""
     found: list[str] = []
     for name in names:
-        with opened(files, os.path.join(folder, name)) as fd:
+        with _opened(files, os.path.join(folder, name), os.O_RDONLY) as fd:
             if files.pread(fd, len(SEGMENT_MAGIC_1), 0) == SEGMENT_MAGIC_1:
                 found.append(name)
     return found
+
+
+@contextmanager
+def _opened(files: Files, path: str, flags: int) -> Iterator[int]:
+    """As ``opened``; errors in the block name the file."""
+    with opened(files, path, flags) as fd:
+        try:
+            yield fd
+        except OSError as error:
+            error.filename = error.filename or path
+            raise
 
 
 def _copy(files: Files, fd: int, path: str, size: int, count: int, front: bytes) -> None:

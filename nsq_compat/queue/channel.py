@@ -148,7 +148,6 @@ class Channel:
         self._cursor = backlog.cursor  # Hot: saves an attribute for every publish
         self._left_behind: list[InFlight] = []
         self._delivered_count = 0
-        self._was_moved = False
         self._log_retry = _Retry()  # nothing is taken while it is waiting
         self._deferred_retry = _Retry()
         self.zones = ZoneWaitQueue() if limits.topology_aware else None  # nearby consumers come first
@@ -274,7 +273,6 @@ class Channel:
     def move(self, cursor: Cursor) -> None:
         """Go on with this cursor."""
         self.backlog.cursor = self._cursor = cursor
-        self._was_moved = True
         if (replay := cursor.replay()) is not None:
             self.message_count += sum(end - begin for begin, end in replay.ranges)
         self._wake()
@@ -546,7 +544,7 @@ class Channel:
             return NEVER
         try:
             released = self.backlog.deferred.release(now, min(room, MAX_BATCH))
-            self.put_back(self.without_in_flight(released, now) if self._was_moved else released)
+            self.put_back(self.without_in_flight(released, now) if type(self._cursor) is not Cursor else released)
         except BlockingIOError:
             return now
         except OSError as error:

@@ -37,6 +37,7 @@ from nsq_compat.web.application import picked
 PROGRAM = "nsq_data"
 SALVAGED_SUFFIX = ".salvaged"
 _DEFAULT_FILE_SIZE = 100 * 1024 * 1024
+_MAX_GAPS = 100
 _UNREADABLE = "cannot be read"
 _FILES = OsFiles()
 
@@ -161,6 +162,8 @@ class TopicFindings:
     first_offset: int | None = None
     """Of the messages that are retained, finished or not; None while files are of an earlier version."""
     next_offset: int | None = None
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    """Offsets between them of which there is no message, up to a hundred; the second is not part of it."""
     old_files: int = 0
     """Files of an earlier version, which nsqd migrates at its next start."""
     damaged_records: int = 0
@@ -204,7 +207,7 @@ def _check_topic(data_path: str, name: str) -> TopicFindings:
                 findings.old_files = len(topic.old_files)
                 if not findings.old_files:
                     findings.first_offset, findings.next_offset, gaps = topic.read_retained()
-                    findings.problems += [f"no messages from offset {begin} to {end - 1}" for begin, end in gaps[:100]]
+                    findings.gaps = gaps[:_MAX_GAPS]
             finally:
                 findings.damaged_records = topic.log.damage.records
                 findings.damages = topic.log.damage.findings
@@ -258,6 +261,7 @@ def _topic_lines(topic: TopicFindings) -> Iterator[str]:
     yield f"topic {topic.name}: {_count(topic.bytes, 'byte')}"
     if topic.next_offset is not None and topic.first_offset != topic.next_offset:
         yield f"  offsets {topic.first_offset} to {topic.next_offset - 1}"
+    yield from (f"  no messages from offset {begin} to {end - 1}" for begin, end in topic.gaps)
     if topic.old_files:
         yield f"  {_count(topic.old_files, 'file')} of an earlier version, which nsqd migrates at its next start"
     for channel, depth in sorted(topic.depths.items()):

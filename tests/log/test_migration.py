@@ -1,7 +1,6 @@
 """Segments of version 1, which 0.1.0 wrote, become those of this version, whatever happens meanwhile."""
 
 import errno
-import tarfile
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -22,7 +21,7 @@ from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import storage_schema as records
 from nsq_compat.protocol.storage_schema import DEFERRED, SEGMENT_MAGIC_1
 from tests.faults.disk import Crash, DyingDisk, FaultyFiles, SimulatedDisk
-from tests.log.test_last_release import ARCHIVE
+from tests.log.test_last_release import extract
 from tests.log.test_topic_log import FOLDER, NOW_NS, Writer
 
 
@@ -100,8 +99,7 @@ def test_a_migrated_log_is_what_this_version_would_have_written(deferred):
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 def test_what_0_1_0_wrote_becomes_what_this_version_writes(tmp_path: Path, end: str):
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
+    extract(tmp_path)
     disk = DyingDisk()
     disk.mkdir(FOLDER)
     (segment,) = (tmp_path / "os" / end / "nsq_compat" / "orders.topic").glob("log.*")

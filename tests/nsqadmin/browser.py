@@ -14,6 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 PATIENCE = 30.0
+_ATTEMPTS = 20
 ARROW_LEFT = "\ue012"
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 _STARTED = re.compile(r"started successfully on port (\d+)")
@@ -41,14 +42,26 @@ class Element:
         self._browser.call("POST", f"{self._path}/value", {"text": text})
 
 
+def _start_driver() -> tuple["subprocess.Popen[str]", str]:
+    """Start chromedriver on a port that the system chooses; returns it and the port, which it prints.
+
+    It takes a port for IPv4 and then wants the same one for IPv6, which another process may have. Then it ends.
+    """
+    for _ in range(_ATTEMPTS):
+        driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
+        assert driver.stdout is not None
+        for line in driver.stdout:
+            if found := _STARTED.search(line):
+                return driver, found[1]
+        driver.communicate()
+    raise AssertionError(f"chromedriver found no port, {_ATTEMPTS} times")
+
+
 class Browser:
     """A headless window, 1280 by 900 unless resized."""
 
     def __init__(self, profile: Path) -> None:
-        # The system chooses the port, and the driver prints it.
-        self._driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
-        assert self._driver.stdout is not None
-        port = next(found[1] for line in self._driver.stdout if (found := _STARTED.search(line)))
+        self._driver, port = _start_driver()
         self._url = f"http://127.0.0.1:{port}/session"
         arguments = [
             *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900"),
