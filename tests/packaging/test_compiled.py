@@ -91,8 +91,8 @@ def test_what_is_interpreted_says_how_it_is_compiled(files: list[str], advice: s
     for name in files:
         (tmp_path / name).touch()
     program = "import sys; sys.path.insert(0, sys.argv[1]); import nsq_compat; print(nsq_compat.build_line())"
-    # -S: without the compiled modules that may be installed.
-    said = subprocess.run([sys.executable, "-S", "-c", program, tmp_path], capture_output=True, text=True, check=True)
+    # -I -S: without compiled modules that may be installed or on PYTHONPATH.
+    said = subprocess.run([sys.executable, "-I", "-S", "-c", program, tmp_path], capture_output=True, text=True, check=True)
     assert said.stdout == f"nsq_compat {__version__}, compiled: {advice}\n"
 
 
