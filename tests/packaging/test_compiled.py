@@ -92,7 +92,9 @@ def test_what_is_interpreted_says_how_it_is_compiled(files: list[str], advice: s
         (tmp_path / name).touch()
     program = "import sys; sys.path.insert(0, sys.argv[1]); import nsq_compat; print(nsq_compat.build_line())"
     # -I -S: without compiled modules that may be installed or on PYTHONPATH.
-    said = subprocess.run([sys.executable, "-I", "-S", "-c", program, tmp_path], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, tmp_path], capture_output=True, text=True, check=True
+    )
     assert said.stdout == f"nsq_compat {__version__}, compiled: {advice}\n"
 
 
