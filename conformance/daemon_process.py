@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
@@ -31,6 +32,7 @@ def installed(program: str) -> str:
 
 
 _ANSWER_SECONDS = 20.0
+_END_SECONDS = 5.0
 
 _hosts = itertools.count(1)
 
@@ -150,7 +152,11 @@ class DaemonProcess:
             raise DaemonFailed(f"cannot start {self.arguments[0]}: {error}") from error
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
-        if not self._ready_or_gone.wait(timeout) or not self._is_ready:
+        is_answered = self._ready_or_gone.wait(timeout)
+        if not self._is_ready:
+            with suppress(subprocess.TimeoutExpired):
+                # Its log ends shortly before itself.
+                self._process.wait(_END_SECONDS if is_answered else 0)
             status = self._process.poll()
             ended = "" if status is None else f"ended with status {status} and "
             self.stop()
