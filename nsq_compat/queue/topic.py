@@ -473,10 +473,13 @@ class Topic:
 
     def is_release_due(self, now_ns: int) -> bool:
         """Whether the log has a segment that the topic's policy retains no longer."""
-        if self.store is None or self.store.retention is None or not self.store.log.segments:
+        if self.store is None or self.store.retention is None:
             return False
+        segments = self.store.log.segments
+        if len(segments) < 2 or segments[1].first_seq > self._first_needed():
+            return False  # a channel still needs it
         try:
-            return self.store.log.segments[0].number < self._kept_from([], now_ns)
+            return segments[0].number < self._kept_from([], now_ns)
         except OSError:
             return False
 

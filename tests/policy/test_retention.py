@@ -60,6 +60,18 @@ def test_messages_are_retained_for_a_time(small):
     assert len(numbers(daemon)) < 10
 
 
+def test_what_a_channel_still_needs_is_not_due_for_release(small):
+    daemon = small.start()
+    daemon.follows({"retain_for": "5s"})
+    daemon.channel("behind")
+    pass_on(daemon, daemon.consumer(), 0, 35)
+    small.checkpoint(daemon)
+    daemon.waits(60)
+    assert not daemon.topic().is_release_due(daemon.now_ns)
+    daemon.topic().delete_channel("behind")
+    assert daemon.topic().is_release_due(daemon.now_ns)
+
+
 def test_messages_are_retained_up_to_a_size(small):
     daemon = small.start()
     daemon.follows({"retain_bytes": 15 * (SIZE + 80)})
