@@ -4,7 +4,8 @@ They do not exist in NSQ (docs/http-api.md: reading by offset). WHEN is `oldest`
 3339, or a duration ago, such as 15m.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, TypeVar
@@ -85,8 +86,18 @@ class TopicLogApi:
             "last_timestamp": timestamp_ns(latest[-1].frames[-1]) if latest else None,
             "bytes": sum(segment.end for segment in retained(log)),
         }
-        if (when := parse_query(request.query).get("at")) is not None:
+        query = parse_query(request.query)
+        if (when := query.get("at")) is not None:
             answer["offset"] = min(self.offset_of(topic, when, "AT"), end)
+        if (name := query.get("channel")) is not None:
+            drops_taken = _drops_taken(query)
+            with _refusing_moves():
+                answer["channel_offset"] = _read_log(topic, lambda: topic.offset_of_channel(name))
+                answer["channel_depth"] = topic.channels[name].depth
+                if (offset := answer.get("offset")) is not None:
+                    answer["depth"] = _read_log(
+                        topic, lambda: topic.depth_if_moved(name, offset, drops_taken=drops_taken)
+                    )
         return json_response(answer)
 
     def _read(self, request: Request) -> Response:
@@ -135,17 +146,11 @@ class TopicLogApi:
         name = required(request, "channel")
         if name not in topic.channels:
             raise ApiError(404, "CHANNEL_NOT_FOUND")
-        drops_taken = query.get("drop_pending", "false")
-        if drops_taken not in ("true", "false"):
-            raise ApiError(400, "INVALID_ARG_DROP_PENDING")
+        drops_taken = _drops_taken(query)
         offset = self.offset_of(topic, required(request, "to"), "TO")
         now_ns = self._service.now_ns()
-        try:
-            read_in_steps(lambda: topic.move_channel(name, offset, now_ns, drops_taken=drops_taken == "true"))
-        except KeyError:
-            raise ApiError(404, "CHANNEL_NOT_FOUND") from None
-        except NotLogged:
-            raise ApiError(400, "INVALID_ARG_CHANNEL: an ephemeral channel cannot be moved") from None
+        with _refusing_moves():
+            read_in_steps(lambda: topic.move_channel(name, offset, now_ns, drops_taken=drops_taken))
         return _moved(topic, topic.channels[name], offset)
 
     def create_channel(self, topic: Topic, name: str, when: str) -> Response:
@@ -165,6 +170,24 @@ class TopicLogApi:
         if topic is None:
             raise ApiError(404, "TOPIC_NOT_FOUND")
         return topic
+
+
+def _drops_taken(query: Mapping[str, str]) -> bool:
+    text = query.get("drop_pending", "false")
+    if text not in ("true", "false"):
+        raise ApiError(400, "INVALID_ARG_DROP_PENDING")
+    return text == "true"
+
+
+@contextmanager
+def _refusing_moves() -> Iterator[None]:
+    """Turn the reasons why a channel cannot be moved into ``ApiError``."""
+    try:
+        yield
+    except KeyError:
+        raise ApiError(404, "CHANNEL_NOT_FOUND") from None
+    except NotLogged:
+        raise ApiError(400, "INVALID_ARG_CHANNEL: an ephemeral channel cannot be moved") from None
 
 
 def _moved(topic: Topic, channel: Channel, offset: int) -> Response:

@@ -212,6 +212,24 @@ def test_a_channel_is_rewound(call, topic):
     )
 
 
+def test_what_a_rewind_would_bring_is_told_before(call, topic):
+    topic.move_channel("c", 8, 0)
+    places = {"channel_offset": 8, "channel_depth": 2}
+    assert places.items() <= answer(call, "GET", "/topic/offsets?topic=t&channel=c").items()
+    for when, depth in (("6", 4), ("oldest", 10), ("9", 1), ("latest", 0)):
+        found = answer(call, "GET", f"/topic/offsets?topic=t&channel=c&at={when}")
+        assert (places | {"depth": depth}).items() <= found.items()
+    assert answer(call, "GET", "/topic/offsets?topic=t&channel=c&at=6&drop_pending=true")["depth"] == 4
+    assert topic.channels["c"].depth == 2
+    topic.channel("e#ephemeral")
+    for name, refusal in (
+        ("other", (404, "CHANNEL_NOT_FOUND")),
+        ("e%23ephemeral", (400, "INVALID_ARG_CHANNEL: an ephemeral channel cannot be moved")),
+        ("c&drop_pending=maybe", (400, "INVALID_ARG_DROP_PENDING")),
+    ):
+        assert code(call("GET", f"/topic/offsets?topic=t&at=6&channel={name}")) == refused(*refusal)
+
+
 def test_a_channel_is_created_at_a_place(call, topic):
     found = answer(call, "POST", "/channel/create?topic=t&channel=replay&from=oldest")
     assert found == {"offset": 0, "next": 10, "depth": 10}
