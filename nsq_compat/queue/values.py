@@ -136,3 +136,8 @@ class TopicStats:
     rejected_count: int = 0
     log_bytes: int = 0
     damaged_records: int = 0
+    retained_bytes: int = 0
+    """Size of the files that a policy retains, 0 without one."""
+    retained_seconds: float = 0.0
+    """Age of the first message in them."""
+    released_segments: int = 0

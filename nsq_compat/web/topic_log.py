@@ -29,8 +29,9 @@ LATEST: Final = "latest"
 DEFAULT_READ_BYTES: Final = 1 << 20
 MAX_READ_BYTES: Final = 1 << 24
 MAX_WAIT_MS: Final = 60_000
-_STEP_BYTES: Final = 1 << 17
+_STEP_BYTES: Final = 1 << 18
 """Bytes that are read from the log before other clients are served."""
+_MAX_READERS: Final = 16
 _OCTETS: Final = ("Content-Type", "application/octet-stream")
 
 
@@ -41,6 +42,8 @@ class TopicLogApi:
         """Answers of /topic/read with messages."""
         self.gone = 0
         """Requests for offsets that were released."""
+        self._readers: dict[tuple[TopicLog, int], OffsetReader] = {}
+        """By the offset at which their last answer ended, from which most clients read on."""
 
     def routes(self) -> Routes:
         reading = {"/topic/read": {"GET": Route(self._read)}} if self._service.options.peeking_over_http else {}
@@ -114,7 +117,7 @@ class TopicLogApi:
         return self._answer(topic, log, begin, readable if end < 0 else end, max(1, size))
 
     def _answer(self, topic: Topic, log: TopicLog, begin: int, end: int, size: int) -> Response:
-        reader = OffsetReader(log, begin)
+        reader = self._readers.pop((log, begin), None) or OffsetReader(log, begin)
         pieces: list[bytes] = []
         first = following = begin
         left = size
@@ -135,6 +138,10 @@ class TopicLogApi:
             pieces.append(piece)
             left -= len(piece)
             yield_to_loop()
+        if reader.offset == following:
+            self._readers[log, following] = reader
+            if len(self._readers) > _MAX_READERS:
+                del self._readers[next(iter(self._readers))]
         headers = [_OCTETS, V1, ("X-NSQ-First-Offset", str(first)), ("X-NSQ-Next-Offset", str(following))]
         if first > begin:
             headers.append(("X-NSQ-Gap", f"{begin}-{first - 1}"))
