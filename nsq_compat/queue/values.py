@@ -1,7 +1,7 @@
 """Plain values: limits from nsqd's options, refusals of publishes, and the content of /stats.
 
 ``broker.snapshot`` reads the values of /stats. Their field names, order and meaning are NSQ's; `dropped_count`,
-`dead_letter_count`, `rejected_count`, `policy`, `log_bytes` and `damaged_records` are ours.
+`dead_letter_count`, `rejected_count`, `policy`, `log_bytes`, `damaged_records` and those of retention are ours.
 """
 
 from collections.abc import Mapping

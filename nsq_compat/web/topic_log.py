@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from nsq_compat.log.offsets import OffsetReader, offset_at, oldest, published_since, retained
 from nsq_compat.log.topic_log import TopicLog
@@ -21,6 +21,9 @@ from nsq_compat.queue.values import NotLogged
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.application import V1, ApiError, Route, Routes, json_response, parse_query, read_in_steps, required
 from nsq_compat.web.nsqd_service import NsqdService
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 Read = TypeVar("Read")
 
@@ -44,6 +47,7 @@ class TopicLogApi:
         """Requests for offsets that were released."""
         self._readers: dict[tuple[TopicLog, int], OffsetReader] = {}
         """By the offset at which their last answer ended, from which most clients read on."""
+        service.metrics.collect_from(self._collect)
 
     def routes(self) -> Routes:
         reading = {"/topic/read": {"GET": Route(self._read)}} if self._service.options.peeking_over_http else {}
@@ -75,6 +79,12 @@ class TopicLogApi:
         if offset < first:
             self.gone += 1
             raise ApiError(410, f"OFFSET_GONE: the first offset is {first}")
+
+    def _collect(self) -> Iterator["Metric"]:
+        from prometheus_client.core import CounterMetricFamily  # an extra
+
+        yield CounterMetricFamily("nsqd_offset_reads", "Answers of /topic/read with messages.", float(self.reads))
+        yield CounterMetricFamily("nsqd_offset_gone", "Requests for released offsets.", float(self.gone))
 
     def _offsets(self, request: Request) -> Response:
         topic = self._topic_of(request)
