@@ -23,6 +23,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Mapping
 from http.client import BadStatusLine, HTTPException, RemoteDisconnected
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Final, NamedTuple, Self
@@ -49,9 +50,12 @@ class AnswerTooLarge(ValueError):
 
 
 class Answer(NamedTuple):
+    """`headers` ignores case in names."""
+
     status: int
     content_type: str
     body: bytes
+    headers: Mapping[str, str]
 
 
 class Deadline:
@@ -193,7 +197,8 @@ def exchange(
                 if len(answer) > max_body:
                     raise AnswerTooLarge(f"the answer is larger than {max_body} bytes")
         deadline.check()
-    return Answer(response.status_code, response.headers.get("Content-Type", ""), bytes(answer))
+    headers = response.headers
+    return Answer(response.status_code, headers.get("Content-Type", ""), bytes(answer), headers)
 
 
 def root_error(error: BaseException) -> BaseException:
