@@ -197,8 +197,8 @@ def exchange(
                 if len(answer) > max_body:
                     raise AnswerTooLarge(f"the answer is larger than {max_body} bytes")
         deadline.check()
-    headers = response.headers
-    return Answer(response.status_code, headers.get("Content-Type", ""), bytes(answer), headers)
+    received = response.headers
+    return Answer(response.status_code, received.get("Content-Type", ""), bytes(answer), received)
 
 
 def root_error(error: BaseException) -> BaseException:
