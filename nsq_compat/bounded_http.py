@@ -50,11 +50,12 @@ class AnswerTooLarge(ValueError):
 
 
 class Answer(NamedTuple):
+    """`headers` ignores case in names."""
+
     status: int
     content_type: str
     body: bytes
-    headers: Mapping[str, str] = {}
-    """Letter case does not matter in their names."""
+    headers: Mapping[str, str]
 
 
 class Deadline:
@@ -196,7 +197,8 @@ def exchange(
                 if len(answer) > max_body:
                     raise AnswerTooLarge(f"the answer is larger than {max_body} bytes")
         deadline.check()
-    return Answer(response.status_code, response.headers.get("Content-Type", ""), bytes(answer), response.headers)
+    received = response.headers
+    return Answer(response.status_code, received.get("Content-Type", ""), bytes(answer), received)
 
 
 def root_error(error: BaseException) -> BaseException:

@@ -157,13 +157,13 @@ class HttpClient:
         self, method: str, url: str, address: str, path: str, parameters: dict[str, str], body: bytes | None
     ) -> tuple[int, bytes]:
         deadline = Deadline(self.timeout)
-        status, _, answer, _ = self.exchange(method, url, body, deadline=deadline)
-        if status == 403:
+        answer = self.exchange(method, url, body, deadline=deadline)
+        if answer.status == 403:
             with suppress(InvalidAnswer):
-                if port := reading.integer(reading.mapping(reading.load(answer)).get("https_port")):
+                if port := reading.integer(reading.mapping(reading.load(answer.body)).get("https_port")):
                     url = _url_of("https", f"{address.rpartition(':')[0]}:{port}", path, parameters)
-                    status, _, answer, _ = self.exchange(method, url, body, deadline=deadline)
-        return status, answer
+                    answer = self.exchange(method, url, body, deadline=deadline)
+        return answer.status, answer.body
 
     def exchange(
         self,
