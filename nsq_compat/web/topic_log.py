@@ -87,19 +87,27 @@ class TopicLogApi:
         yield CounterMetricFamily("nsqd_offset_gone", "Requests for released offsets.", float(self.gone))
 
     def _offsets(self, request: Request) -> Response:
-        topic = self._topic_of(request)
+        query = parse_query(request.query)
+        if (names := query.get("topics")) is None:
+            return json_response(self._offsets_of(self._topic_of(request), query))
+        topics = map(self._service.broker.topics.get, names.split(","))
+        logged = [topic for topic in topics if topic is not None and topic.store is not None]
+        several = {"at": query["at"]} if "at" in query else {}
+        return json_response({"topics": {topic.name: self._offsets_of(topic, several) for topic in logged}})
+
+    def _offsets_of(self, topic: Topic, query: Mapping[str, str]) -> dict[str, int | bool | None]:
         log = _log_of(topic)
         end = _durable_end(topic, log, topic.next_offset)
         first = _read_log(topic, lambda: oldest(log))
         latest = read_in_steps(lambda: log.latest(1)) if first is not None else ()
-        answer: dict[str, int | None] = {
+        answer: dict[str, int | bool | None] = {
             "first": end if first is None else first.offset,
             "next": end,
             "first_timestamp": None if first is None else first.timestamp_ns,
             "last_timestamp": timestamp_ns(latest[-1].frames[-1]) if latest else None,
             "bytes": sum(segment.end for segment in retained(log)),
+            "retained": topic.store is not None and topic.store.retention is not None,
         }
-        query = parse_query(request.query)
         if (when := query.get("at")) is not None:
             answer["offset"] = min(self.offset_of(topic, when, "AT"), end)
         if (name := query.get("channel")) is not None:
@@ -111,7 +119,7 @@ class TopicLogApi:
                     answer["depth"] = _read_log(
                         topic, lambda: topic.depth_if_moved(name, offset, drops_taken=drops_taken)
                     )
-        return json_response(answer)
+        return answer
 
     def _read(self, request: Request) -> Response:
         topic, query = self._topic_of(request), parse_query(request.query)

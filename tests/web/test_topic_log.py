@@ -11,7 +11,7 @@ import pytest
 
 from nsq_compat.log.data_path import make_our_folder, our_folder
 from nsq_compat.log.files import Files, OsFiles
-from nsq_compat.log.offsets import OffsetReader
+from nsq_compat.log.offsets import OffsetReader, Retention
 from nsq_compat.log.segment import split_location
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.log.topic_log import TopicLog
@@ -72,7 +72,20 @@ def test_the_offsets_of_a_topic(call, daemon, topic):
     found = answer(call, "GET", "/topic/offsets?topic=t")
     last = daemon.wall_ns - SECOND
     assert found.pop("bytes") > 500
-    assert found == {"first": 0, "next": 10, "first_timestamp": last - 9 * SECOND, "last_timestamp": last}
+    times = {"first_timestamp": last - 9 * SECOND, "last_timestamp": last}
+    assert found == {"first": 0, "next": 10, **times, "retained": False}
+    topic.retain(Retention(seconds=60, size=None))
+    assert answer(call, "GET", "/topic/offsets?topic=t")["retained"]
+
+
+def test_the_offsets_of_several_topics(call, daemon, topic):
+    daemon.broker.topic("other").publish([b"x"], 50.0, daemon.wall_ns)
+    daemon.broker.topic("t#ephemeral")
+    found = answer(call, "GET", "/topic/offsets?topics=t,other,unknown,t%23ephemeral&at=latest")["topics"]
+    assert {name: (each["first"], each["next"], each["offset"]) for name, each in found.items()} == {
+        "t": (0, 10, 10),
+        "other": (0, 1, 1),
+    }
 
 
 def test_the_offset_at_some_time(call, daemon, topic):
