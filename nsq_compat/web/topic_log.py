@@ -34,6 +34,8 @@ MAX_READ_BYTES: Final = 1 << 24
 MAX_WAIT_MS: Final = 60_000
 _STEP_BYTES: Final = 1 << 18
 """Bytes that are read from the log before other clients are served."""
+_LEAST_BYTES: Final = 1 << 16
+"""The rest of an answer is not read if it is smaller: it would be a part of a group."""
 _MAX_READERS: Final = 16
 _OCTETS: Final = ("Content-Type", "application/octet-stream")
 
@@ -139,7 +141,9 @@ class TopicLogApi:
         pieces: list[bytes] = []
         first = following = begin
         left = size
-        while left > 0 and following < end:
+        while following < end and (left >= _LEAST_BYTES or not pieces):
+            if pieces:
+                yield_to_loop()
             frames = _read_log(topic, partial(reader.read_frames, min(left, _STEP_BYTES)))
             if frames is None:
                 if not pieces:  # the rest is lost
@@ -155,7 +159,6 @@ class TopicLogApi:
             piece = b"".join(frames.pieces)
             pieces.append(piece)
             left -= len(piece)
-            yield_to_loop()
         if reader.offset == following:
             self._readers[log, following] = reader
             if len(self._readers) > _MAX_READERS:
