@@ -309,17 +309,14 @@ class Measurement:
         for _ in range(5):
             with self._nsqd(self._full) as nsqd:
                 client = Client(nsqd)
-                find = partial(self._find_once, client, offsets)
-                rewind = partial(self._rewind, client, offsets)
                 for what in ("first request after a start, cold", *["cold"] * 10):
                     drop_from_cache(self._full)
-                    measure(f"`/topic/offsets?at=`, {what}", nsqd, find)
-                for _ in range(10):
-                    measure("`/topic/offsets?at=`, in the page cache", nsqd, find)
-                    measure("`/channel/rewind`, in the page cache", nsqd, rewind)
-                for _ in range(5):
+                    when = self._some_time(offsets)
+                    measure(f"`/topic/offsets?at=`, {what}", nsqd, partial(_find, client, when))
+                    measure("`/topic/offsets?at=`, again", nsqd, partial(_find, client, when))
+                    measure("`/channel/rewind`, in the page cache", nsqd, partial(_rewind, client, when))
                     drop_from_cache(self._full)
-                    measure("`/channel/rewind`, cold", nsqd, rewind)
+                    measure("`/channel/rewind`, cold", nsqd, partial(_rewind, client, self._some_time(offsets)))
                 client.ask("POST", "/channel/rewind", topic=TOPIC, channel=CHANNEL, to="latest")
         for what, found in times.items():
             took = [each for each, _ in found]
@@ -328,12 +325,6 @@ class Measurement:
                 f"median {statistics.median(took):.1f} ms, longest {max(took):.1f} ms of {len(took)};"
                 f" {statistics.median(size for _, size in found) / 1024:.0f} KiB read from the disk",
             )
-
-    def _find_once(self, client: Client, offsets: dict[str, int]) -> tuple[Any, float]:
-        return client.ask("GET", "/topic/offsets", topic=TOPIC, at=self._some_time(offsets))
-
-    def _rewind(self, client: Client, offsets: dict[str, int]) -> tuple[Any, float]:
-        return client.ask("POST", "/channel/rewind", topic=TOPIC, channel=CHANNEL, to=self._some_time(offsets))
 
     def _throughput(self) -> Iterator[tuple[str, str]]:
         for topic, group in {TOPIC: GROUP, **SMALL_TOPICS}.items():
@@ -404,6 +395,14 @@ class Measurement:
                 f" {statistics.median(run.p99 for run in alone):.0f} us); the reader took"
                 f" {statistics.median(rates):.2f} GB/s",
             )
+
+
+def _find(client: Client, when: str) -> tuple[Any, float]:
+    return client.ask("GET", "/topic/offsets", topic=TOPIC, at=when)
+
+
+def _rewind(client: Client, when: str) -> tuple[Any, float]:
+    return client.ask("POST", "/channel/rewind", topic=TOPIC, channel=CHANNEL, to=when)
 
 
 def _ratio(pairs: Sequence[tuple[Figures, Figures]], figure: Callable[[Figures], float]) -> str:
