@@ -26,7 +26,7 @@ from nsq_compat.cli.options import option, repeated
 from nsq_compat.cluster.http_client import AllFailed
 from nsq_compat.log.data_path import reason
 from nsq_compat.protocol.durations import MINUTE, SECOND, seconds
-from nsq_compat.tools.client_options import client_settings, cluster_of, refusing
+from nsq_compat.tools.client_options import Unreachable, client_settings, cluster_of, refusing
 from nsq_compat.tools.nsq_to_file.file_series import FileNames, FileOptions, FileSeries, recover
 from nsq_compat.tools.nsq_to_file.output_file import make_folder
 from nsq_compat.tools.nsq_to_file.recorder import Recording, TopicRecorder
@@ -118,7 +118,9 @@ class NsqToFile:
         with refusing():
             self._pattern = _compiled(options.topic_pattern)
             self._names = FileNames(options, socket.gethostname(), os.getpid())
-            for topic in filter(self._wants, options.topic):
+            topics = list(filter(self._wants, options.topic))
+            options.make_channels(topics, options.channel, threading.Event())
+            for topic in topics:
                 self.recorders[topic] = self._recorder(topic)
 
     def run(self) -> None:
@@ -163,7 +165,10 @@ class NsqToFile:
             try:
                 if not self._wants(topic):
                     raise ValueError(f"doesn't match pattern {self._options.topic_pattern}")
+                self._options.make_channel(topic, self._options.channel)
                 self.recorders[topic] = self._recorder(topic)
+            except Unreachable as error:  # the next time
+                log.warning("topic %s: %s", topic, error)
             except (ValueError, Refused) as error:
                 log.warning("skipping topic %s (%s)", topic, error)
                 self._refused_topics.add(topic)
