@@ -228,8 +228,13 @@ WRONG_ADDRESSES = [
     *((f"{program} {flags}", "tcp", text) for program, flags in CONSUMERS.items() for text in ("refused", TCP_HINT)),
     *(("to_nsq --topic=t", "tcp", text) for text in ("refused", TCP_HINT)),
     *(
-        (f"{program} --topic=t --channel=c", "http", text)
-        for program in ("nsq_stat", "nsq_redrive", "nsq_rewind --to=1h", "nsq_replay")
+        (f"{program} --topic=t", "http", text)
+        for program in (
+            "nsq_stat --channel=c",
+            "nsq_redrive --channel=c",
+            "nsq_rewind --channel=c --to=1h",
+            "nsq_replay",
+        )
         for text in ("refused", "is this an HTTP port?")
     ),
 ]

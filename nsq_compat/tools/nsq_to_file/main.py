@@ -118,22 +118,27 @@ class NsqToFile:
         with refusing():
             self._pattern = _compiled(options.topic_pattern)
             self._names = FileNames(options, socket.gethostname(), os.getpid())
-            topics = list(filter(self._wants, options.topic))
-            options.make_channels(topics, options.channel, threading.Event())
-            for topic in topics:
+            for topic in filter(self._wants, options.topic):
                 self.recorders[topic] = self._recorder(topic)
 
     def run(self) -> None:
-        """Return after a signal, or when a disk fails."""
+        """Return after a signal, or when a disk fails. Raises ``Refused``."""
         options = self._options
+        stopping = threading.Event()
+
+        def stop() -> None:
+            stopping.set()
+            self._events.put(None)
+
         on_signals(
             {
                 signal.SIGHUP: partial(self._events.put, self._reopen),
-                **dict.fromkeys(STOP_SIGNALS, partial(self._events.put, None)),
+                **dict.fromkeys(STOP_SIGNALS, stop),
             }
         )
         if options.moves:
             recover(options.work_dir, options.output_dir, self._names, self._wants)
+        options.make_channels(list(self.recorders), options.channel, stopping)
         for recorder in self.recorders.values():
             recorder.start()
         if not options.topic:
