@@ -24,7 +24,8 @@ from nsq_compat.cluster.http_client import (
     query_all,
 )
 from nsq_compat.cluster.nodes import Node, canonical_address, mark_out_of_date, read_node, read_registrations
-from nsq_compat.cluster.stats import NodeStats, TopicStats, read_node_stats, sum_topics
+from nsq_compat.cluster.reading import UpstreamError
+from nsq_compat.cluster.stats import NodeStats, TopicStats, read_node_stats, read_retained, sum_topics
 from nsq_compat.protocol.names import address_error
 
 log = logging.getLogger(__name__)
@@ -156,9 +157,15 @@ class Cluster:
         return [node for node in self._kept(silent) if topic in node.topics]
 
     def stats(
-        self, nodes: Sequence[Node], topic: str = "", channel: str = "", *, clients: bool = False
+        self,
+        nodes: Sequence[Node],
+        topic: str = "",
+        channel: str = "",
+        *,
+        clients: bool = False,
+        retained: bool = False,
     ) -> Answer[list[tuple[Node, NodeStats]]]:
-        """The stats of these nodes, or of one topic or channel on them."""
+        """The stats of these nodes, or of one topic or channel on them; with what they retain of the topic."""
         parameters = {"topic": topic, "channel": channel, "include_clients": "" if clients else "false"}
         parameters = {name: value for name, value in parameters.items() if value}
 
@@ -166,6 +173,12 @@ class Cluster:
             stats = read_node_stats(node, _get_stats(self.client, node.http_address, **parameters))
             # A topic that was not requested must not be added to the sums.
             stats.topics = [each for each in stats.topics if topic in ("", each.topic_name)]
+            if retained and stats.build is not None:
+                for each in stats.topics:
+                    with suppress(UpstreamError):  # an older version, or an ephemeral topic; the stats are known
+                        address = node.http_address
+                        answer = self.client.get(address, "topic/offsets", topic=topic)
+                        each.retained = read_retained(address, answer)
             return stats
 
         return query_all("nsqd", nodes, query, self.client.timeout)

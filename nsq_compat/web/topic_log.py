@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from nsq_compat.log.offsets import OffsetReader, offset_at, oldest, published_since, retained
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.net.event_loop import yield_to_loop
+from nsq_compat.policy.policies import Applied
 from nsq_compat.protocol.durations import parse_duration
 from nsq_compat.protocol.message import timestamp_ns
 from nsq_compat.queue.channel import Channel
@@ -78,12 +79,14 @@ class TopicLogApi:
         log = _log_of(topic)
         first = _read_log(topic, lambda: oldest(log))
         latest = read_in_steps(lambda: log.latest(1)) if first is not None else ()
-        answer: dict[str, int | None] = {
+        retention = topic.store.retention if topic.store is not None else None
+        answer: dict[str, Any] = {
             "first": topic.next_offset if first is None else first.offset,
             "next": topic.next_offset,
             "first_timestamp": None if first is None else first.timestamp_ns,
             "last_timestamp": timestamp_ns(latest[-1].frames[-1]) if latest else None,
             "bytes": sum(segment.end for segment in retained(log)),
+            **Applied(retention=retention).to_settings(topic.name, ""),
         }
         query = parse_query(request.query)
         if (when := query.get("at")) is not None:

@@ -140,9 +140,10 @@ def render() -> Response:
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode("ascii")
     url = f"{_origin(parts)}/render?{request.query_string.decode('latin-1')}"
     try:
-        status, kind, body = service().cluster.client.exchange("GET", url, headers=headers)
+        status, received, body = service().cluster.client.exchange("GET", url, headers=headers)
     except UpstreamError as error:
         raise ApiError(502, f"UPSTREAM_ERROR: {error}") from None
+    kind = received.get("Content-Type", "")
     if not kind.startswith(_TRUSTED_TYPES):
         kind = "text/plain; charset=utf-8"
     return Response(body, status, {"Content-Type": kind})
