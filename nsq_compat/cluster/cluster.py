@@ -20,6 +20,7 @@ from nsq_compat.cluster.http_client import (
     DaemonError,
     HttpClient,
     call_all,
+    explained,
     is_not_found,
     query_all,
 )
@@ -227,18 +228,34 @@ class Cluster:
         nodes, lookup_errors = self._nodes_of(topic)
         return errors + lookup_errors + self._post(nodes, "create", topic, channel).errors
 
-    def create_on(self, nodes: Sequence[str], topic: str, channel: str = "") -> Answer[list[str]]:
+    def create_on(self, nodes: Sequence[str], topic: str, channel: str = "", begin: str = "") -> Answer[list[str]]:
         """Create a topic, and a channel, at all nsqlookupds and on these nodes; `value` has the nodes that did.
 
+        `begin` is the place in the log from which the channel gets messages (docs/http-api.md: WHEN).
         Returns when the nsqlookupds list the nodes, so that the next query finds them, or after two seconds.
         """
-        names = [{"topic": topic}, {"topic": topic, "channel": channel}][: 2 if channel else 1]
+        names = {"topic": topic, "channel": channel}
 
         def create(address: str) -> None:
-            for parameters in names:
-                self.client.post(address, f"{list(parameters)[-1]}/create", parameters)
+            self.client.post(address, "topic/create", {"topic": topic})
+            if channel:
+                self.client.post(address, "channel/create", names)
 
-        registered, created = (call_all(each, create, 2 * self.client.timeout) for each in (self.lookupds, nodes))
+        def create_at(address: str) -> None:
+            self.client.post(address, "topic/create", {"topic": topic})
+            try:
+                # Go's nsqd would ignore `from`. It does not answer this.
+                self.client.get(address, "topic/offsets", topic=topic, at=begin)
+                self.client.post(address, "channel/create", {**names, "from": begin})
+            except UpstreamError as failure:
+                raise UpstreamError(explained(str(failure))) from None
+
+        # A node that learns the channel from an nsqlookupd before would create it at the end of the log.
+        created = call_all(nodes, create_at, 2 * self.client.timeout) if begin else None
+        lookupds = self.lookupds if created is None or created.value else ()
+        registered = call_all(lookupds, create, 2 * self.client.timeout)
+        if created is None:
+            created = call_all(nodes, create, 2 * self.client.timeout)
         done = [address for address, _ in created.value]
         deadline = time.monotonic() + _REGISTRATION_SECONDS
         while done and registered.value and not self._lists(topic, done) and time.monotonic() < deadline:

@@ -11,7 +11,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from copy import copy
@@ -38,6 +38,13 @@ MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 _MAX_QUOTED_BYTES: Final = 300
 _REQUEST: Final = re.compile(r'^(?:\w+ )?"?https?://[^" ]+"?: ')
 _REFUSAL: Final = re.compile(r'^got response (\d+) .*"\{\\"message\\":\\"(\w+)(?:: (.*))?\\"\}"$')
+
+_WORDS: Final[Mapping[str, str]] = {
+    "NOT_FOUND": "it cannot do this: only the nsqd of nsq_compat keeps messages that can be read and delivered again",
+    "TOPIC_NOT_FOUND": "it does not have the topic",
+    "CHANNEL_NOT_FOUND": "it does not have the channel",
+    "OFFSET_GONE": "the message with this offset was released",
+}
 
 
 class TimedOut(UpstreamError):
@@ -247,6 +254,14 @@ class Refusal:
 def refusal_of(error: str) -> Refusal | None:
     found = _REFUSAL.match(error)
     return Refusal(int(found[1]), found[2], found[3] or "") if found is not None else None
+
+
+def explained(error: str) -> str:
+    """Why a daemon did not do what was asked of its log, without the name of the daemon."""
+    refusal = refusal_of(error)
+    if refusal is None:
+        return _REQUEST.sub("", error)
+    return "; ".join(filter(None, (_WORDS.get(refusal.code), refusal.detail))) or refusal.code
 
 
 def is_not_found(error: str) -> bool:

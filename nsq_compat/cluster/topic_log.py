@@ -3,13 +3,13 @@
 An offset is the number of a message on one node (docs/http-api.md: reading by offset).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat.cluster import reading
-from nsq_compat.cluster.http_client import HttpClient, call_all, refusal_of
+from nsq_compat.cluster.http_client import HttpClient, call_all, explained, refusal_of
 from nsq_compat.cluster.peek import Message
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
 from nsq_compat.cluster.stats import Retained, read_retained
@@ -26,12 +26,6 @@ MAX_BODY_BYTES: Final = 16 * 1024
 _MAX_FRAME_SIZE: Final = 2**31 - 1
 _SIZE_BYTES: Final = 4
 """The size field of a frame does not count itself."""
-_WORDS: Final[Mapping[str, str]] = {
-    "NOT_FOUND": "it cannot do this: only the nsqd of nsq_compat keeps messages that can be read and delivered again",
-    "TOPIC_NOT_FOUND": "it does not have the topic",
-    "CHANNEL_NOT_FOUND": "it does not have the channel",
-    "OFFSET_GONE": "the message with this offset was released",
-}
 
 
 def query_retained(client: HttpClient, nodes: Sequence[str], topic: str, **parameters: str) -> list[Retained]:
@@ -45,16 +39,8 @@ def query_retained(client: HttpClient, nodes: Sequence[str], topic: str, **param
     for node, error in zip(answer.unreachable, answer.errors, strict=True):
         refusal = refusal_of(error)
         supported = refusal is None or refusal.code != "NOT_FOUND"
-        found[node] = Retained(node, error=reason_of(error), supported=supported)
+        found[node] = Retained(node, error=explained(error), supported=supported)
     return [found[node] for node in nodes]
-
-
-def reason_of(error: str) -> str:
-    """Why a node did not do what was asked, without its name."""
-    refusal = refusal_of(error)
-    if refusal is None:
-        return error
-    return "; ".join(filter(None, (_WORDS.get(refusal.code), refusal.detail))) or refusal.code
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
@@ -152,5 +138,5 @@ def rewind(
     answer = call_all(nodes, move, client.timeout)
     found = dict(answer.value)
     for node, error in zip(answer.unreachable, answer.errors, strict=True):
-        found[node] = Moved(node, error=reason_of(error))
+        found[node] = Moved(node, error=explained(error))
     return [found[node] for node in nodes]

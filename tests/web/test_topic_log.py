@@ -8,7 +8,7 @@ import pytest
 
 from nsq_compat.log.data_path import make_our_folder
 from nsq_compat.log.files import OsFiles
-from nsq_compat.log.offsets import OffsetReader
+from nsq_compat.log.offsets import OffsetReader, Retention
 from nsq_compat.log.segment import split_location
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.log.topic_log import TopicLog
@@ -193,6 +193,13 @@ def test_an_emptied_topic_has_no_times(call, topic):
     topic.empty()
     found = answer(call, "GET", "/topic/offsets?topic=t")
     assert (found["first"], found["first_timestamp"], found["last_timestamp"]) == (10, None, None)
+
+
+def test_the_offsets_name_the_policy_that_retains(call, topic):
+    assert "retain_for" not in answer(call, "GET", "/topic/offsets?topic=t")
+    topic.retain(Retention(seconds=259_200.0, size=5_000_000))
+    settings = {"retain_for": "72h0m0s", "retain_bytes": 5_000_000}
+    assert settings.items() <= answer(call, "GET", "/topic/offsets?topic=t").items()
 
 
 def test_a_channel_is_rewound(call, topic):

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from flask import Blueprint, Response, render_template, request, url_for
 
-from nsq_compat.cluster.http_client import AllFailed, named
+from nsq_compat.cluster.http_client import AllFailed, explained, named
 from nsq_compat.cluster.peek import Message, Peek, peek
 from nsq_compat.cluster.reading import UpstreamError
 from nsq_compat.cluster.stats import ChannelStats, Retained, TopicStats
-from nsq_compat.cluster.topic_log import LATEST, query_retained, read_messages, reason_of
+from nsq_compat.cluster.topic_log import LATEST, query_retained, read_messages
 from nsq_compat.policy.policies import REJECT
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import check_form, require, service
@@ -169,7 +169,7 @@ def log(topic: str) -> str:
                 end = min(begin + int(limit), retained.next)
                 part = read_messages(queries.client, node, topic, begin, end)
         except UpstreamError as failure:
-            error = reason_of(str(failure))
+            error = explained(str(failure))
     return render_template(
         "topics/log.html",
         topic=stats,
@@ -235,9 +235,9 @@ def create() -> "Response | tuple[str, int]":
     topic, channel = (form.get(name, "").strip() for name in ("topic", "channel"))
     try:
         nodes = _chosen_nodes(queries, topic)
-        answer = actions.create_on(nodes, topic, channel)
+        answer = actions.create_on(nodes, topic, channel, form.get("from", "").strip())
     except ApiError as error:
-        if error.code not in ("INVALID_TOPIC", "INVALID_CHANNEL", "NO_NODE"):
+        if error.code not in ("INVALID_TOPIC", "INVALID_CHANNEL", "NO_NODE", "OFFSET_OF_ONE_NODE"):
             raise
         return _creation_form(queries, form, invalid=error.code), 400
     name = f"{topic}/{channel}" if channel else topic

@@ -1,11 +1,13 @@
 """What is retained, reading it, and rewinds: pages of topics and channels whose nodes keep messages by offset."""
 
+import logging
 from contextlib import suppress
 from html import unescape
 from urllib.parse import parse_qsl
 
 import pytest
 
+from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.protocol.message import make_frame
 from tests.cluster.daemon import reply
 from tests.web.admin.conftest import NOW, channel_json, shown, topic_json
@@ -27,9 +29,13 @@ class Log:
     def offsets(self, handler):
         query = query_of(handler)
         at = query.get("at", "oldest")
-        offset = {"oldest": self.first, "latest": self.next, "1h": 130}.get(at, int(at) if at.isdigit() else None)
+        places = {"oldest": self.first, "latest": self.next, "1h": 130, "2026-11-21T02:58:15Z": 130}
+        offset = places.get(at, int(at) if at.isdigit() else None)
         if offset is None:
-            reply({"message": "INVALID_ARG_AT: oldest, latest, an offset or 15m"}, 400)(handler)
+            reply(
+                {"message": "INVALID_ARG_AT: oldest, latest, an offset, a time such as 2026-01-31T15:04:05Z, or 15m"},
+                400,
+            )(handler)
         elif offset < self.first:
             reply({"message": f"OFFSET_GONE: the first offset is {self.first}"}, 410)(handler)
         else:
@@ -181,3 +187,137 @@ def test_viewers_cannot_read_the_log(behind_login, log):
 
 def link(page, rel):
     return unescape(page.text.partition(f'rel="{rel}" href="')[2].partition('"')[0])
+
+
+# --- Rewinds ----------------------------------------------------------------------------------------------------------
+
+REWIND = "/topics/orders/archive/rewind"
+
+
+@pytest.fixture
+def two(service, nsqd, make_nsqd):
+    """Two nodes with logs."""
+    other = make_nsqd()
+    service.cluster.nsqds = [nsqd.address, other.address]
+    Log(nsqd, channel_depth=7, depth=37)
+    Log(other, channel_depth=1, depth=20)
+    for each, depth in ((nsqd, 37), (other, 20)):
+        each.says("channel/rewind", {"offset": 130, "next": 160, "depth": depth})
+    return nsqd, other
+
+
+def test_a_rewind_shows_what_it_will_bring_on_each_node_and_moves_nothing(browser, two):
+    nsqd, other = two
+    assert f'href="{REWIND}"' in browser.get("/topics/orders/archive").text
+    page = browser.get(f"{REWIND}?to=1h")
+    text = shown(page)
+    assert "57 messages will be delivered from there, on 2 nodes. Now 8 wait." in text
+    assert f"{nsqd.address} 130 7 37" in text
+    assert f"{other.address} 130 1 20" in text
+    assert 'name="to" value="2026-11-21T02:58:15Z"' in page.text, "an hour before now, which stays"
+    assert "stays, and is delivered as without the rewind" in text
+    assert not nsqd.orders
+    assert not other.orders
+    assert "at=2026-11-21T02%3A58%3A15Z&channel=archive" in nsqd.heard[-1]
+    dropping = shown(browser.get(f"{REWIND}?to=1h&drop_pending=1&node={other.address}"))
+    assert "dropped first" in dropping
+    assert "20 messages will be delivered from there, on 1 node." in dropping
+    assert "drop_pending=true" in other.heard[-1]
+
+
+def test_a_rewind_that_passes_over_waiting_messages_says_so(browser, nsqd):
+    Log(nsqd, channel_depth=9, depth=2)
+    assert "7 messages that wait will not be delivered." in shown(browser.get(f"{REWIND}?to=latest"))
+
+
+def test_a_confirmed_rewind_says_what_each_node_did_and_is_audited(submit, service, two, caplog):
+    nsqd, other = two
+    fields = {"to": "2026-11-21T02:58:15Z", "node": [nsqd.address, other.address], "drop_pending": "1"}
+    with caplog.at_level(logging.INFO):
+        page = shown(submit(REWIND, **fields))
+    assert "Moved archive to 2026-11-21T02:58:15Z" in page
+    assert f"{nsqd.address} moved 130 37" in page
+    assert f"{other.address} moved 130 20" in page
+    order = "channel/rewind?topic=orders&channel=archive&to=2026-11-21T02%3A58%3A15Z&drop_pending=true"
+    assert nsqd.orders == other.orders == [order]
+    (line,) = [line for line in caplog.messages if line.startswith("AUDIT")]
+    assert "rewind_channel to=2026-11-21T02:58:15Z drop_pending=true orders/archive: done" in line
+    (told,) = service.notified
+    assert {"action": "rewind_channel", "topic": "orders", "channel": "archive"}.items() <= told.items()
+    assert (told["to"], told["drop_pending"]) == ("2026-11-21T02:58:15Z", "true")
+
+
+def test_a_rewind_that_fails_on_one_node_says_so(submit, two, caplog):
+    nsqd, other = two
+    other.says("channel/rewind", {"message": "OFFSET_GONE: the first offset is 140"}, 410)
+    with caplog.at_level(logging.INFO):
+        page = shown(submit(REWIND, to="oldest", node=[nsqd.address, other.address]))
+    assert "Moved archive to the oldest message that is retained on 1 of 2 nodes only" in page
+    assert f"Not moved on {other.address}." in page
+    assert "the message with this offset was released; the first offset is 140" in page
+    (line,) = [line for line in caplog.messages if line.startswith("AUDIT")]
+    assert f"failed at 1: {other.address}" in line
+
+
+def test_a_node_that_hangs_may_move_the_channel_later(submit, service, log, nsqd, hanging):
+    nsqd.says("channel/rewind", {"offset": 130, "next": 160, "depth": 37})
+    service.cluster.client = HttpClient(request_timeout=3)
+    page = shown(submit(REWIND, to="oldest", node=[nsqd.address, hanging.address]))
+    assert f"Not moved on {hanging.address}. A node that did not answer in time may still do it" in page
+    assert f"{nsqd.address} moved 130 37" in page
+
+
+def test_a_place_that_no_node_has_is_refused_in_the_form(browser, two):
+    nsqd, _ = two
+    page = shown(browser.get(f"{REWIND}?to=5&node={nsqd.address}"))
+    assert f"{nsqd.address}: the message with this offset was released; the first offset is 100" in page
+    assert "Show what would come…" in page
+    assert "An offset is the number of a message on one node." in shown(browser.get(f"{REWIND}?to=130"))
+    assert "a time such as" in shown(browser.get(f"{REWIND}?to=yesterday"))
+    assert browser.get("/topics/orders/nope/rewind").status_code == 404
+
+
+def test_a_node_without_a_log_is_left_out_of_a_rewind(browser, service, nsqd, make_nsqd, log):
+    gos = make_nsqd()
+    service.cluster.nsqds = [nsqd.address, gos.address]
+    gos.has(topic_json("orders", channel_json("archive")))
+    page = shown(browser.get(REWIND))
+    assert f"Not among the nodes that can do this: {gos.address}." in page
+    service.cluster.nsqds = [gos.address]
+    assert "No node of this channel can do this" in shown(browser.get(REWIND))
+
+
+def test_viewers_and_other_sites_cannot_rewind(behind_login, two):
+    nsqd, _ = two
+    assert behind_login.get(REWIND, auth=("vic", "vic-pw")).status_code == 403
+    for user in ("vic", "olga"):
+        data = {"to": "oldest", "node": nsqd.address, "csrf": "guessed"}
+        assert behind_login.post(REWIND, data=data, auth=(user, f"{user}-pw")).status_code == 403
+    assert not nsqd.orders
+
+
+# --- A channel that begins at a place ---------------------------------------------------------------------------------
+
+
+def test_a_channel_is_created_at_a_time(browser, submit, service, nsqd, log, lookupd):
+    form = browser.get("/create?topic=orders").text
+    assert 'name="from"' in form
+    assert 'name="from"' not in browser.get("/create").text
+    assert submit("/topics", topic="orders", channel="replay", on="holders", **{"from": "1h"}).status_code == 303
+    assert "channel/create?topic=orders&channel=replay&from=2026-11-21T02%3A58%3A15Z" in nsqd.orders
+    assert "channel/create?topic=orders&channel=replay" in lookupd.orders
+    assert service.notified[-1]["from"] == "2026-11-21T02:58:15Z"
+
+
+def test_a_node_that_would_create_a_channel_at_the_end_is_not_asked_to(submit, nsqd, lookupd):
+    answer = submit("/topics", topic="orders", channel="replay", on="holders", **{"from": "1h"})
+    assert answer.status_code == 502
+    assert f"{nsqd.address}: it cannot do this: only the nsqd of nsq_compat" in shown(answer)
+    assert not [order for order in (*nsqd.orders, *lookupd.orders) if order.startswith("channel/create")]
+
+
+def test_an_existing_channel_is_rewound_and_not_created(submit, nsqd, log, lookupd):
+    message = "INVALID_ARG_FROM: the channel exists; /channel/rewind moves it"
+    nsqd.says("channel/create", {"message": message}, 400)
+    answer = submit("/topics", topic="orders", channel="archive", on="holders", **{"from": "oldest"})
+    assert f"{nsqd.address}: the channel exists" in shown(answer)
