@@ -51,6 +51,14 @@ class TimedOut(UpstreamError):
     """A daemon did not answer in time."""
 
 
+class Refusal(UpstreamError):
+    """A daemon answered with an error; `message` is that of its JSON, such as ``CHANNEL_NOT_FOUND``, or empty."""
+
+    def __init__(self, text: str, message: str) -> None:
+        super().__init__(text)
+        self.message = message
+
+
 class HttpClient:
     """Timeouts are in seconds; that of a request covers all of it. Files are in PEM."""
 
@@ -100,8 +108,8 @@ class HttpClient:
 
     def health(self, address: str) -> str:
         """What a daemon answers to /ping: ``OK``, or the reason why it is not; empty if it says neither."""
-        status, _, answer = self._answer("GET", address, "ping", {}, None)
-        return answer.decode("utf-8", "replace") if status in (200, 500) else ""
+        answer = self._answer("GET", address, "ping", {}, None)
+        return answer.body.decode("utf-8", "replace") if answer.status in (200, 500) else ""
 
     def text(self, address: str, path: str) -> str:
         return self._request("GET", address, path, {}, None).body.decode("utf-8", "replace")
@@ -143,7 +151,11 @@ class HttpClient:
         answer = self._answer(method, address, path, parameters, body, cut_at)
         if answer.status != 200:
             reason = http.client.responses.get(answer.status, "")
-            raise UpstreamError(f"got response {answer.status} {reason} {quote(answer.body[:_MAX_QUOTED_BYTES])}")
+            message = ""
+            with suppress(InvalidAnswer):
+                message = reading.text(reading.mapping(reading.load(answer.body)).get("message"))
+            text = f"got response {answer.status} {reason} {quote(answer.body[:_MAX_QUOTED_BYTES])}"
+            raise Refusal(text, message)
         return answer
 
     def _answer(
@@ -239,7 +251,7 @@ def named(error: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ErrorAnswer:
     """The answer of a daemon that did not do what was asked."""
 
     status: int
@@ -251,9 +263,9 @@ class Refusal:
         return f"answered {self.status} {self.code}" + (f": {self.detail}" if self.detail else "")
 
 
-def refusal_of(error: str) -> Refusal | None:
+def refusal_of(error: str) -> ErrorAnswer | None:
     found = _REFUSAL.match(error)
-    return Refusal(int(found[1]), found[2], found[3] or "") if found is not None else None
+    return ErrorAnswer(int(found[1]), found[2], found[3] or "") if found is not None else None
 
 
 def explained(error: str) -> str:

@@ -61,7 +61,7 @@ def read_messages(client: HttpClient, node: str, topic: str, begin: int, end: in
     """Messages from the offset `begin` up to `end` at most. Raises ``UpstreamError``."""
     limits = {"from": str(begin), "to": str(end), "max_bytes": str(READ_BYTES)}
     try:
-        _, headers, data = client.read(node, "topic/read", MAX_READ_BYTES, topic=topic, **limits)
+        answer = client.read(node, "topic/read", MAX_READ_BYTES, topic=topic, **limits)
     except UpstreamError as failure:
         refusal = refusal_of(str(failure))
         if refusal is not None and refusal.code == "NOT_FOUND":
@@ -69,10 +69,10 @@ def read_messages(client: HttpClient, node: str, topic: str, begin: int, end: in
             raise UpstreamError(text) from None
         raise
     try:
-        first, following = (int(headers[f"X-NSQ-{name}-Offset"]) for name in ("First", "Next"))
-        gap = headers.get("X-NSQ-Gap", "").partition("-")
+        first, following = (int(answer.headers[f"X-NSQ-{name}-Offset"]) for name in ("First", "Next"))
+        gap = answer.headers.get("X-NSQ-Gap", "").partition("-")
         lost = (int(gap[0]), int(gap[2])) if gap[0] else None
-        messages = tuple(_messages(data, first))
+        messages = tuple(_messages(answer.body, first))
     except (KeyError, ValueError, FrameError) as error:
         raise InvalidAnswer(f"invalid answer: {error}") from None
     # What was not read is on the next page.

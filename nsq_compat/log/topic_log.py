@@ -84,6 +84,8 @@ class TopicLog(ReadableLog):
         super().__init__(folder, Kept(descriptors, lambda number: self.path_of("kept", number), segment_size))
         self.last_place = 0
         """The position of the last group that was not of kind MESSAGES (``place_of``)."""
+        self.synced_offset = 0
+        """The next offset when the last sync began that has succeeded; 0 before the first of this run."""
         self._descriptors = descriptors
         self._files = files
         self._segment_size = segment_size
@@ -285,12 +287,16 @@ class TopicLog(ReadableLog):
 
     def begin_sync(self) -> SyncJob:
         """A job that syncs everything appended so far. ``finish_sync`` must follow."""
-        return self._unsynced.begin_sync()
+        job = self._unsynced.begin_sync()
+        job.next_offset = self.next_seq + self.deferred_count
+        return job
 
     def finish_sync(self, job: SyncJob, error: OSError | None) -> None:
         """Note the result of the job, in the thread of the log."""
         self._unsynced.finish_sync(job, error, self._active)
-        if error:
+        if error is None:
+            self.synced_offset = max(self.synced_offset, job.next_offset)
+        else:
             log.error("LOG(%s): failed to sync, continuing in a new file - %s", self.folder, error)
 
     def note_new_name(self) -> None:

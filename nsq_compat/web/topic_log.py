@@ -75,22 +75,31 @@ class TopicLogApi:
             raise ApiError(410, f"OFFSET_GONE: the first offset is {first}")
 
     def _offsets(self, request: Request) -> Response:
-        topic = self._topic_of(request)
+        query = parse_query(request.query)
+        if (names := query.get("topics")) is None:
+            return json_response(self._offsets_of(self._topic_of(request), query))
+        topics = map(self._service.broker.topics.get, names.split(","))
+        logged = [topic for topic in topics if topic is not None and topic.store is not None]
+        several = {"at": query["at"]} if "at" in query else {}
+        return json_response({"topics": {topic.name: self._offsets_of(topic, several) for topic in logged}})
+
+    def _offsets_of(self, topic: Topic, query: Mapping[str, str]) -> dict[str, Any]:
         log = _log_of(topic)
+        end = _durable_end(topic, log, topic.next_offset)
         first = _read_log(topic, lambda: oldest(log))
         latest = read_in_steps(lambda: log.latest(1)) if first is not None else ()
         retention = topic.store.retention if topic.store is not None else None
         answer: dict[str, Any] = {
-            "first": topic.next_offset if first is None else first.offset,
-            "next": topic.next_offset,
+            "first": end if first is None else first.offset,
+            "next": end,
             "first_timestamp": None if first is None else first.timestamp_ns,
             "last_timestamp": timestamp_ns(latest[-1].frames[-1]) if latest else None,
             "bytes": sum(segment.end for segment in retained(log)),
+            "retained": retention is not None,
             **Applied(retention=retention).to_settings(topic.name, ""),
         }
-        query = parse_query(request.query)
         if (when := query.get("at")) is not None:
-            answer["offset"] = self.offset_of(topic, when, "AT")
+            answer["offset"] = min(self.offset_of(topic, when, "AT"), end)
         if (name := query.get("channel")) is not None:
             drops_taken = _drops_taken(query)
             with _refusing_moves():
@@ -100,7 +109,7 @@ class TopicLogApi:
                     answer["depth"] = _read_log(
                         topic, lambda: topic.depth_if_moved(name, offset, drops_taken=drops_taken)
                     )
-        return json_response(answer)
+        return answer
 
     def _read(self, request: Request) -> Response:
         topic, query = self._topic_of(request), parse_query(request.query)
@@ -112,7 +121,8 @@ class TopicLogApi:
         self._require(topic, log, begin)
         if begin == topic.next_offset and wait_ms:
             self._service.wait_until(lambda: topic.next_offset > begin or topic.exiting, wait_ms / 1000)
-        return self._answer(topic, log, begin, topic.next_offset if end < 0 else end, max(1, size))
+        readable = _durable_end(topic, log, max(begin + 1, end))
+        return self._answer(topic, log, begin, readable if end < 0 else end, max(1, size))
 
     def _answer(self, topic: Topic, log: TopicLog, begin: int, end: int, size: int) -> Response:
         reader = OffsetReader(log, begin)
@@ -199,6 +209,19 @@ def _log_of(topic: Topic) -> TopicLog:
     if topic.store is None:
         raise ApiError(400, "INVALID_TOPIC: an ephemeral topic has no log")
     return topic.store.log
+
+
+def _durable_end(topic: Topic, log: TopicLog, wanted: int) -> int:
+    """The offset at which reading ends. At level ``fsync`` it waits for a sync if it would end before `wanted`.
+
+    What a power cut could remove is not shown: other messages would have its offsets then. Raises ``ApiError``.
+    """
+    end, store = topic.next_offset, topic.store
+    if store is None or not store.commits:
+        return end
+    if log.synced_offset < min(wanted, end):
+        read_in_steps(store.commit)
+    return log.synced_offset
 
 
 def _read_log(topic: Topic, read: Callable[[], Read]) -> Read:
