@@ -300,7 +300,7 @@ class Channel:
         self._schedule.at(due, self)
 
     def without_in_flight(self, frames: Sequence[bytes], now: float = AT_ONCE) -> Sequence[bytes]:
-        """Return those of these frames that are not in flight, each message once; the others are deferred for a moment."""
+        """Return those of these frames that are not in flight, each once; the others are deferred for a moment."""
         flights = [in_flight.frames for in_flight in self.in_flight_sets()]
         alone: dict[bytes, bytes] = {}
         apart: list[bytes] = []

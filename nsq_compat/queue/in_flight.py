@@ -60,7 +60,7 @@ class InFlight:
             self._forget_finished_places()
 
     def add_again(self, frames: Sequence[bytes], now: float, timeout: float) -> None:
-        """As `add`, for messages that may have been finished here before, and then have a place in the deque already."""
+        """As `add`, for messages that may have been finished here before, and may still have a place."""
         ids = message_ids(frames)
         self.frames.update(zip(ids, frames, strict=True))
         self._own_deadlines.update(dict.fromkeys(ids, _OwnDeadline(now + timeout, now)))
