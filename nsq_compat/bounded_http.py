@@ -243,6 +243,8 @@ def _drop_body_of_redirect(response: requests.Response, *_: Any, **__: Any) -> N
 class _Adapter(HTTPAdapter):
     def __init__(self, connections: int, tls: ssl.SSLContext | None) -> None:
         self._tls = tls
+        if tls is not None and tls.verify_mode == ssl.CERT_NONE:  # chosen, so it needs no warning
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         super().__init__(pool_maxsize=connections)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
@@ -253,7 +255,9 @@ class _Adapter(HTTPAdapter):
 
     def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
         if self._tls is not None:
-            conn.cert_reqs = "CERT_REQUIRED"  # requests would add authorities of its own to the context
+            # requests would add authorities of its own to the context, and urllib3 would set its mode.
+            conn.cert_reqs = self._tls.verify_mode
+            conn.assert_hostname = None if self._tls.check_hostname else False
         else:
             super().cert_verify(conn, url, verify, cert)  # type: ignore[no-untyped-call]
 

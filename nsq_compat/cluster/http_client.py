@@ -44,6 +44,14 @@ class TimedOut(UpstreamError):
     """A daemon did not answer in time."""
 
 
+class Refusal(UpstreamError):
+    """A daemon answered with an error; `message` is that of its JSON, such as ``CHANNEL_NOT_FOUND``, or empty."""
+
+    def __init__(self, text: str, message: str) -> None:
+        super().__init__(text)
+        self.message = message
+
+
 class HttpClient:
     """Timeouts are in seconds; that of a request covers all of it. Files are in PEM."""
 
@@ -124,7 +132,10 @@ class HttpClient:
         status, answer = self._answer(method, address, path, parameters, body)
         if status != 200:
             reason = http.client.responses.get(status, "")
-            raise UpstreamError(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}")
+            message = ""
+            with suppress(InvalidAnswer):
+                message = reading.text(reading.mapping(reading.load(answer)).get("message"))
+            raise Refusal(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}", message)
         return answer
 
     def _answer(
