@@ -23,6 +23,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Mapping
 from http.client import BadStatusLine, HTTPException, RemoteDisconnected
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Final, NamedTuple, Self
@@ -49,9 +50,12 @@ class AnswerTooLarge(ValueError):
 
 
 class Answer(NamedTuple):
+    """`headers` ignores case in names."""
+
     status: int
     content_type: str
     body: bytes
+    headers: Mapping[str, str]
 
 
 class Deadline:
@@ -193,7 +197,8 @@ def exchange(
                 if len(answer) > max_body:
                     raise AnswerTooLarge(f"the answer is larger than {max_body} bytes")
         deadline.check()
-    return Answer(response.status_code, response.headers.get("Content-Type", ""), bytes(answer))
+    received = response.headers
+    return Answer(response.status_code, received.get("Content-Type", ""), bytes(answer), received)
 
 
 def root_error(error: BaseException) -> BaseException:
@@ -238,6 +243,8 @@ def _drop_body_of_redirect(response: requests.Response, *_: Any, **__: Any) -> N
 class _Adapter(HTTPAdapter):
     def __init__(self, connections: int, tls: ssl.SSLContext | None) -> None:
         self._tls = tls
+        if tls is not None and tls.verify_mode == ssl.CERT_NONE:  # chosen, so it needs no warning
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         super().__init__(pool_maxsize=connections)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
@@ -248,7 +255,9 @@ class _Adapter(HTTPAdapter):
 
     def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
         if self._tls is not None:
-            conn.cert_reqs = "CERT_REQUIRED"  # requests would add authorities of its own to the context
+            # requests would add authorities of its own to the context, and urllib3 would set its mode.
+            conn.cert_reqs = self._tls.verify_mode
+            conn.assert_hostname = None if self._tls.check_hostname else False
         else:
             super().cert_verify(conn, url, verify, cert)  # type: ignore[no-untyped-call]
 

@@ -4,6 +4,7 @@
     pynsq           pynsq's Reader, Writer and run      batching        publishing in the background
     message         a delivered message                 nodes           the order of nodes, results of a publish
     dedupe          handles each message once           memcached       de-duplication for many consumers
+    log_reader      reads by offset, without a channel
 
     connection      a socket, two threads, a session    discovery       the nsqd that nsqlookupd lists
     settings        options                             ready           RDY counts, backoff
@@ -16,6 +17,7 @@ May import ``bounded_http``, ``session`` and ``protocol``. Read ``consumer`` fir
 
 from nsq_compat.client.connection import Connection, ConnectionLost
 from nsq_compat.client.consumer import Consumer
+from nsq_compat.client.log_reader import Gap, LoggedMessage, LogReader, LogReadError, OffsetGone
 from nsq_compat.client.message import AlreadyAnswered, Message
 from nsq_compat.client.nodes import (
     Attempt,
@@ -37,7 +39,12 @@ __all__ = [
     "ConnectionLost",
     "Consumer",
     "Error",
+    "Gap",
+    "LogReadError",
+    "LogReader",
+    "LoggedMessage",
     "Message",
+    "OffsetGone",
     "Outcome",
     "Producer",
     "PublishError",

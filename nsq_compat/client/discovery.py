@@ -39,8 +39,11 @@ class Listing(NamedTuple):
     skipped: tuple[str, ...] = ()
 
 
-def ask(address: str, topic: str, settings: SubscriptionSettings) -> Listing:
-    """Query one nsqlookupd, within the timeouts. An unknown topic has no nodes. Raises one of ``FAILURES``."""
+def ask(address: str, topic: str, settings: SubscriptionSettings, port: str = "TCP") -> Listing:
+    """Query one nsqlookupd, within the timeouts, for the nsqds' TCP or HTTP addresses.
+
+    An unknown topic has no nodes. Raises one of ``FAILURES``.
+    """
     with bounded_session() as session:
         answer = exchange(
             session,
@@ -56,10 +59,10 @@ def ask(address: str, topic: str, settings: SubscriptionSettings) -> Listing:
         return Listing(set())
     if answer.status >= 400:
         raise ValueError(f"got status {answer.status}" + (f"; {_NOT_NSQLOOKUPD}" if answer.status == 404 else ""))
-    return _listing(json.loads(answer.body))
+    return _listing(json.loads(answer.body), port)
 
 
-def _listing(answer: Any) -> Listing:
+def _listing(answer: Any, kind: str) -> Listing:
     data = answer.get("data", answer) if isinstance(answer, dict) else None
     producers = data.get("producers") if isinstance(data, dict) else None
     if not isinstance(producers, list):
@@ -67,8 +70,8 @@ def _listing(answer: Any) -> Listing:
     nodes, skipped = set(), []
     for producer in producers:
         fields = producer if isinstance(producer, dict) else {}
-        host, port = fields.get("broadcast_address"), fields.get("tcp_port")
-        if problem := address_error(host, TCP=port):
+        host, port = fields.get("broadcast_address"), fields.get(f"{kind.lower()}_port")
+        if problem := address_error(host, **{kind: port}):
             skipped.append(f"nsqd {printable(fields.get('hostname', ''))}: {problem}")
         else:
             nodes.add(f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}")

@@ -44,6 +44,14 @@ class TimedOut(UpstreamError):
     """A daemon did not answer in time."""
 
 
+class Refusal(UpstreamError):
+    """A daemon answered with an error; `message` is that of its JSON, such as ``CHANNEL_NOT_FOUND``, or empty."""
+
+    def __init__(self, text: str, message: str) -> None:
+        super().__init__(text)
+        self.message = message
+
+
 class HttpClient:
     """Timeouts are in seconds; that of a request covers all of it. Files are in PEM."""
 
@@ -124,7 +132,10 @@ class HttpClient:
         status, answer = self._answer(method, address, path, parameters, body)
         if status != 200:
             reason = http.client.responses.get(status, "")
-            raise UpstreamError(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}")
+            message = ""
+            with suppress(InvalidAnswer):
+                message = reading.text(reading.mapping(reading.load(answer)).get("message"))
+            raise Refusal(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}", message)
         return answer
 
     def _answer(
@@ -146,13 +157,13 @@ class HttpClient:
         self, method: str, url: str, address: str, path: str, parameters: dict[str, str], body: bytes | None
     ) -> tuple[int, bytes]:
         deadline = Deadline(self.timeout)
-        status, _, answer = self.exchange(method, url, body, deadline=deadline)
-        if status == 403:
+        answer = self.exchange(method, url, body, deadline=deadline)
+        if answer.status == 403:
             with suppress(InvalidAnswer):
-                if port := reading.integer(reading.mapping(reading.load(answer)).get("https_port")):
+                if port := reading.integer(reading.mapping(reading.load(answer.body)).get("https_port")):
                     url = _url_of("https", f"{address.rpartition(':')[0]}:{port}", path, parameters)
-                    status, _, answer = self.exchange(method, url, body, deadline=deadline)
-        return status, answer
+                    answer = self.exchange(method, url, body, deadline=deadline)
+        return answer.status, answer.body
 
     def exchange(
         self,

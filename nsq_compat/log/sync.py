@@ -27,6 +27,8 @@ class SyncJob:
         self._files = files
         self.failed: Sequence[Target] = [target for target in targets if target.segment.poisoned]
         """If ``run`` raises: the targets that never become durable. The system reports a sync error only once."""
+        self.next_offset = 0
+        """The offset of the next message of the log when the job was created."""
 
     def run(self) -> None:
         """Sync. If it raises ``OSError``, nothing that the job covers counts as durable."""

@@ -277,6 +277,26 @@ class Topic:
         again = (0, 0) if earlier is None else (max(offset, earlier.again_from), earlier.again_to)
         self._move(channel, offset, self._held_from(), now_ns, again, drops_taken=drops_taken)
 
+    def depth_if_moved(self, name: str, offset: int, *, drops_taken: bool = False) -> int:
+        """The depth that ``move_channel`` would give to a channel. Raises as it does, and changes nothing."""
+        channel = self.channels[name]
+        cursor = channel.backlog.cursor
+        end, skipped = self._places_of_move(channel, offset, self._held_from(), drops_taken=drops_taken)
+        position = max(cursor.position, skipped[1]) if drops_taken or offset >= end else cursor.position
+        gaps = sum(stop - max(begin, position) for begin, stop in cursor.gaps if stop > position)
+        taken = 0 if drops_taken else channel.depth - len(cursor)
+        return taken + max(0, end - offset) + cursor.end - position - gaps
+
+    def offset_of_channel(self, name: str) -> int:
+        """The offset of the message that a channel takes next. Raises ``KeyError``, ``NotLogged``, and ``OSError``."""
+        cursor = self.channels[name].backlog.cursor
+        replay = cursor.replay()
+        if self.store is None or is_ephemeral(name):
+            raise NotLogged
+        if replay is not None:
+            return replay.ranges[0][0]
+        return offset_of_number(self.store.log, cursor.position, self.next_offset)
+
     def create_channel_at(self, name: str, offset: int, now_ns: int) -> Channel:
         """Create a channel that begins with the message that has this offset.
 
@@ -300,17 +320,12 @@ class Topic:
         drops_taken: bool = False,
     ) -> None:
         """Move a channel. What has the offset `limit` or a later one, it has in the stream or will get."""
-        store, before = self.store, channel.backlog.cursor
-        if store is None or channel.ephemeral:
-            raise NotLogged
+        before = channel.backlog.cursor
+        end, skipped = self._places_of_move(channel, offset, limit, drops_taken=drops_taken)
+        if drops_taken:
+            again = (offset, limit)
         earlier = before.replay()
         reached = earlier.ranges[0][0] if earlier is not None else 0
-        if drops_taken:  # the stream too, so that deferred messages come which are in it no more
-            end, skipped, again = limit, (0, before.end), (offset, limit)
-        else:
-            end = min(offset_of_number(store.log, before.position, self.next_offset), limit)
-            seq = min(number_at(store.log, offset, self.seq), before.end)
-            skipped = (seq, before.position) if offset < end else (before.position, seq)
         replay = Replay(((offset, end),) if offset < end else (), now_ns, *again)
         self._control_log.note_move(Move(channel.name, reached, *skipped, drops_taken, replay), self.seq)
         dropped = channel.drop_taken() if drops_taken else 0
@@ -326,6 +341,19 @@ class Topic:
             self._replay(channel, replay)
         self._note_change()
         self._control_log.commit()
+
+    def _places_of_move(
+        self, channel: Channel, offset: int, limit: int, *, drops_taken: bool
+    ) -> tuple[int, tuple[int, int]]:
+        """The offset up to which messages come again, and the range of numbers that is passed over in the stream."""
+        store, cursor = self.store, channel.backlog.cursor
+        if store is None or channel.ephemeral:
+            raise NotLogged
+        if drops_taken:  # the stream too, so that deferred messages come which are in it no more
+            return limit, (0, cursor.end)
+        end = min(offset_of_number(store.log, cursor.position, self.next_offset), limit)
+        seq = min(number_at(store.log, offset, self.seq), cursor.end)
+        return end, (seq, cursor.position) if offset < end else (cursor.position, seq)
 
     def _replay(self, channel: Channel, replay: Replay) -> None:
         store = self.store

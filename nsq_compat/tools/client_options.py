@@ -109,7 +109,7 @@ class ReadingOptions(RetryOptions):
         }
         if fail is not None and not self.retry:
             settings["unreachable"] = lambda address, error: fail(
-                f"{unreachable(address, error)} (--retry waits for it)"
+                unreachable(address, error) + ("" if is_refusal(error) else " (--retry waits for it)")
             )
         with refusing():
             return Consumer(topic, channel, handler, **settings)
@@ -179,6 +179,8 @@ _REMEDIES: Final = {
 }
 """What to do, by a part of nsqd's error."""
 
+_REFUSALS: Final = (NsqError, ProtocolError)
+
 
 def with_remedy(text: str, flag: str) -> str:
     """The text of an error, and the option of the client library that would help."""
@@ -188,6 +190,11 @@ def with_remedy(text: str, flag: str) -> str:
 
 def unreachable(address: str, error: Exception, flag: str = "consumer-opt") -> str:
     return with_remedy(f"nsqd {address}: {why(error)}", flag)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an nsqd answered, but not as these options need it."""
+    return isinstance(error, _REFUSALS) or isinstance(error.__cause__, _REFUSALS)
 
 
 def reach(addresses: Iterable[str], settings: ConnectionSettings, flag: str, *, may_be_down: bool = False) -> None:
@@ -201,7 +208,7 @@ def reach(addresses: Iterable[str], settings: ConnectionSettings, flag: str, *, 
         try:
             connection.open()
         except ConnectionLost as error:
-            if not may_be_down or isinstance(error.__cause__, NsqError | ProtocolError):
+            if not may_be_down or is_refusal(error):
                 failures.append(unreachable(address, error, flag))
             return
         start_thread(f"nsqd {address}", connection.run)

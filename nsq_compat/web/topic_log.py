@@ -4,10 +4,11 @@ They do not exist in NSQ (docs/http-api.md: reading by offset). WHEN is `oldest`
 3339, or a duration ago, such as 15m.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from nsq_compat.log.offsets import OffsetReader, offset_at, oldest, published_since, retained
 from nsq_compat.log.topic_log import TopicLog
@@ -21,6 +22,9 @@ from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.application import V1, ApiError, Route, Routes, json_response, parse_query, read_in_steps, required
 from nsq_compat.web.nsqd_service import NsqdService
 
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
 Read = TypeVar("Read")
 
 OLDEST: Final = "oldest"
@@ -28,8 +32,9 @@ LATEST: Final = "latest"
 DEFAULT_READ_BYTES: Final = 1 << 20
 MAX_READ_BYTES: Final = 1 << 24
 MAX_WAIT_MS: Final = 60_000
-_STEP_BYTES: Final = 1 << 17
+_STEP_BYTES: Final = 1 << 18
 """Bytes that are read from the log before other clients are served."""
+_MAX_READERS: Final = 16
 _OCTETS: Final = ("Content-Type", "application/octet-stream")
 
 
@@ -40,6 +45,9 @@ class TopicLogApi:
         """Answers of /topic/read with messages."""
         self.gone = 0
         """Requests for offsets that were released."""
+        self._readers: dict[tuple[TopicLog, int], OffsetReader] = {}
+        """By the offset at which their last answer ended, from which most clients read on."""
+        service.metrics.collect_from(self._collect)
 
     def routes(self) -> Routes:
         reading = {"/topic/read": {"GET": Route(self._read)}} if self._service.options.peeking_over_http else {}
@@ -72,21 +80,46 @@ class TopicLogApi:
             self.gone += 1
             raise ApiError(410, f"OFFSET_GONE: the first offset is {first}")
 
+    def _collect(self) -> Iterator["Metric"]:
+        from prometheus_client.core import CounterMetricFamily  # an extra
+
+        yield CounterMetricFamily("nsqd_offset_reads", "Answers of /topic/read with messages.", float(self.reads))
+        yield CounterMetricFamily("nsqd_offset_gone", "Requests for released offsets.", float(self.gone))
+
     def _offsets(self, request: Request) -> Response:
-        topic = self._topic_of(request)
+        query = parse_query(request.query)
+        if (names := query.get("topics")) is None:
+            return json_response(self._offsets_of(self._topic_of(request), query))
+        topics = map(self._service.broker.topics.get, names.split(","))
+        logged = [topic for topic in topics if topic is not None and topic.store is not None]
+        several = {"at": query["at"]} if "at" in query else {}
+        return json_response({"topics": {topic.name: self._offsets_of(topic, several) for topic in logged}})
+
+    def _offsets_of(self, topic: Topic, query: Mapping[str, str]) -> dict[str, int | bool | None]:
         log = _log_of(topic)
+        end = _durable_end(topic, log, topic.next_offset)
         first = _read_log(topic, lambda: oldest(log))
         latest = read_in_steps(lambda: log.latest(1)) if first is not None else ()
-        answer: dict[str, int | None] = {
-            "first": topic.next_offset if first is None else first.offset,
-            "next": topic.next_offset,
+        answer: dict[str, int | bool | None] = {
+            "first": end if first is None else first.offset,
+            "next": end,
             "first_timestamp": None if first is None else first.timestamp_ns,
             "last_timestamp": timestamp_ns(latest[-1].frames[-1]) if latest else None,
             "bytes": sum(segment.end for segment in retained(log)),
+            "retained": topic.store is not None and topic.store.retention is not None,
         }
-        if (when := parse_query(request.query).get("at")) is not None:
-            answer["offset"] = self.offset_of(topic, when, "AT")
-        return json_response(answer)
+        if (when := query.get("at")) is not None:
+            answer["offset"] = min(self.offset_of(topic, when, "AT"), end)
+        if (name := query.get("channel")) is not None:
+            drops_taken = _drops_taken(query)
+            with _refusing_moves():
+                answer["channel_offset"] = _read_log(topic, lambda: topic.offset_of_channel(name))
+                answer["channel_depth"] = topic.channels[name].depth
+                if (offset := answer.get("offset")) is not None:
+                    answer["depth"] = _read_log(
+                        topic, lambda: topic.depth_if_moved(name, offset, drops_taken=drops_taken)
+                    )
+        return answer
 
     def _read(self, request: Request) -> Response:
         topic, query = self._topic_of(request), parse_query(request.query)
@@ -98,10 +131,11 @@ class TopicLogApi:
         self._require(topic, log, begin)
         if begin == topic.next_offset and wait_ms:
             self._service.wait_until(lambda: topic.next_offset > begin or topic.exiting, wait_ms / 1000)
-        return self._answer(topic, log, begin, topic.next_offset if end < 0 else end, max(1, size))
+        readable = _durable_end(topic, log, max(begin + 1, end))
+        return self._answer(topic, log, begin, readable if end < 0 else end, max(1, size))
 
     def _answer(self, topic: Topic, log: TopicLog, begin: int, end: int, size: int) -> Response:
-        reader = OffsetReader(log, begin)
+        reader = self._readers.pop((log, begin), None) or OffsetReader(log, begin)
         pieces: list[bytes] = []
         first = following = begin
         left = size
@@ -122,6 +156,10 @@ class TopicLogApi:
             pieces.append(piece)
             left -= len(piece)
             yield_to_loop()
+        if reader.offset == following:
+            self._readers[log, following] = reader
+            if len(self._readers) > _MAX_READERS:
+                del self._readers[next(iter(self._readers))]
         headers = [_OCTETS, V1, ("X-NSQ-First-Offset", str(first)), ("X-NSQ-Next-Offset", str(following))]
         if first > begin:
             headers.append(("X-NSQ-Gap", f"{begin}-{first - 1}"))
@@ -133,17 +171,11 @@ class TopicLogApi:
         name = required(request, "channel")
         if name not in topic.channels:
             raise ApiError(404, "CHANNEL_NOT_FOUND")
-        drops_taken = query.get("drop_pending", "false")
-        if drops_taken not in ("true", "false"):
-            raise ApiError(400, "INVALID_ARG_DROP_PENDING")
+        drops_taken = _drops_taken(query)
         offset = self.offset_of(topic, required(request, "to"), "TO")
         now_ns = self._service.now_ns()
-        try:
-            read_in_steps(lambda: topic.move_channel(name, offset, now_ns, drops_taken=drops_taken == "true"))
-        except KeyError:
-            raise ApiError(404, "CHANNEL_NOT_FOUND") from None
-        except NotLogged:
-            raise ApiError(400, "INVALID_ARG_CHANNEL: an ephemeral channel cannot be moved") from None
+        with _refusing_moves():
+            read_in_steps(lambda: topic.move_channel(name, offset, now_ns, drops_taken=drops_taken))
         return _moved(topic, topic.channels[name], offset)
 
     def create_channel(self, topic: Topic, name: str, when: str) -> Response:
@@ -165,6 +197,24 @@ class TopicLogApi:
         return topic
 
 
+def _drops_taken(query: Mapping[str, str]) -> bool:
+    text = query.get("drop_pending", "false")
+    if text not in ("true", "false"):
+        raise ApiError(400, "INVALID_ARG_DROP_PENDING")
+    return text == "true"
+
+
+@contextmanager
+def _refusing_moves() -> Iterator[None]:
+    """Turn the reasons why a channel cannot be moved into ``ApiError``."""
+    try:
+        yield
+    except KeyError:
+        raise ApiError(404, "CHANNEL_NOT_FOUND") from None
+    except NotLogged:
+        raise ApiError(400, "INVALID_ARG_CHANNEL: an ephemeral channel cannot be moved") from None
+
+
 def _moved(topic: Topic, channel: Channel, offset: int) -> Response:
     return json_response({"offset": offset, "next": topic.next_offset, "depth": channel.depth})
 
@@ -173,6 +223,19 @@ def _log_of(topic: Topic) -> TopicLog:
     if topic.store is None:
         raise ApiError(400, "INVALID_TOPIC: an ephemeral topic has no log")
     return topic.store.log
+
+
+def _durable_end(topic: Topic, log: TopicLog, wanted: int) -> int:
+    """The offset at which reading ends. At level ``fsync`` it waits for a sync if it would end before `wanted`.
+
+    What a power cut could remove is not shown: other messages would have its offsets then. Raises ``ApiError``.
+    """
+    end, store = topic.next_offset, topic.store
+    if store is None or not store.commits:
+        return end
+    if log.synced_offset < min(wanted, end):
+        read_in_steps(store.commit)
+    return log.synced_offset
 
 
 def _read_log(topic: Topic, read: Callable[[], Read]) -> Read:

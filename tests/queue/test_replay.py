@@ -14,7 +14,10 @@ def bodies(begin: int, end: int) -> list[bytes]:
 
 
 def move(daemon: Daemon, offset: int, *, drops_taken: bool = False) -> None:
+    """Move the channel, which then has the depth that was announced before."""
+    announced = daemon.topic().depth_if_moved("archive", offset, drops_taken=drops_taken)
     daemon.topic().move_channel("archive", offset, daemon.now_ns, drops_taken=drops_taken)
+    assert daemon.channel().depth == announced
 
 
 def drain(daemon: Daemon, consumer: Consumer) -> list[bytes]:
@@ -207,6 +210,22 @@ def test_the_first_channel_gets_what_the_topic_held_once(data_path):
     assert drain(daemon, consumer) == [b"0", b"2"]
     daemon.waits(10.0)
     assert drain(daemon, consumer) == [b"late"]
+
+
+def test_the_place_of_a_channel_is_an_offset(daemon, consumer):
+    daemon.publishes(*bodies(0, 3))
+    daemon.publishes(b"late", defer=100.0)
+    daemon.publishes(*bodies(4, 8))
+    place = daemon.topic().offset_of_channel
+    assert place("archive") == 0
+    drain(daemon, consumer)
+    assert place("archive") == 8
+    move(daemon, 4)
+    assert place("archive") == 4
+    consumer.takes(2)
+    assert place("archive") == 6
+    move(daemon, 7)
+    assert place("archive") == 7
 
 
 def test_an_emptied_channel_has_no_replay(daemon, consumer):

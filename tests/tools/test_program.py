@@ -271,6 +271,7 @@ def test_an_nsqd_that_requires_tls_or_a_secret_is_reported_at_the_start_with_the
     assert process.wait(timeout=60) == 1, log
     publishes = program == "to_nsq" or "--destination" in GUARDED[command]
     assert REMEDIES[guard].format("producer-opt" if publishes else "consumer-opt") in log
+    assert "--retry waits" not in log
 
 
 def test_with_retry_it_waits_for_an_nsqd_that_starts_later(start, tmp_path):

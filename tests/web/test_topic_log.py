@@ -1,14 +1,17 @@
 """/topic/offsets, /topic/read, /channel/rewind and /channel/create with `from`."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from random import Random
 from typing import Any
 
 import pytest
 
-from nsq_compat.log.data_path import make_our_folder
-from nsq_compat.log.files import OsFiles
-from nsq_compat.log.offsets import OffsetReader
+from nsq_compat.log.data_path import make_our_folder, our_folder
+from nsq_compat.log.files import Files, OsFiles
+from nsq_compat.log.offsets import OffsetReader, Retention
 from nsq_compat.log.segment import split_location
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.log.topic_log import TopicLog
@@ -16,7 +19,8 @@ from nsq_compat.protocol.message import body, message_id
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import QueueLimits
-from tests.web.conftest import SECOND, Caller, code, refused
+from tests.faults.disk import SimulatedDisk
+from tests.web.conftest import SECOND, Caller, Daemon, code, refused
 
 
 @pytest.fixture
@@ -68,7 +72,20 @@ def test_the_offsets_of_a_topic(call, daemon, topic):
     found = answer(call, "GET", "/topic/offsets?topic=t")
     last = daemon.wall_ns - SECOND
     assert found.pop("bytes") > 500
-    assert found == {"first": 0, "next": 10, "first_timestamp": last - 9 * SECOND, "last_timestamp": last}
+    times = {"first_timestamp": last - 9 * SECOND, "last_timestamp": last}
+    assert found == {"first": 0, "next": 10, **times, "retained": False}
+    topic.retain(Retention(seconds=60, size=None))
+    assert answer(call, "GET", "/topic/offsets?topic=t")["retained"]
+
+
+def test_the_offsets_of_several_topics(call, daemon, topic):
+    daemon.broker.topic("other").publish([b"x"], 50.0, daemon.wall_ns)
+    daemon.broker.topic("t#ephemeral")
+    found = answer(call, "GET", "/topic/offsets?topics=t,other,unknown,t%23ephemeral&at=latest")["topics"]
+    assert {name: (each["first"], each["next"], each["offset"]) for name, each in found.items()} == {
+        "t": (0, 10, 10),
+        "other": (0, 1, 1),
+    }
 
 
 def test_the_offset_at_some_time(call, daemon, topic):
@@ -208,6 +225,24 @@ def test_a_channel_is_rewound(call, topic):
     )
 
 
+def test_what_a_rewind_would_bring_is_told_before(call, topic):
+    topic.move_channel("c", 8, 0)
+    places = {"channel_offset": 8, "channel_depth": 2}
+    assert places.items() <= answer(call, "GET", "/topic/offsets?topic=t&channel=c").items()
+    for when, depth in (("6", 4), ("oldest", 10), ("9", 1), ("latest", 0)):
+        found = answer(call, "GET", f"/topic/offsets?topic=t&channel=c&at={when}")
+        assert (places | {"depth": depth}).items() <= found.items()
+    assert answer(call, "GET", "/topic/offsets?topic=t&channel=c&at=6&drop_pending=true")["depth"] == 4
+    assert topic.channels["c"].depth == 2
+    topic.channel("e#ephemeral")
+    for name, refusal in (
+        ("other", (404, "CHANNEL_NOT_FOUND")),
+        ("e%23ephemeral", (400, "INVALID_ARG_CHANNEL: an ephemeral channel cannot be moved")),
+        ("c&drop_pending=maybe", (400, "INVALID_ARG_DROP_PENDING")),
+    ):
+        assert code(call("GET", f"/topic/offsets?topic=t&at=6&channel={name}")) == refused(*refusal)
+
+
 def test_a_channel_is_created_at_a_place(call, topic):
     found = answer(call, "POST", "/channel/create?topic=t&channel=replay&from=oldest")
     assert found == {"offset": 0, "next": 10, "depth": 10}
@@ -242,3 +277,86 @@ def test_unknown_names_are_refused(call, topic, url):
     assert code(call(method, url + "topic=other")) == refused(404, "TOPIC_NOT_FOUND")
     assert code(call(method, url)) == refused(400, "MISSING_ARG_TOPIC")
     assert code(call("POST", "/channel/rewind?topic=t&channel=other&to=0")) == refused(404, "CHANNEL_NOT_FOUND")
+
+
+# --- What a power cut leaves ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def synced(daemon: Daemon, files: Files, path: str) -> Iterator[Topic]:
+    """A topic at level ``fsync``, on a disk on which only ``/topic/read`` and ``/topic/offsets`` wait for a sync."""
+    storage = Storage(files, path, durability=Durability.FSYNC, segment_size=2000, commit=TopicLog.sync)
+    daemon.broker = Broker(QueueLimits(), storage)
+    for name in storage.names():
+        daemon.broker.restore(name, (), 50.0, daemon.wall_ns)
+    topic: Topic = daemon.broker.topic("t")
+    assert topic.store is not None
+    yield topic
+    topic.store.log.close()
+
+
+def publish_unsynced(topic: Topic, *bodies: bytes, defer: float = 0.0) -> None:
+    """Publish without waiting for the sync, as producers do that have no OK yet."""
+    assert topic.store is not None
+    topic.store.commits = False
+    topic.publish(bodies, 50.0, 1_700_000_000 * SECOND, defer=defer)
+    topic.store.commits = True
+
+
+def test_what_was_read_at_level_fsync_survives_a_power_cut(call, daemon):
+    for seed in range(50):
+        random = Random(seed)
+        disk = SimulatedDisk()
+        disk.mkdir("/data")
+        disk.mkdir(our_folder("/data"))
+        disk.fsync_folder("/")
+        disk.fsync_folder("/data")
+        read: list[bytes] = []
+        for life in range(4):
+            with synced(daemon, disk, "/data") as topic:
+                for number in range(random.randrange(8)):
+                    publish_unsynced(topic, b"%d-%d" % (life, number), defer=random.choice((0, 9)))
+                    if random.random() < 0.3:
+                        read = bodies(call, "from=0")
+                    if random.random() < 0.3:
+                        found = answer(call, "GET", "/topic/offsets?topic=t&at=latest")
+                        assert found["next"] == found["offset"]
+                        read += bodies(call, f"from={len(read)}&to={found['next']}")
+                disk = disk.power_cut(random)
+            with synced(daemon, disk, "/data"):
+                assert bodies(call, "from=0")[: len(read)] == read, seed
+
+
+def test_old_messages_are_read_without_a_sync(call, daemon, tmp_path, monkeypatch):
+    make_our_folder(OsFiles(), str(tmp_path))
+    with synced(daemon, OsFiles(), str(tmp_path)) as topic:
+        topic.publish([b"0", b"1"], 50.0, daemon.wall_ns)
+        publish_unsynced(topic, b"2")
+        store = topic.store
+        assert store is not None
+        syncs: list[TopicLog] = []
+
+        def commit(log: TopicLog) -> None:
+            syncs.append(log)
+            log.sync()
+
+        monkeypatch.setattr(store._storage, "commit", commit)
+        assert bodies(call, "from=0") == [b"0", b"1"]
+        assert bodies(call, "from=1&to=2") == [b"1"]
+        assert not syncs
+        assert bodies(call, "from=2") == [b"2"]
+        assert len(syncs) == 1
+
+
+def test_a_sync_that_fails_is_an_error(call, daemon, tmp_path, monkeypatch):
+    make_our_folder(OsFiles(), str(tmp_path))
+    with synced(daemon, OsFiles(), str(tmp_path)) as topic:
+        publish_unsynced(topic, b"0")
+        assert topic.store is not None
+
+        def fail(log: TopicLog) -> None:
+            raise OSError
+
+        monkeypatch.setattr(topic.store._storage, "commit", fail)
+        for url in ("/topic/read?topic=t&from=0", "/topic/offsets?topic=t"):
+            assert code(call("GET", url)) == refused(500, "INTERNAL_ERROR")

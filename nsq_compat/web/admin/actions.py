@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-from flask import Response, flash, redirect, request
+from flask import Response, flash, g, redirect, request
 
 from nsq_compat.cluster import peek
-from nsq_compat.cluster.cluster import Errors
+from nsq_compat.cluster.cluster import Cluster, Errors
 from nsq_compat.cluster.http_client import AllFailed, Answer, call_all, named
 from nsq_compat.cluster.nodes import canonical_address
-from nsq_compat.cluster.reading import UpstreamError
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.names import EPHEMERAL_SUFFIX, MAX_NAME_LENGTH, is_valid_name
 from nsq_compat.web.admin.access import basic_credentials, check_form, require, service, visitor
@@ -63,7 +62,7 @@ _MAX_ERROR_LENGTH: Final = 200
 def create(topic: str, channel: str, node: str = "") -> Errors:
     _check_names(topic, channel)
     node = _known(node)
-    errors = service().cluster.create(topic, channel, node)
+    errors = _cluster().create(topic, channel, node)
     _notify("create_topic", topic, node=node, errors=errors)
     if channel:
         _notify("create_channel", topic, channel, node=node, errors=errors)
@@ -73,7 +72,7 @@ def create(topic: str, channel: str, node: str = "") -> Errors:
 def create_on(nodes: Sequence[str], topic: str, channel: str) -> Answer[list[str]]:
     """As `create`, also on these nodes; `value` has the nodes that did."""
     _check_names(topic, channel)
-    cluster = service().cluster
+    cluster = _cluster()
     # One query for all nodes, of which there may be hundreds.
     listed = {node.http_address for node in cluster.nodes().value} if nodes else ()
     known = [node if node in listed else _known(node) for node in nodes]
@@ -90,7 +89,7 @@ def change(action: str, topic: str, channel: str = "", node: str = "") -> Errors
     name = f"{action}_{'channel' if channel else 'topic'}"
     node = _known(node)
     try:
-        errors = service().cluster.change(action, topic, channel, node)
+        errors = _cluster().change(action, topic, channel, node)
     except AllFailed as failure:
         # nsqadmin: sends the notification even if no daemon answered.
         _notify(name, topic, channel, node, (str(failure),))
@@ -100,7 +99,7 @@ def change(action: str, topic: str, channel: str = "", node: str = "") -> Errors
 
 
 def delete(topic: str, channel: str = "") -> Errors:
-    errors = service().cluster.delete(topic, channel)
+    errors = _cluster().delete(topic, channel)
     _notify("delete_channel" if channel else "delete_topic", topic, channel, errors=errors)
     return errors
 
@@ -108,7 +107,7 @@ def delete(topic: str, channel: str = "") -> Errors:
 def tombstone(topic: str, node: str) -> Errors:
     _check_names(topic)
     node = _known(node)
-    errors = service().cluster.tombstone(topic, node)
+    errors = _cluster().tombstone(topic, node)
     _notify("tombstone_topic_producer", topic, node=node, errors=errors)
     return errors
 
@@ -139,7 +138,7 @@ def publish(topic: str, node: str, body: bytes, delay: str) -> Errors:
         raise ApiError(400, "MSG_EMPTY" if not body else "MSG_TOO_BIG")
     if delay and not _DELAY.fullmatch(delay):
         raise ApiError(400, "INVALID_DEFER")
-    errors = service().cluster.publish(node, topic, body, round(1000 * float(delay or 0)))
+    errors = _cluster().publish(node, topic, body, round(1000 * float(delay or 0)))
     _audit("publish", topic, "", node, errors)
     return errors
 
@@ -149,14 +148,20 @@ def act_on_messages(
 ) -> Errors:
     """Perform an action of `peek.DONE` on messages by node and id; flashes what was done."""
     _check_names(topic, channel)
-    client = service().cluster.client
+    client = _cluster().client
+    by_node = {_known(node): ids for node, ids in chosen.items()}
+
+    def act(node: str) -> peek.Outcome:
+        return peek.act_on_messages(client, node, action, topic, channel, by_node[node], delay_ms)
+
+    answer = call_all(list(by_node), act, client.timeout)
+    outcomes = dict(answer.value)
+    failures = dict(zip(answer.unreachable, answer.errors, strict=True))
     errors: Errors = ()
-    for node, ids in chosen.items():
-        known = _known(node)
-        try:
-            outcome = peek.act_on_messages(client, known, action, topic, channel, ids, delay_ms)
-        except UpstreamError as failure:
-            failed: Errors = (f"{known}: {failure}",)
+    for known, ids in by_node.items():
+        outcome = outcomes.get(known)
+        if outcome is None:
+            failed: Errors = (failures[known],)
         else:
             failed = tuple(_left(known, action, outcome))
             if outcome.done:
@@ -181,7 +186,7 @@ def _left(node: str, action: str, outcome: peek.Outcome) -> Iterator[str]:
 def put_policies(nodes: Sequence[str], written: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
     """Put policies into force on nodes, until they read their config files again; returns an error for each, or ""."""
     known = [_known(node) for node in nodes]
-    body, client = dumps(list(written)).encode("utf-8"), service().cluster.client
+    body, client = dumps(list(written)).encode("utf-8"), _cluster().client
     answer = call_all(known, lambda node: client.put(node, "config/policies", body), client.timeout)
     errors = dict.fromkeys(known, "") | dict(zip(answer.unreachable, answer.errors, strict=True))
     number = "1 policy" if len(written) == 1 else f"{len(written)} policies"
@@ -239,13 +244,21 @@ def _check_names(topic: str, channel: str = "") -> None:
         raise ApiError(400, "INVALID_CHANNEL")
 
 
+def _cluster() -> Cluster:
+    """The cluster for all requests of one action: they end within `--http-client-request-timeout` together."""
+    if "cluster" not in g:
+        g.cluster = service().cluster.within(service().cluster.client.timeout)
+    found: Cluster = g.cluster
+    return found
+
+
 def _known(node: str) -> str:
     """The node as the cluster spells it. Raises `ApiError` for other addresses, which must not receive requests."""
     if not node:
         return ""
     if canonical_address(node) is None:
         raise ApiError(400, "INVALID_NODE")
-    known = service().cluster.known_address(node)
+    known = _cluster().known_address(node)
     if known is None:
         raise ApiError(404, "NODE_NOT_FOUND")
     return known

@@ -80,7 +80,7 @@ class Graphite:
         url = f"{self._options.graphite_url}/render?{urlencode({**parameters, 'until': f'-{self._interval}sec'})}"
         log.info("GRAPHITE: rate of %s", target)
         try:
-            status, _, body = self._service.cluster.client.exchange("GET", url)
+            status, _, body, _ = self._service.cluster.client.exchange("GET", url)
             if status != 200:
                 raise UpstreamError(f"got response {status}")
             value = _first_datapoint(body)
@@ -140,7 +140,7 @@ def render() -> Response:
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode("ascii")
     url = f"{_origin(parts)}/render?{request.query_string.decode('latin-1')}"
     try:
-        status, kind, body = service().cluster.client.exchange("GET", url, headers=headers)
+        status, kind, body, _ = service().cluster.client.exchange("GET", url, headers=headers)
     except UpstreamError as error:
         raise ApiError(502, f"UPSTREAM_ERROR: {error}") from None
     if not kind.startswith(_TRUSTED_TYPES):

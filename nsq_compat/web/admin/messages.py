@@ -161,7 +161,7 @@ def _redrives() -> Redrives:
 def show_redrive(topic: str, channel: str) -> str:
     require(Role.OPERATOR)
     queries = Queries()
-    stats = queries.channel(topic, channel)
+    stats = queries.channel_or_silent(topic, channel)
     origin = _origin_of(topic)
     to = request.args.get("to", "").strip() or (origin.topic_name if origin else "")
     return render_template(
@@ -173,6 +173,7 @@ def show_redrive(topic: str, channel: str) -> str:
         others=_channels_of(to),
         confirming=bool(request.args.get("to")) and not _refusal(topic, to),
         redrive=_redrives().last(topic, channel),
+        silent=queries.silent,
         warnings=queries.warnings,
     )
 

@@ -1,7 +1,8 @@
 """The data of a page or API answer: a snapshot of the whole cluster, or queries with the warnings that they caused."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from nsq_compat.cluster.cluster import Cluster, Snapshot, take_snapshot
@@ -9,6 +10,7 @@ from nsq_compat.cluster.http_client import AllFailed, Answer, call_all, is_not_f
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats, sum_channel, sum_topic
 from nsq_compat.protocol.durations import SECOND
+from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.web.admin.access import service
 from nsq_compat.web.application import ApiError
 
@@ -102,6 +104,54 @@ class Queries:
         if not parts:
             raise ApiError(404, "CHANNEL_NOT_FOUND")
         return sum_channel(name, parts)
+
+    def topic_or_inactive(self, name: str) -> TopicStats:
+        """As `topic_or_silent`; an empty one also if only nsqlookupd knows the topic."""
+        try:
+            return self.topic_or_silent(name)
+        except ApiError as error:
+            if error.code != "NO_NODE_HAS_TOPIC":
+                raise
+            return TopicStats(topic_name=name)
+
+    def topic_or_silent(self, name: str) -> TopicStats:
+        return self._or_silent(name, lambda: self.topic(name), TopicStats(topic_name=name))
+
+    def channel_or_silent(self, topic: str, name: str) -> ChannelStats:
+        missing = ChannelStats(topic_name=topic, channel_name=name)
+        return self._or_silent(topic, lambda: self.channel(topic, name), missing)
+
+    def _or_silent(self, topic: str, query: Callable[[], T], missing: T) -> T:
+        """As `on_nodes`; `missing` if only nodes that did not answer may have the topic or channel."""
+        try:
+            return self.on_nodes(topic, query)
+        except AllFailed as failure:
+            if not self.silent:
+                raise
+            self.add_warning(failure.errors)
+        except ApiError as error:
+            if error.code == "NO_NODE_HAS_TOPIC" or not self.silent:
+                raise
+        return missing
+
+    def on_nodes(self, topic: str, query: Callable[[], T]) -> T:
+        """The result of a query for a topic. Raises `ApiError` 404 if the cluster, or its nodes, do not have it."""
+        try:
+            return query()
+        except AllFailed as failure:
+            if self.silent:
+                raise  # its nodes took all of the time, so the nsqlookupds could not answer
+            if topic not in self.topics():
+                raise ApiError(404, "TOPIC_NOT_FOUND") from None
+            if failure.errors:
+                raise
+            raise ApiError(404, "NO_NODE_HAS_TOPIC") from None
+
+    def holders(self, topic: str) -> list[str]:
+        """The nodes that have the topic; empty if that is not known."""
+        with suppress(AllFailed):
+            return [node.http_address for node in self._cluster.producers(topic).value] if is_valid_name(topic) else []
+        return []
 
     def nodes(self) -> list[Node]:
         return self._value(self._cluster.nodes(remembered=self._remembered))

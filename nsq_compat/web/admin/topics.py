@@ -1,10 +1,10 @@
 """/topics: the list, pages of a topic and a channel with their actions, and views of their messages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from flask import Blueprint, Response, render_template, request, url_for
 
@@ -12,7 +12,6 @@ from nsq_compat.cluster.http_client import AllFailed, named
 from nsq_compat.cluster.peek import Message, Peek, peek
 from nsq_compat.cluster.stats import ChannelStats, TopicStats
 from nsq_compat.policy.policies import REJECT
-from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import check_form, require, service
 from nsq_compat.web.admin.actions import perform, show_outcome
@@ -21,8 +20,6 @@ from nsq_compat.web.admin.queries import STATS_SHARE, Queries, current_snapshot
 from nsq_compat.web.admin.tables import charts_of, part_of, row_of, rows_page, timeframe
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.application import ApiError
-
-T = TypeVar("T")
 
 topics = Blueprint("topics", __name__)
 
@@ -45,7 +42,7 @@ def topic(topic: str) -> str:
 
 def _topic_page(queries: Queries, topic: str, values: Mapping[str, str], errors: Sequence[str] = ()) -> str:
     """`values` are those of the form to publish, `errors` why that failed."""
-    stats = _topic_or_inactive(queries, topic)
+    stats = queries.topic_or_inactive(topic)
     if request.args.get("confirm") in _CONFIRMED and stats.nodes:
         return _confirmation(stats, queries)
     rate = service().history.rate(stats.key)
@@ -68,7 +65,7 @@ def _topic_page(queries: Queries, topic: str, values: Mapping[str, str], errors:
 @topics.get("/topics/<topic>/<channel>")
 def channel(topic: str, channel: str) -> str:
     queries = Queries()
-    stats = _channel_or_silent(queries, topic, channel)
+    stats = queries.channel_or_silent(topic, channel)
     if request.args.get("confirm") in _CONFIRMED and stats.nodes:
         return _confirmation(stats, queries)
     row = row_of(stats)
@@ -101,7 +98,7 @@ def messages(topic: str, channel: str) -> str:
     # Viewers see stats, but not the contents of messages.
     require(Role.OPERATOR)
     queries = Queries(STATS_SHARE)
-    stats = _channel_or_silent(queries, topic, channel)
+    stats = queries.channel_or_silent(topic, channel)
     limit = _limit()
     peeks = peek(queries.client, [part.node for part in stats.nodes], int(limit), *stats.key)
     return render_template(
@@ -121,7 +118,7 @@ def watch(topic: str) -> str:
     """The messages published last. Not below /topics, where "messages" may be a channel."""
     require(Role.OPERATOR)
     queries = Queries(STATS_SHARE)
-    stats = _or_silent(queries, topic, lambda: queries.topic(topic), TopicStats(topic_name=topic))
+    stats = queries.topic_or_silent(topic)
     limit = _limit()
     peeks = peek(queries.client, [part.node for part in stats.nodes], int(limit), topic)
     published = [(each.node, message) for each in peeks for message in each.messages]
@@ -194,7 +191,7 @@ def create() -> "Response | tuple[str, int]":
         return _creation_form(queries, form, invalid=error.code), 400
     name = f"{topic}/{channel}" if channel else topic
     if not answer.value and (nodes or answer.errors):
-        return _creation_form(queries, form, errors=answer.errors), 502
+        return _creation_form(Queries(), form, errors=answer.errors), 502
     if not nodes:
         done = f"Registered {name} at nsqlookupd. No nsqd has it yet."
     elif len(nodes) == 1:
@@ -215,7 +212,7 @@ def _creation_form(queries: Queries, values: Mapping[str, str], invalid: str = "
         invalid=invalid,
         errors=[named(error) for error in errors],
         naming_rule=actions.NAMING_RULE,
-        holders=_holders(topic),
+        holders=queries.holders(topic),
         nodes=queries.nodes(),
         least=_least_loaded([node.http_address for node in queries.nodes()]),
         lookupds=service().cluster.lookupds,
@@ -228,20 +225,13 @@ def _chosen_nodes(queries: Queries, topic: str) -> list[str]:
     chosen = request.form.getlist("node")
     where = request.form.get("on", "chosen" if chosen else "all")
     if where == "holders":
-        return _holders(topic)
+        return queries.holders(topic)
     if where == "chosen":
         if not chosen:
             raise ApiError(400, "NO_NODE")
         return chosen
     addresses = [node.http_address for node in queries.nodes()]
     return [_least_loaded(addresses)] if where == "least" and addresses else addresses
-
-
-def _holders(topic: str) -> list[str]:
-    """The nodes that have the topic."""
-    with suppress(AllFailed):
-        return [node.http_address for node in service().cluster.producers(topic).value] if is_valid_name(topic) else []
-    return []
 
 
 def _least_loaded(addresses: Sequence[str]) -> str:
@@ -262,7 +252,7 @@ def act(topic: str, channel: str = "") -> "Response | tuple[str, int]":
     parent = url_for("topics.topic", topic=topic) if channel else url_for("topics.list_")
     here = url_for("topics.channel", topic=topic, channel=channel) if channel else url_for("topics.topic", topic=topic)
     name = f"{topic}/{channel}" if channel else topic
-    on_nodes = partial(partial, _on_nodes, Queries(), topic)
+    on_nodes = partial(partial, Queries().on_nodes, topic)
     if action in actions.CHANGES:
         done = {"pause": "Paused", "unpause": "Unpaused", "empty": "Emptied"}[action]
         done = f"{done} {name} on {node}." if node else f"{done} {name}."
@@ -292,7 +282,7 @@ def _publish(topic: str) -> "Response | tuple[str, int]":
     chosen = form.get("node", "")
     errors: list[str] = []
     status = 502
-    for node in [chosen] if chosen else _holders(topic) or [""]:
+    for node in [chosen] if chosen else queries.holders(topic) or [""]:
         try:
             failed = actions.publish(
                 topic, node, form.get("body", "").encode("utf-8", "replace"), form.get("delay", "")
@@ -324,49 +314,6 @@ def _full(queries: Queries, topic: str, node: str) -> str:
         if each.policy.get("when_full") == REJECT and each.depth >= float(each.policy.get("max_depth", "inf"))
     ]
     return f"{node}: {', '.join(full) or f'{topic}, or a channel of it, has reached a limit of its policy'}"
-
-
-def _topic_or_inactive(queries: Queries, name: str) -> TopicStats:
-    """The topic; an empty one if only nsqlookupd knows it, or nodes that do not answer."""
-    try:
-        return _or_silent(queries, name, lambda: queries.topic(name), TopicStats(topic_name=name))
-    except ApiError as error:
-        if error.code != "NO_NODE_HAS_TOPIC":
-            raise
-        return TopicStats(topic_name=name)
-
-
-def _channel_or_silent(queries: Queries, topic: str, name: str) -> ChannelStats:
-    missing = ChannelStats(topic_name=topic, channel_name=name)
-    return _or_silent(queries, topic, lambda: queries.channel(topic, name), missing)
-
-
-def _or_silent(queries: Queries, topic: str, query: Callable[[], T], missing: T) -> T:
-    """As `_on_nodes`; `missing` if only nodes that did not answer may have the topic or channel."""
-    try:
-        return _on_nodes(queries, topic, query)
-    except AllFailed as failure:
-        if not queries.silent:
-            raise
-        queries.add_warning(failure.errors)
-    except ApiError as error:
-        if error.code == "NO_NODE_HAS_TOPIC" or not queries.silent:
-            raise
-    return missing
-
-
-def _on_nodes(queries: Queries, topic: str, query: Callable[[], T]) -> T:
-    """The result of a query for a topic. Raises `ApiError` 404 if the cluster, or its nodes, do not have the topic."""
-    try:
-        return query()
-    except AllFailed as failure:
-        if queries.silent:
-            raise  # its nodes took all of the time, so the nsqlookupds could not answer
-        if topic not in queries.topics():
-            raise ApiError(404, "TOPIC_NOT_FOUND") from None
-        if failure.errors:
-            raise
-        raise ApiError(404, "NO_NODE_HAS_TOPIC") from None
 
 
 def _confirmation(stats: TopicStats | ChannelStats, queries: Queries) -> str:

@@ -4,6 +4,8 @@ import logging
 
 import pytest
 
+from nsq_compat.cluster.http_client import HttpClient
+from tests.cluster.hostile import HostileServer, silent
 from tests.web.admin.conftest import NOW
 
 PUBLISH = {"action": "publish", "body": "x"}
@@ -153,3 +155,19 @@ def test_actions_on_a_node_fail_while_no_nsqlookupd_answers(browser, lookupd, ns
     for node in (nsqd.address, stranger.address):
         assert browser.delete(f"/api/nodes/{node}", data='{"topic":"orders"}').status_code == 502
     assert nsqd.orders == stranger.heard == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/topics/orders", {"action": "delete"}),
+        ("/nodes/known", {"action": "tombstone", "topic": "orders"}),
+    ],
+)
+def test_an_action_waits_once_for_a_daemon_that_hangs(browser, service, nsqd, lookupd, path, fields):
+    with HostileServer(silent) as hanging:
+        token = browser.get("/create").text.partition('name="csrf" value="')[2].partition('"')[0]
+        service.cluster.client = HttpClient(request_timeout=4)
+        service.cluster.lookupds = [lookupd.address, hanging.address]
+        assert browser.post(path.replace("known", nsqd.address), data={"csrf": token, **fields}).status_code == 303
+        assert hanging.requests == 1

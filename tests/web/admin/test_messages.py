@@ -158,7 +158,7 @@ def test_messages_that_are_gone_or_refused_are_named(act, browser, nsqd):
     assert "1 message will be moved when dead accepts them" in page
     nsqd.says("channel/finish", {"message": "NOT_FOUND"}, 404)
     act("finish", confirmed="1")
-    assert "got response 404" in shown(browser.get(PAGE))
+    assert f"{nsqd.address}: answered 404 NOT_FOUND" in shown(browser.get(PAGE))
 
 
 @pytest.mark.parametrize("delay", ["x", "-1", "999999999"])
@@ -273,3 +273,9 @@ def test_a_redrive_ends_when_other_consumers_took_the_rest(browser, submit, nsqd
     dead_letters.left = 100
     submit(REDRIVE, page=f"{REDRIVE}?to=orders", action="start", to="orders")
     assert "100 of 600 messages moved" in wait_for(browser, "The redrive to orders is done")
+
+
+def test_a_redrive_of_a_channel_that_only_a_hanging_node_may_have_names_that_node(browser, hanging):
+    page = browser.get("/topics/orders/elsewhere/redrive")
+    assert page.status_code == 200
+    assert f"No node that answers has this channel. No answer: {hanging.address}" in shown(page)
