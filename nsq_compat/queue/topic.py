@@ -525,7 +525,7 @@ class Topic:
         """The number of the first segment that the policy retains, or a channel replays. Raises ``OSError``."""
         assert self.store is not None, "a topic without a store has no checkpoint"
         own = [channel.backlog.cursor.replay() for channel in self.channels.values()]
-        begins = [replay.ranges[0][0] for replay in [*saved, *own] if replay is not None]
+        begins = [replay.ranges[0][0] for replay in [*saved, *own] if replay is not None and replay.ranges]
         log_ = self.store.log
         return min([self.store.retained_from(now_ns), *(segment_of(log_, each) for each in begins)])
 
