@@ -98,6 +98,11 @@ def retained_from(log: ReadableLog, retention: Retention, now_ns: int) -> int:
     if not segments:
         return 0
     first = 0
+    while first + 1 < len(segments) and log.emptied_at:
+        following = first_of(segments[first + 1])
+        if following is None or following.offset > log.emptied_at:
+            break
+        first += 1
     if retention.seconds is not None:
         since = now_ns - int(retention.seconds * _NS_PER_SECOND)
         while first + 1 < len(segments):
@@ -160,7 +165,7 @@ def offset_at(log: ReadableLog, is_later: IsLater, end: int) -> int:
         for group in groups:
             for number, frame in enumerate(group.frames):
                 if is_later(_first(group.offset + number, frame)):
-                    return group.offset + number
+                    return max(group.offset + number, log.emptied_at)
     return end
 
 

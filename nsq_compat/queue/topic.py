@@ -475,6 +475,7 @@ class Topic:
         state.channels = {name: each.state() for name, each in self.channels.items() if not each.ephemeral}
         state.held = self.backlog.state() if self.is_holding else None
         state.paused, state.awaits_channels = self.paused, self.awaits_channels
+        state.emptied_at = self.store.log.emptied_at
         self.store.note_missing(state)
         return state
 
