@@ -39,6 +39,7 @@ type options struct {
 	prefill     bool
 	fill        bool
 	requeue     bool
+	keep        bool
 
 	topics, channels, consumers, rdy int
 	unbuffered                       bool
@@ -69,6 +70,7 @@ func parseOptions() options {
 	flag.BoolVar(&o.prefill, "prefill", false, "publish -most messages first; only the delivery is measured")
 	flag.BoolVar(&o.fill, "fill", false, "publish -most messages, and leave them there")
 	flag.BoolVar(&o.requeue, "requeue", false, "give each message back once, to be delivered after a delay")
+	flag.BoolVar(&o.keep, "keep", false, "do not delete the topic afterwards")
 	flag.IntVar(&o.topics, "topics", 1, "which are published to in turn")
 	flag.IntVar(&o.channels, "channels", 1, "of each topic")
 	flag.IntVar(&o.consumers, "consumers", 0, "connections that consume, on each channel")

@@ -65,8 +65,8 @@ func (o options) runPhase(server *server, name string, random *rand.Rand) (*repo
 		return nil, fmt.Errorf("wrong: %w", err)
 	}
 	p.closeAll()
-	if len(p.topics) > 1 {
-		return report, nil // its server's end comes next, and is quicker without
+	if len(p.topics) > 1 || p.keep {
+		return report, nil // of many topics: its server's end comes next, and is quicker without
 	}
 	return report, server.deleteTopic(name)
 }

@@ -11,7 +11,7 @@ The number of lost messages is known only when the next message has been found. 
 
 import errno
 import struct
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from google_crc32c import value as crc32c
@@ -37,12 +37,18 @@ from nsq_compat.log.segment import (
 from nsq_compat.protocol.frames import FRAME_HEADER, FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id
-from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, MAGIC_PREFIX, MESSAGES
+from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, KINDS, MAGIC_PREFIX, MESSAGES
 
 BLOCK_SIZE: Final = 1 << 18
 
 MESSAGE_KINDS: Final = (MESSAGES, DEFERRED)
 """The kinds of groups that contain messages."""
+
+NEAR: Final = 1 << 16
+"""Distance in bytes from which on a group is found by reading instead of by bisection."""
+_PROBE: Final = 1 << 14
+_NUMBERED: Final = frozenset(KINDS) - {DEFERRED}
+"""The kinds of groups whose `first_seq` is a number."""
 
 _SECTOR: Final = 512
 """Bytes that a disk writes atomically: after a power cut each sector is written or is not."""
@@ -248,6 +254,45 @@ class GroupReader:
         return None, False
 
 
+def next_header(segment: Segment, position: int, limit: int, kinds: Container[int]) -> GroupHeader | None:
+    """The header of the first sound group of these kinds that begins from `position` on and before `limit`."""
+    while position < limit:
+        block = segment.pread(_PROBE, position)
+        if len(block) < HEADER_SIZE:
+            return None
+        at = block.find(MAGIC_PREFIX)
+        while 0 <= at <= len(block) - HEADER_SIZE:
+            header = decode_header(block, at, position + at)
+            if header is None:
+                at = block.find(MAGIC_PREFIX, at + 1)
+                continue
+            if header.offset >= limit:
+                return None
+            if header.kind in kinds and header.end <= segment.end:
+                return header
+            at = header.end - position
+        position += at if at > len(block) - HEADER_SIZE else len(block) - HEADER_SIZE + 1
+    return None
+
+
+def seek_number(segment: Segment, seq: int) -> tuple[int, int]:
+    """The offset at which to begin reading to find a message by its number, and the first number after it.
+
+    By the index, if there is one, else by bisection. Raises ``OSError``.
+    """
+    if segment.index is not None:
+        return segment.index.seek(seq)
+    low, high, first = FIRST_GROUP, segment.end, segment.first_seq
+    while high - low > NEAR:
+        middle = (low + high) // 2
+        header = next_header(segment, middle, high, _NUMBERED)
+        if header is None or header.first_seq > seq:
+            high = middle
+        else:
+            low, first = header.offset, header.first_seq
+    return low, first
+
+
 def index_of(segment: Segment, damage: Damage, in_steps: bool = False) -> Index:
     """The segment's index. Builds it if an earlier run wrote the segment. Raises ``OSError``.
 
@@ -277,6 +322,7 @@ def first_id_of(segment: Segment, damage: Damage) -> bytes | None:
 
 def extend_index(segment: Segment, damage: Damage) -> bool:
     """Index some more of the segment; returns whether the index is complete. Raises ``OSError``."""
+    segment.index_is_used = True
     if segment.index is not None:
         return True
     partial = segment.partial_index

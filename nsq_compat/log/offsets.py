@@ -6,13 +6,14 @@ the first message of each segment is remembered. Times are those of the ids, whi
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
+from google_crc32c import extend as extend_crc32c
 from google_crc32c import value as crc32c
 
-from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, GroupReader
+from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, NEAR, GroupReader, next_header, seek_number
 from nsq_compat.log.reading import ReadableLog
 from nsq_compat.log.segment import (
     CHECKSUM_SIZE,
@@ -22,23 +23,16 @@ from nsq_compat.log.segment import (
     MARK_SIZE,
     First,
     Group,
-    GroupHeader,
     Segment,
     cut_frames,
-    decode_header,
     unpack_header,
 )
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id, message_ids, publish_tick, tick_of, timestamp_ns
-from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, KINDS, MAGIC_PREFIX, MESSAGES
+from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, MESSAGES
 
-_PROBE: Final = 1 << 14
-_NEAR: Final = 1 << 16
-"""Distance in bytes from which on a group is found by reading instead of by bisection."""
 _NO_LIMIT: Final = 1 << 62
 _NS_PER_SECOND: Final = 1_000_000_000
-_NUMBERED: Final = frozenset(KINDS) - {DEFERRED}
-"""The kinds of groups whose `first_seq` is a number."""
 
 
 class Retention(NamedTuple):
@@ -94,7 +88,7 @@ def oldest(log: ReadableLog) -> First | None:
     first = next((first for first in firsts if first is not None), None)
     if first is None or first.offset >= log.emptied_at:
         return first
-    groups = OffsetReader(log, log.emptied_at).read(_NEAR)
+    groups = OffsetReader(log, log.emptied_at).read(NEAR)
     return _first(groups[0].offset, groups[0].frames[0]) if groups else None
 
 
@@ -104,6 +98,11 @@ def retained_from(log: ReadableLog, retention: Retention, now_ns: int) -> int:
     if not segments:
         return 0
     first = 0
+    while first + 1 < len(segments) and log.emptied_at:
+        following = first_of(segments[first + 1])
+        if following is None or following.offset > log.emptied_at:
+            break
+        first += 1
     if retention.seconds is not None:
         since = now_ns - int(retention.seconds * _NS_PER_SECOND)
         while first + 1 < len(segments):
@@ -148,7 +147,7 @@ def last_before(log: ReadableLog, is_later: IsLater) -> tuple[Segment, int] | No
         return None
     segment = segments[low]
     begin, end = FIRST_GROUP, segment.end
-    while end - begin > _NEAR:
+    while end - begin > NEAR:
         middle = (begin + end) // 2
         found = _next_group(segment, middle, end)
         if found is None or is_later(found[1]):
@@ -162,11 +161,11 @@ def offset_at(log: ReadableLog, is_later: IsLater, end: int) -> int:
     """The offset of the first retained message that is later; `end` if there is none. Raises ``OSError``."""
     place = last_before(log, is_later)
     reader = OffsetReader(log, 0, place)
-    while groups := reader.read(_NEAR):
+    while groups := reader.read(NEAR):
         for group in groups:
             for number, frame in enumerate(group.frames):
                 if is_later(_first(group.offset + number, frame)):
-                    return group.offset + number
+                    return max(group.offset + number, log.emptied_at)
     return end
 
 
@@ -176,7 +175,7 @@ def number_at(log: ReadableLog, offset: int, end: int) -> int:
     Raises ``OSError``.
     """
     reader = OffsetReader(log, offset)
-    while groups := reader.read(_NEAR):
+    while groups := reader.read(NEAR):
         for group in groups:
             if group.kind != DEFERRED:
                 return group.first_seq
@@ -194,16 +193,8 @@ def offset_of_number(log: ReadableLog, seq: int, end: int) -> int:
     if seq >= log.next_seq or place == len(segments):
         return end
     segment = segments[place]
-    low, high = FIRST_GROUP, segment.end
-    while high - low > _NEAR:
-        middle = (low + high) // 2
-        header = _next_header(segment, middle, high, _NUMBERED)
-        if header is None or header.first_seq > seq:
-            high = middle
-        else:
-            low = header.offset
-    reader = OffsetReader(log, 0, (segment, low))
-    while groups := reader.read(_NEAR):
+    reader = OffsetReader(log, 0, (segment, seek_number(segment, seq)[0]))
+    while groups := reader.read(NEAR):
         for group in groups:
             if group.kind == MESSAGES and group.first_seq + len(group.frames) > seq:
                 return group.offset + max(0, seq - group.first_seq)
@@ -219,7 +210,7 @@ def offsets_of(log: ReadableLog, ids: Iterable[bytes]) -> dict[bytes, int]:
         if not known or wanted > last:
             known = {}
             reader = OffsetReader(log, 0, last_before(log, _later_than_id(wanted)))
-            while (not known or last < wanted) and (groups := reader.read(_NEAR)):
+            while (not known or last < wanted) and (groups := reader.read(NEAR)):
                 for group in groups:
                     known.update(zip(message_ids(group.frames), count(group.offset), strict=False))
                 last = message_id(groups[-1].frames[-1])
@@ -357,28 +348,31 @@ def _cut_payloads(block: bytes, base: int, expected: int, limit: int) -> Frames 
 
     None unless the first of them has the expected offset. It ends before a gap, and before the offset `limit`.
     """
+    # Hot: runs for everything that is read by offset. The locals save lookups in other modules.
+    crc, extend, unpack, deferred = crc32c, extend_crc32c, unpack_header, DEFERRED
     pieces: list[bytes] = []
     offset, next_seq = expected, 0
-    at, last = 0, len(block) - HEADER_SIZE
+    at, available = 0, len(block)
+    last = available - HEADER_SIZE
     while at <= last:
-        magic, header_crc, payload_crc, first_seq, due_ns, size, length, kind = unpack_header(block, at)
+        magic, header_crc, payload_crc, first_seq, due_ns, size, length, kind = unpack(block, at)
         begin = at + HEADER_SIZE
-        if magic != GROUP_MAGIC or crc32c(block[at + MARK_SIZE : begin]) != header_crc ^ ((base + at) & LOW_32):
+        if magic != GROUP_MAGIC or crc(block[at + MARK_SIZE : begin]) != header_crc ^ ((base + at) & LOW_32):
             break
         frames_begin = begin if length == 1 else begin + length * CHECKSUM_SIZE
         end = frames_begin + size
         stop = end if length == 1 else end + HEADER_SIZE
-        if stop > len(block):
+        if stop > available:
             break
         if kind in MESSAGE_KINDS:
-            if (first_seq if kind == DEFERRED else first_seq + due_ns) != offset or offset >= limit:
+            if (first_seq if kind == deferred else first_seq + due_ns) != offset or offset >= limit:
                 break
-            payload = block[begin:end]
-            if crc32c(payload) != payload_crc:
+            frames = block[frames_begin:end]
+            if (crc(frames) if length == 1 else extend(crc(block[begin:frames_begin]), frames)) != payload_crc:
                 break
-            pieces.append(payload if length == 1 else payload[frames_begin - begin :])
+            pieces.append(frames)
             offset += length
-            if kind == MESSAGES:
+            if kind != deferred:
                 next_seq = first_seq + length
         at = stop
     return Frames(expected, offset, pieces, base + at, next_seq) if pieces else None
@@ -386,33 +380,12 @@ def _cut_payloads(block: bytes, base: int, expected: int, limit: int) -> Frames 
 
 def _next_group(segment: Segment, position: int, limit: int) -> tuple[int, First] | None:
     """The first sound group with messages that begins from `position` on and before `limit`, and its first message."""
-    header = _next_header(segment, position, limit, MESSAGE_KINDS)
+    header = next_header(segment, position, limit, MESSAGE_KINDS)
     if header is None:
         return None
     frame = segment.pread(MESSAGE_HEADER.size, header.frames_begin)
     offset = header.first_seq if header.kind == DEFERRED else header.first_seq + header.due_ns
     return header.offset, _first(offset, frame)
-
-
-def _next_header(segment: Segment, position: int, limit: int, kinds: Container[int]) -> GroupHeader | None:
-    """The header of the first sound group of these kinds that begins from `position` on and before `limit`."""
-    while position < limit:
-        block = segment.pread(_PROBE, position)
-        if len(block) < HEADER_SIZE:
-            return None
-        at = block.find(MAGIC_PREFIX)
-        while 0 <= at <= len(block) - HEADER_SIZE:
-            header = decode_header(block, at, position + at)
-            if header is None:
-                at = block.find(MAGIC_PREFIX, at + 1)
-                continue
-            if header.offset >= limit:
-                return None
-            if header.kind in kinds and header.end <= segment.end:
-                return header
-            at = header.end - position
-        position += at if at > len(block) - HEADER_SIZE else len(block) - HEADER_SIZE + 1
-    return None
 
 
 def _first(offset: int, frame: bytes) -> First:

@@ -20,7 +20,15 @@ from typing import Final, NamedTuple
 from google_crc32c import value as crc32c
 
 from nsq_compat.log.damage import Damage
-from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, GroupReader, first_id_of, index_of, unfinished
+from nsq_compat.log.group_reader import (
+    BLOCK_SIZE,
+    MESSAGE_KINDS,
+    GroupReader,
+    first_id_of,
+    index_of,
+    seek_number,
+    unfinished,
+)
 from nsq_compat.log.kept import Kept
 from nsq_compat.log.memory_tail import MemoryTail
 from nsq_compat.log.segment import (
@@ -99,7 +107,7 @@ class LogCursor:
         segments = self._log.segments
         if segments:
             segment = segments[max(bisect_right(segments, seq, key=lambda segment: segment.first_seq) - 1, 0)]
-            offset, first = index_of(segment, self._log.damage, self._log.in_steps).seek(seq)
+            offset, first = seek_number(segment, seq)
             self._report_lost(segment, "before", seq, segment.first_seq)
             self._seq = max(seq, segment.first_seq)
             self._enter(segment, offset, segment.first_seq if offset == FIRST_GROUP else first)

@@ -299,6 +299,7 @@ class Segment:
         self.end = end
         self.index: Index | None = None  # of an earlier run's segment: built when it is needed
         self.partial_index: Index | None = None
+        self.index_is_used = False  # since the last `forget_index`
         self.searches: dict[tuple[int, int], int] = {}  # the offsets that unfinished searches in damage have reached
         self.first_id: bytes | None = None  # cached by `first_id_of`
         self.first: First | None = None  # cached by ``offsets.first_of``
@@ -406,6 +407,16 @@ class Segment:
             self.first_seq, is_released = header
             if is_released:
                 self._note_released()
+
+    def forget_index(self) -> None:
+        """Free the memory of the index, unless it was used since the last call. It is built again when needed."""
+        if self.index_is_used:
+            self.index_is_used = False
+        elif self.index is not None:
+            self.first_id = self.first_id or self.index.first_id
+            self.index = None
+        else:
+            self.partial_index = None
 
     def _note_released(self) -> None:
         self._descriptors.read_faults.forget(self)

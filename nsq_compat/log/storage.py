@@ -19,7 +19,7 @@ from nsq_compat.log.data_path import our_folder, reason, remove_leftovers, topic
 from nsq_compat.log.descriptors import DEFAULT_LIMIT, Descriptors
 from nsq_compat.log.files import Files, adopt_temporary, opened, replace_file, write_temporary
 from nsq_compat.log.memory_tail import MemoryTail
-from nsq_compat.log.offsets import Retention, retained_from
+from nsq_compat.log.offsets import Retention, oldest, retained, retained_from
 from nsq_compat.log.segment import StagedBatch, locations_of
 from nsq_compat.log.topic_log import Later, LogEnd, TopicLog
 from nsq_compat.protocol.message import message_id
@@ -35,6 +35,7 @@ _RESERVE_SIZE: Final = 1 << 20
 _SPILL_AHEAD: Final = 8
 """At level ``memory``, spilling begins when this many times more messages wait than further deferred ones fit in."""
 _ALL: Final = 1 << 62
+_NS_PER_SECOND: Final = 1_000_000_000
 _PROBE: Final = "probe"
 _PROBE_SIZE: Final = 128 * 1024  # more than a log reserves for its next writes
 
@@ -350,6 +351,16 @@ class TopicStore:
     def retained_from(self, now_ns: int) -> int:
         """The number of the first segment that the topic's policy retains. Raises ``OSError``."""
         return _ALL if self.retention is None else retained_from(self.log, self.retention, now_ns)
+
+    def retained(self, now: float) -> tuple[int, float]:
+        """The bytes that a policy retains, and the age of the first message, in seconds; zeros without a policy."""
+        if self.retention is None:
+            return 0, 0.0
+        first = None
+        with suppress(OSError):
+            first = oldest(self.log)
+        age = 0.0 if first is None else now + self.clock_offset() - first.timestamp_ns / _NS_PER_SECOND
+        return sum(segment.end for segment in retained(self.log)), max(0.0, age)
 
     def stage(self) -> StagedBatch:
         """Create the file of a large publish, see ``TopicLog.stage``. Raises ``OSError``."""

@@ -55,6 +55,8 @@ _FILES_AT_ONCE: Final = 16
 _SKIPPED_CALLS: Final = 16
 _SPILLED_AT_ONCE: Final = 1 << 15
 _ALL: Final = 1 << 62
+_INDEXED_SEGMENTS: Final = 8
+"""The newest segments, whose indexes stay in memory. An index has about 200 KB."""
 
 Later = Callable[[Callable[[], None]], object]
 """Schedules a callback for after the current request has been answered."""
@@ -86,6 +88,8 @@ class TopicLog(ReadableLog):
         """The position of the last group that was not of kind MESSAGES (``place_of``)."""
         self.synced_offset = 0
         """The next offset when the last sync began that has succeeded; 0 before the first of this run."""
+        self.released_count = 0
+        """Segments that were released since the log was opened."""
         self._descriptors = descriptors
         self._files = files
         self._segment_size = segment_size
@@ -201,6 +205,9 @@ class TopicLog(ReadableLog):
     def begin_checkpoint(self) -> LogEnd:
         """Return the log's end, for a checkpoint of the current state, without messages that are kept later."""
         self.kept.begin_checkpoint()
+        for segment in self.segments[:-_INDEXED_SEGMENTS]:
+            if not segment.released:
+                segment.forget_index()
         return self.end
 
     # --- Deleting -----------------------------------------------------------------------------------------------------
@@ -246,7 +253,7 @@ class TopicLog(ReadableLog):
             # Decided without a pause, so no message that is written later is in these files.
             parts = list(split_by_segment(self.segments, alive, self.damage, candidates))
             steps = [
-                (partial(self._copy, segment, some, pause), partial(_release_before, segment, kept_from))
+                (partial(self._copy, segment, some, pause), partial(self._release_before, segment, kept_from))
                 for segment, some in parts
             ]
             for file in self.kept.mostly_dead(alive):
@@ -446,10 +453,10 @@ class TopicLog(ReadableLog):
             copied += len(frames)
         return copied == len(alive)  # else some are unreadable now, and counted when they are fetched
 
-
-def _release_before(segment: Segment, kept_from: Callable[[], int]) -> None:
-    if segment.number < kept_from():
-        segment.release()
+    def _release_before(self, segment: Segment, kept_from: Callable[[], int]) -> None:
+        if segment.number < kept_from():
+            segment.release()
+            self.released_count += 1
 
 
 def _number_segments(segments: Sequence[Segment]) -> None:

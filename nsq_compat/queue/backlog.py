@@ -44,6 +44,9 @@ _RESTORED_BATCH: Final = 256
 _SEARCHED_AT_ONCE: Final = 16
 """Restored messages that are read at once, about 5 ms of work if they are far apart in the log."""
 
+WithoutInFlight = Callable[[Sequence[bytes]], Sequence[bytes]]
+"""Return those of these frames that are not in flight, and defer the others."""
+
 
 class FrameQueue:
     """Frames in memory, in FIFO order and without a limit. `length` is their number.
@@ -336,11 +339,12 @@ class Cursor:
 
     def _read_block(self) -> None:
         assert self._log is not None, "messages that are not in memory are in the log"
-        if self._reader is None:
+        self._unused = groups = self._unused_from(self.position)
+        if self._reader is None or (not groups and self._reader.seq < self.position):
             self._reader = self._log.reader(self.position)
         # The log may have messages after `end`, which a paused topic holds.
         stop = self.gaps[0][0] if self.gaps else self.end
-        groups = self._unused or deque(self._reader.read())
+        groups = groups or deque(self._reader.read())
         expected = self.position
         while groups and groups[0].first_seq < stop and (not self.window.length or groups[0].first_seq == expected):
             group = groups.popleft()
@@ -348,11 +352,23 @@ class Cursor:
             frames = group.frames[: stop - group.first_seq]
             self.window.extend(frames)
             expected = group.first_seq + len(frames)
+            if len(frames) < len(group.frames):
+                groups.appendleft(group._replace(first_seq=expected, frames=group.frames[len(frames) :]))
         self._unused = groups  # after a gap, which `position` passes only when it reaches it
         if not self.window.length:
             self._advance(stop - self.position)
-        if expected >= stop or not self.window.length:
+        if expected >= self.end or not self.window.length:
             self._stop_reading()
+
+    def _unused_from(self, position: int) -> deque[Group]:
+        """What was read and not used, without messages before `position`, which were in a gap."""
+        groups = self._unused
+        while groups and groups[0].first_seq < position:
+            group = groups.popleft()
+            skipped = position - group.first_seq
+            if skipped < len(group.frames):
+                groups.appendleft(group._replace(first_seq=position, frames=group.frames[skipped:]))
+        return groups
 
     def _stop_reading(self) -> None:
         self._reader = None
@@ -377,6 +393,8 @@ class Backlog:
         self.deferred = deferred
         self.on_room: Callable[[], None] | None = None
         """Called once, as soon as at most half as many returned frames wait as memory has room for."""
+        self.without_in_flight: WithoutInFlight | None = None
+        """Set once messages may be there twice, because the channel was moved back (``replay``)."""
         self._memory = memory
         self._fetch = fetch
         self.returned = FrameQueue()
@@ -442,7 +460,7 @@ class Backlog:
             if not more:
                 break
             frames = [*frames, *more]
-        return frames
+        return frames if self.without_in_flight is None else self.without_in_flight(frames)
 
     def remove(self, ids: AbstractSet[bytes]) -> list[bytes]:
         """Take out messages that are in memory or were restored, not deferred; returns their frames.

@@ -161,6 +161,7 @@ def _topic_stats(topic: Topic, now: float, channel: str, include_clients: bool) 
     )
     alone = len(channels) == len(topic.channels) == 1  # then its latency is the topic's, and is computed once
     latency = channels[0].e2e_processing_latency if alone else _latency_stats(topic.channels.values(), now)
+    retained_bytes, retained_seconds = topic.store.retained(now) if topic.store is not None else (0, 0.0)
     return TopicStats(
         topic_name=topic.name,
         channels=channels,
@@ -174,6 +175,9 @@ def _topic_stats(topic: Topic, now: float, channel: str, include_clients: bool) 
         rejected_count=topic.rejected_count,
         log_bytes=topic.store.log.disk_bytes if topic.store is not None else 0,
         damaged_records=topic.store.log.damage.records if topic.store is not None else 0,
+        retained_bytes=retained_bytes,
+        retained_seconds=retained_seconds,
+        released_segments=topic.store.log.released_count if topic.store is not None else 0,
     )
 
 

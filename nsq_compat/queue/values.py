@@ -1,7 +1,7 @@
 """Plain values: limits from nsqd's options, refusals of publishes, and the content of /stats.
 
 ``broker.snapshot`` reads the values of /stats. Their field names, order and meaning are NSQ's; `dropped_count`,
-`dead_letter_count`, `rejected_count`, `policy`, `log_bytes` and `damaged_records` are ours.
+`dead_letter_count`, `rejected_count`, `policy`, `log_bytes`, `damaged_records` and those of retention are ours.
 """
 
 from collections.abc import Mapping
@@ -136,3 +136,8 @@ class TopicStats:
     rejected_count: int = 0
     log_bytes: int = 0
     damaged_records: int = 0
+    retained_bytes: int = 0
+    """Size of the files that a policy retains, 0 without one."""
+    retained_seconds: float = 0.0
+    """Age of the first message in them."""
+    released_segments: int = 0

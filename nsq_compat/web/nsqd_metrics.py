@@ -47,6 +47,8 @@ _TOPIC: Final[Sequence[Column[TopicStats]]] = (
     Column("nsqd_topic_dropped", "Messages dropped.", lambda topic: topic.dropped_count, is_counter=True),
     Column("nsqd_topic_rejected", "Publishes refused: full.", lambda topic: topic.rejected_count, is_counter=True),
     Column("nsqd_topic_damaged_records", "Damaged records of the log.", lambda topic: topic.damaged_records),
+    Column("nsqd_topic_retained_bytes", "Size of the files that a policy retains.", lambda it: it.retained_bytes),
+    Column("nsqd_topic_released_segments", "Log files released.", lambda it: it.released_segments, is_counter=True),
 )
 
 _CHANNEL: Final[Sequence[Column[ChannelStats]]] = (
@@ -108,11 +110,15 @@ def collect(service: NsqdService) -> Iterator[Metric]:
         "Time from publish to FIN in the last window (--e2e-processing-latency-percentile).",
         "summary",
     )
+    # Not a column, because a sum of ages says nothing.
+    age = GaugeMetricFamily("nsqd_topic_retained_seconds", "Age of the first retained message.", labels=("topic",))
     for topic in cooperatively(snapshot(service.broker, service.now()), MAX_TOPICS_AT_ONCE):
         fits = topics.count + channels.count + 1 + len(topic.channels) <= service.options.metrics_max_names
         has_series = fits and not is_ephemeral(topic.topic_name)
         if has_series:
             topics.add((topic.topic_name,), topic)
+            if topic.retained_bytes:
+                age.add_metric((topic.topic_name,), topic.retained_seconds)
         else:
             topics.add_to_others(topic)
         for channel in topic.channels:
@@ -124,7 +130,7 @@ def collect(service: NsqdService) -> Iterator[Metric]:
             else:
                 channels.add_to_others(channel)
     yield from _daemon_metrics(service, topics, channels)
-    for family in chain(topics.families(), channels.families(), (latency,)):
+    for family in chain(topics.families(), channels.families(), (latency, age)):
         family.samples = _CooperativeSamples(family.samples)
         yield family
 

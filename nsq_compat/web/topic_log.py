@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nsq_compat.log.offsets import OffsetReader, offset_at, oldest, published_since, retained
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.net.event_loop import yield_to_loop
+from nsq_compat.policy.policies import Applied
 from nsq_compat.protocol.durations import parse_duration
 from nsq_compat.protocol.message import timestamp_ns
 from nsq_compat.queue.channel import Channel
@@ -22,6 +23,9 @@ from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.application import V1, ApiError, Route, Routes, json_response, parse_query, read_in_steps, required
 from nsq_compat.web.nsqd_service import NsqdService
 
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
 Read = TypeVar("Read")
 
 OLDEST: Final = "oldest"
@@ -29,8 +33,9 @@ LATEST: Final = "latest"
 DEFAULT_READ_BYTES: Final = 1 << 20
 MAX_READ_BYTES: Final = 1 << 24
 MAX_WAIT_MS: Final = 60_000
-_STEP_BYTES: Final = 1 << 17
+_STEP_BYTES: Final = 1 << 18
 """Bytes that are read from the log before other clients are served."""
+_MAX_READERS: Final = 16
 _OCTETS: Final = ("Content-Type", "application/octet-stream")
 
 
@@ -41,6 +46,9 @@ class TopicLogApi:
         """Answers of /topic/read with messages."""
         self.gone = 0
         """Requests for offsets that were released."""
+        self._readers: dict[tuple[TopicLog, int], OffsetReader] = {}
+        """By the offset at which their last answer ended, from which most clients read on."""
+        service.metrics.collect_from(self._collect)
 
     def routes(self) -> Routes:
         reading = {"/topic/read": {"GET": Route(self._read)}} if self._service.options.peeking_over_http else {}
@@ -73,6 +81,12 @@ class TopicLogApi:
             self.gone += 1
             raise ApiError(410, f"OFFSET_GONE: the first offset is {first}")
 
+    def _collect(self) -> Iterator["Metric"]:
+        from prometheus_client.core import CounterMetricFamily  # an extra
+
+        yield CounterMetricFamily("nsqd_offset_reads", "Answers of /topic/read with messages.", float(self.reads))
+        yield CounterMetricFamily("nsqd_offset_gone", "Requests for released offsets.", float(self.gone))
+
     def _offsets(self, request: Request) -> Response:
         query = parse_query(request.query)
         if (names := query.get("topics")) is None:
@@ -82,18 +96,20 @@ class TopicLogApi:
         several = {"at": query["at"]} if "at" in query else {}
         return json_response({"topics": {topic.name: self._offsets_of(topic, several) for topic in logged}})
 
-    def _offsets_of(self, topic: Topic, query: Mapping[str, str]) -> dict[str, int | bool | None]:
+    def _offsets_of(self, topic: Topic, query: Mapping[str, str]) -> dict[str, Any]:
         log = _log_of(topic)
         end = _durable_end(topic, log, topic.next_offset)
         first = _read_log(topic, lambda: oldest(log))
         latest = read_in_steps(lambda: log.latest(1)) if first is not None else ()
-        answer: dict[str, int | bool | None] = {
+        retention = topic.store.retention if topic.store is not None else None
+        answer: dict[str, Any] = {
             "first": end if first is None else first.offset,
             "next": end,
             "first_timestamp": None if first is None else first.timestamp_ns,
             "last_timestamp": timestamp_ns(latest[-1].frames[-1]) if latest else None,
             "bytes": sum(segment.end for segment in retained(log)),
-            "retained": topic.store is not None and topic.store.retention is not None,
+            "retained": retention is not None,
+            **Applied(retention=retention).to_settings(topic.name, ""),
         }
         if (when := query.get("at")) is not None:
             answer["offset"] = min(self.offset_of(topic, when, "AT"), end)
@@ -122,7 +138,7 @@ class TopicLogApi:
         return self._answer(topic, log, begin, readable if end < 0 else end, max(1, size))
 
     def _answer(self, topic: Topic, log: TopicLog, begin: int, end: int, size: int) -> Response:
-        reader = OffsetReader(log, begin)
+        reader = self._readers.pop((log, begin), None) or OffsetReader(log, begin)
         pieces: list[bytes] = []
         first = following = begin
         left = size
@@ -143,6 +159,10 @@ class TopicLogApi:
             pieces.append(piece)
             left -= len(piece)
             yield_to_loop()
+        if reader.offset == following:
+            self._readers[log, following] = reader
+            if len(self._readers) > _MAX_READERS:
+                del self._readers[next(iter(self._readers))]
         headers = [_OCTETS, V1, ("X-NSQ-First-Offset", str(first)), ("X-NSQ-Next-Offset", str(following))]
         if first > begin:
             headers.append(("X-NSQ-Gap", f"{begin}-{first - 1}"))

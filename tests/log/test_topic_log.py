@@ -282,6 +282,37 @@ def test_the_index_of_an_earlier_runs_segment_is_built_in_steps(large_writer):
     assert log.damage.records == 0
 
 
+def test_indexes_of_old_segments_are_not_kept_in_memory():
+    writer = Writer(segment_size=1000)
+    while len(writer.log.segments) < 20:
+        writer.publish()
+    log = writer.log
+    frames = numbers_read(log)
+    old = log.segments[:-8]
+    log.begin_checkpoint()
+    assert not any(segment.index for segment in old)
+    assert all(segment.index for segment in log.segments[-8:])
+    wanted = message_id(frames[0])
+    assert log.fetch([wanted]) == {wanted: frames[0]}
+    log.begin_checkpoint()
+    assert old[0].index, "it was used since the last checkpoint"
+    assert numbers_read(log, 1) == {seq: frame for seq, frame in frames.items() if seq}
+    log.begin_checkpoint()
+    assert not any(segment.index for segment in old)
+    assert log.fetch([wanted]) == {wanted: frames[0]}
+    assert log.damage.records == 0
+
+
+def test_messages_of_an_earlier_run_are_found_by_number_without_an_index(large_writer):
+    log = large_writer.open()
+    frames = numbers_read(log)
+    assert len(frames) == 500
+    for seq in range(0, 500, 7):
+        group = log.reader(seq).read(1)[0]
+        assert (group.first_seq, group.frames[0]) == (seq, frames[seq])
+    assert not any(segment.index for segment in log.segments)
+
+
 def test_an_index_is_right_although_reads_failed_while_it_was_built(large_writer):
     expected = large_writer.log.fetch([b"%016x" % 1, b"%016x" % 1500])
     log = large_writer.open()

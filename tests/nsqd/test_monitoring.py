@@ -67,6 +67,24 @@ def test_a_scrape_shows_topics_channels_consumers_the_log_and_the_disk(nsqd):
     assert found["nsqd_connections",] == 1
 
 
+def test_a_scrape_shows_what_is_retained_and_read(nsqd):
+    assert nsqd.asks("PUT", "/config/policies", b'[{"topic":"orders","retain_for":"1h"}]').status == 200
+    for body in (b"1", b"2"):
+        assert nsqd.asks("POST", "/pub?topic=orders", body).status == 200
+    assert nsqd.asks("POST", "/pub?topic=others", b"1").status == 200
+    assert nsqd.asks("GET", "/topic/read?topic=orders&from=0").status == 200
+    assert nsqd.asks("POST", "/topic/empty?topic=orders").status == 200
+    assert nsqd.asks("GET", "/topic/read?topic=orders&from=1").status == 410
+    assert nsqd.asks("POST", "/pub?topic=orders", b"3").status == 200
+    found = scrape(nsqd.http_address)
+    assert found["nsqd_topic_retained_bytes", "orders"] == found["nsqd_topic_log_bytes", "orders"]
+    assert 0 <= found["nsqd_topic_retained_seconds", "orders"] < 60
+    assert found["nsqd_topic_retained_bytes", "others"] == 0
+    assert ("nsqd_topic_retained_seconds", "others") not in found
+    assert found["nsqd_topic_released_segments_total", "orders"] == 0
+    assert (found["nsqd_offset_reads_total",], found["nsqd_offset_gone_total",]) == (1, 1)
+
+
 def test_many_scrapes_leak_nothing_and_the_daemon_still_stops(nsqd):
     before = scrape(nsqd.http_address)["process_open_fds",]
     for _ in range(50):
@@ -94,6 +112,7 @@ def queries(panel: dict[str, Any]) -> list[str]:
 
 
 def test_rules_and_dashboard_use_only_existing_metrics(nsqd):
+    assert nsqd.asks("PUT", "/config/policies", b'[{"topic":"orders","retain_for":"1h"}]').status == 200
     assert nsqd.asks("POST", "/pub?topic=orders", b"1").status == 200
     nsqd.create_channel("orders", "archive")
     names: set[str] = set()

@@ -1,10 +1,13 @@
 """retain_for and retain_bytes: what channels have finished can be read, until the policy releases it."""
 
+import os
+
 import pytest
 
 from nsq_compat.log.offsets import OffsetReader, oldest
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol.message import body
+from nsq_compat.queue.broker import snapshot
 from tests.broker import Consumer, Daemon, DataPath
 
 SIZE = 1000
@@ -100,9 +103,15 @@ def test_a_policy_that_is_removed_releases_at_the_next_checkpoint(small):
     pass_on(daemon, daemon.consumer(), 0, 35)
     small.checkpoint(daemon)
     assert numbers(daemon) == list(range(35))
+    (stats,) = snapshot(daemon.broker, daemon.now)
+    assert (stats.retained_bytes, stats.released_segments) == (stats.log_bytes, 0)
+    assert stats.retained_seconds == pytest.approx(35, abs=1)
     daemon.follows()
     small.checkpoint(daemon)
     assert len(numbers(daemon)) < 10
+    (stats,) = snapshot(daemon.broker, daemon.now)
+    assert (stats.retained_bytes, stats.retained_seconds) == (0, 0)
+    assert stats.released_segments >= 2
 
 
 def test_retained_messages_survive_a_restart_with_their_offsets(small):
@@ -159,6 +168,10 @@ def test_an_emptied_topic_retains_nothing(small):
     again.follows({"retain_for": "1h"})
     assert numbers(again) == []
     pass_on(again, again.consumer(), 35, 37)
+    assert numbers(again) == [35, 36]
+    small.checkpoint(again)  # it has the end, and the log before it is not read again
+    assert len(os.listdir(small.folder())) < 4
+    again = small.restart(again)
     assert numbers(again) == [35, 36]
 
 

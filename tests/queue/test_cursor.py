@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from typing import SupportsIndex, cast
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -125,6 +126,7 @@ class HoledLog:
 
     def __init__(self, *, read_all):
         self.groups = deque([group(0, 0, 1), group(4, 4)])
+        self.seq = 5  # what has been read up to
         self.read_all = read_all
 
     def reader(self, seq):
@@ -152,6 +154,30 @@ def test_damaged_messages_are_skipped_and_those_around_them_are_delivered(read_a
     assert len(cursor) == (0 if read_all else 2)
     assert taken(cursor) == []
     assert (len(cursor), cursor.position) == (0, cursor.end)
+
+
+@pytest.mark.interpreted
+def test_messages_on_both_sides_of_a_gap_are_read_at_once(stream, monkeypatch):
+    cursor = stream.cursor(memory=0)
+    for _ in range(10):
+        stream.publish(10)
+    cursor.remove_logged({b"%016x" % number for number in range(100) if number % 7 == 3 or 40 <= number < 60})
+    make_reader = Mock(side_effect=stream.log.reader)
+    monkeypatch.setattr(stream.log, "reader", make_reader)
+    assert all_of(cursor) == [number for number in range(100) if number % 7 != 3 and not 40 <= number < 60]
+    assert make_reader.call_count < 3, "only a gap that ends beyond what was read needs another one"
+
+
+@pytest.mark.interpreted
+def test_a_long_gap_is_not_read(stream, monkeypatch):
+    cursor = stream.cursor(memory=0)
+    for _ in range(10):
+        stream.publish(10, size=100_000)
+    cursor.move(0, stream.end, [(5, 95)])
+    make_reader = Mock(side_effect=stream.log.reader)
+    monkeypatch.setattr(stream.log, "reader", make_reader)
+    assert all_of(cursor) == [0, 1, 2, 3, 4, 95, 96, 97, 98, 99]
+    assert [call.args for call in make_reader.call_args_list] == [(0,), (95,)]
 
 
 # --- A pause ----------------------------------------------------------------------------------------------------------

@@ -55,7 +55,8 @@ def bodies_at(nsqd, topic):
     """What is in its channel, taken from it."""
     count = nsqd.stat(topic, "depth")
     bodies = []
-    with Consumer(topic, "c", lambda message: bodies.append(message.body), nsqd_tcp_addresses=nsqd.tcp_address):
+    place = {"nsqd_tcp_addresses": nsqd.tcp_address, "max_in_flight": 200}
+    with Consumer(topic, "c", lambda message: bodies.append(message.body), **place):
         wait_until(lambda: len(bodies) == count)
     return bodies
 
