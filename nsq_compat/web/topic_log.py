@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nsq_compat.log.offsets import OffsetReader, offset_at, oldest, published_since, retained
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.net.event_loop import yield_to_loop
+from nsq_compat.policy.policies import Applied
 from nsq_compat.protocol.durations import parse_duration
 from nsq_compat.protocol.message import timestamp_ns
 from nsq_compat.queue.channel import Channel
@@ -95,18 +96,20 @@ class TopicLogApi:
         several = {"at": query["at"]} if "at" in query else {}
         return json_response({"topics": {topic.name: self._offsets_of(topic, several) for topic in logged}})
 
-    def _offsets_of(self, topic: Topic, query: Mapping[str, str]) -> dict[str, int | bool | None]:
+    def _offsets_of(self, topic: Topic, query: Mapping[str, str]) -> dict[str, Any]:
         log = _log_of(topic)
         end = _durable_end(topic, log, topic.next_offset)
         first = _read_log(topic, lambda: oldest(log))
         latest = read_in_steps(lambda: log.latest(1)) if first is not None else ()
-        answer: dict[str, int | bool | None] = {
+        retention = topic.store.retention if topic.store is not None else None
+        answer: dict[str, Any] = {
             "first": end if first is None else first.offset,
             "next": end,
             "first_timestamp": None if first is None else first.timestamp_ns,
             "last_timestamp": timestamp_ns(latest[-1].frames[-1]) if latest else None,
             "bytes": sum(segment.end for segment in retained(log)),
-            "retained": topic.store is not None and topic.store.retention is not None,
+            "retained": retention is not None,
+            **Applied(retention=retention).to_settings(topic.name, ""),
         }
         if (when := query.get("at")) is not None:
             answer["offset"] = min(self.offset_of(topic, when, "AT"), end)

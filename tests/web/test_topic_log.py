@@ -225,6 +225,13 @@ def test_an_emptied_topic_has_no_times(call, topic):
     assert (found["first"], found["first_timestamp"], found["last_timestamp"]) == (10, None, None)
 
 
+def test_the_offsets_name_the_policy_that_retains(call, topic):
+    assert "retain_for" not in answer(call, "GET", "/topic/offsets?topic=t")
+    topic.retain(Retention(seconds=259_200.0, size=5_000_000))
+    settings = {"retain_for": "72h0m0s", "retain_bytes": 5_000_000}
+    assert settings.items() <= answer(call, "GET", "/topic/offsets?topic=t").items()
+
+
 def test_what_was_emptied_is_not_found_by_its_time(call, daemon, topic):
     topic.empty()
     topic.publish([b"new"], 50.0, daemon.wall_ns)
