@@ -267,7 +267,7 @@ def test_a_channel_is_rewound_and_the_log_read_without_scripts(site, browser):
     browser.click("button", "Show what would come")
     browser.sees("8 messages will be delivered from there, on 1 node. Now 0 wait.", "#confirm")
     assert site.nsqd.channel_stats("again", "archive")["depth"] == 0
-    browser.click("#confirm button", "Rewind archive")
+    browser.click("#confirm button", "Rewind")
     browser.sees("Moved archive to the offset 4")
     assert site.nsqd.channel_stats("again", "archive")["depth"] == 8
     browser.open(site.url("/create?topic=again"))
