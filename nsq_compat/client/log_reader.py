@@ -364,11 +364,13 @@ class LogReader:
                 now, reason = time.monotonic(), reason_of(error)
                 if self._stopped.is_set():
                     break
-                if failed_at is None:
-                    failed_at = now
-                    log.warning("[%s] %s: %s; trying again", self.topic, name, reason)
+                is_first = failed_at is None
+                failed_at = now if failed_at is None else failed_at
                 if self._retry_timeout is not None and now >= failed_at + self._retry_timeout:
-                    raise LogReadError(f"{name}: {reason}, for {self._retry_timeout:g} s") from None
+                    during = f", for {self._retry_timeout:g} s" if self._retry_timeout else ""
+                    raise LogReadError(f"{name}: {reason}{during}") from None
+                if is_first:
+                    log.warning("[%s] %s: %s; trying again", self.topic, name, reason)
             else:
                 if failed_at is not None:
                     log.info("[%s] %s: answers again", self.topic, name)

@@ -226,6 +226,7 @@ class OffsetReader:
         self.offset = offset
         self._log = log
         self._place = place
+        self._is_exact = place is None  # whether `offset` is that of the next message in the log, not a lower one
         self._reader: GroupReader | None = None
         self._segment: Segment | None = None
 
@@ -254,6 +255,7 @@ class OffsetReader:
             groups = [each for each in found if each.frames]
             if groups:
                 self.offset = groups[-1].offset + len(groups[-1].frames)
+                self._is_exact = True
                 return groups
             if reader.offset < segment.end:
                 continue
@@ -261,6 +263,8 @@ class OffsetReader:
                 return []
             if reader.suspect is not None:
                 reader.report_suspect(following.first_seq)
+            elif self._is_exact and self.offset < limit < _NO_LIMIT and self._log.tail is None:
+                self._log.damage.note_gap(segment.path, self.offset, limit)
             self._enter(following, FIRST_GROUP)
 
     def read_frames(self, max_bytes: int) -> "Frames | None":

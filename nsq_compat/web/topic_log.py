@@ -131,9 +131,10 @@ class TopicLogApi:
         size = _number(query, "max_bytes", MAX_READ_BYTES, default=DEFAULT_READ_BYTES)
         wait_ms = _number(query, "wait", MAX_WAIT_MS, default=0)
         log = _log_of(topic)
-        self._require(topic, log, begin)
         if begin == topic.next_offset and wait_ms:
             self._service.wait_until(lambda: topic.next_offset > begin or topic.exiting, wait_ms / 1000)
+        if begin < topic.next_offset:
+            self._require(topic, log, begin)
         readable = _durable_end(topic, log, max(begin + 1, end))
         return self._answer(topic, log, begin, readable if end < 0 else end, max(1, size))
 
@@ -151,6 +152,7 @@ class TopicLogApi:
             if frames.offset != following:
                 if pieces:
                     break  # the next answer begins with the gap
+                self._require(topic, log, begin)  # it may have been released just now
                 first = min(frames.offset, end)
             if frames.next_offset > end:
                 frames = frames.cut(end)

@@ -161,6 +161,19 @@ def test_released_offsets_are_gone(call, daemon, topic):
     assert answer(call, "POST", "/channel/rewind?topic=t&channel=c&to=oldest")["offset"] == first
 
 
+def test_an_offset_that_is_released_while_a_reader_waits_for_it_is_gone(call, daemon, topic):
+    def publish_and_release() -> None:
+        while len(topic.store.log.segments) < 4:
+            topic.publish([bytes(500)], 50.0, daemon.wall_ns)
+        topic.store.log.release(topic.seq, list, sync=topic.store.log.sync)
+
+    daemon.while_waiting = publish_and_release
+    gone = code(call("GET", "/topic/read?topic=t&from=10&wait=100"))
+    first = answer(call, "GET", "/topic/offsets?topic=t")["first"]
+    assert first > 10
+    assert gone == refused(410, f"OFFSET_GONE: the first offset is {first}")
+
+
 def test_damage_is_a_gap_that_the_answer_names(call, daemon, topic):
     log = topic.store.log
     segment = log.segments[-1]
