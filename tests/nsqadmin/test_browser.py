@@ -235,7 +235,7 @@ def test_the_time_of_a_rewind_is_picked_on_a_plot_with_the_pointer_and_with_the_
     browser.click("#live")  # the plot must not move while it is used
 
     def picked() -> str:
-        return browser.run("return document.querySelector('input[name=to]').value")
+        return str(browser.run("return document.querySelector('input[name=to]').value"))
 
     browser.run("document.querySelector('#charts .chart').focus()")
     browser.find("#charts .chart").type(ARROW_LEFT)
