@@ -1,9 +1,10 @@
-"""What holds for every test: how long hypothesis searches, and that a report can carry any text.
+"""What holds for every test: how long hypothesis searches, that a report can carry any text, and that Ctrl-C works.
 
 The profile `dev` is quick, for while one works; `ci` searches longer and is chosen when CI is set.
 """
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -11,6 +12,10 @@ from hypothesis import settings
 
 from nsq_compat import is_compiled
 from tests.packaging.release import Release
+
+# A shell that starts the tests in the background has them, and all programs that they start, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: on a busy machine the time of one example says nothing. The blob lets a failure be replayed anywhere.
 settings.register_profile("dev", deadline=None, print_blob=True)

@@ -55,7 +55,8 @@ def bodies_at(nsqd, topic):
     """What is in its channel, taken from it."""
     count = nsqd.stat(topic, "depth")
     bodies = []
-    with Consumer(topic, "c", lambda message: bodies.append(message.body), nsqd_tcp_addresses=nsqd.tcp_address):
+    place = {"nsqd_tcp_addresses": nsqd.tcp_address, "max_in_flight": 200}
+    with Consumer(topic, "c", lambda message: bodies.append(message.body), **place):
         wait_until(lambda: len(bodies) == count)
     return bodies
 
@@ -76,6 +77,14 @@ def test_messages_can_go_to_another_topic(relay, publish, one, topic, is_idle):
     relay(f"--destination-topic={topic}.copy", to=[one.tcp_address])
     wait_until(is_idle)
     assert bodies_at(one, f"{topic}.copy") == [b"\xff\0"]
+
+
+def test_a_new_channel_begins_where_it_should(relay, publish, nsqd, one, topic):
+    publish(*[b"%d" % number for number in range(10)])
+    flags = ("--channel=new", "--from=6", f"--nsqd-http-address={nsqd.http_address}")
+    relay(*flags, to=[one.tcp_address])
+    wait_until(lambda: one.stat(topic, "depth") == 4)
+    assert sorted(bodies_at(one, topic)) == [b"6", b"7", b"8", b"9"]
 
 
 @pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy"])
