@@ -109,9 +109,9 @@ def _at_all(cluster: Cluster, nodes: Sequence[Node], call: Callable[[Node], T]) 
 class BeginningOptions(ReadingOptions):
     """The flags of a utility that can begin at a place of the log, with a new channel."""
 
-    begin: str = option(STRING, "", f"where a new channel begins: {WHEN}", flag="from")
+    begin: str = option(STRING, "", f"where to begin, unless the channel exists: {WHEN}", flag="from")
     nsqd_http_addresses: tuple[str, ...] = repeated(
-        "host:port of an nsqd for HTTP, where --from is used with --nsqd-tcp-address", flag="nsqd-http-address"
+        "host:port of an nsqd for HTTP, with --from", flag="nsqd-http-address"
     )
 
     def address_rules(self) -> Iterator[Rule]:

@@ -47,6 +47,7 @@ _SAME_LAYOUT: Final = (
     "topic",
     "channel",
     "next",
+    "at",
 )
 """Parameters that change the data of a page, and not its parts."""
 
@@ -88,6 +89,7 @@ def visit(browser: Browser, site: Site, without: Collection[str] = ()) -> Iterat
         found = browser.run("""
             const forms = [...document.forms].filter(form => form.method === 'get');
             for (const search of document.querySelectorAll('input[type=search]')) search.value ||= 'none has this name';
+            for (const needed of document.querySelectorAll('input[required]')) needed.value ||= 'oldest';
             const asked = forms.map(form => form.action.split('?')[0] + '?' + new URLSearchParams(new FormData(form)));
             for (const form of forms) form.reset();
             return [...document.querySelectorAll('a[href]')].map(link => link.href).concat(asked)""")
@@ -125,6 +127,7 @@ def name_of(path: str) -> str:
     endpoint, *parameters = _kind(_adapter(), path) or ("",)
     blueprint, _, page = endpoint.partition(".")
     confirm = [value for name, _, value in (each.partition("=") for each in parameters) if name == "confirm"]
+    confirm += ["confirm" for each in parameters if each == "to="]
     return "-".join([blueprint if page in ("list_", "show") else page, *confirm])
 
 

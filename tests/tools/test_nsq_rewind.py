@@ -96,6 +96,14 @@ def test_all_nsqd_are_moved_or_none(topic, rewind, two):
     assert [node.waiting(topic) for node in two] == [5, 7]
 
 
+def test_an_nsqd_that_does_not_answer_leaves_all_as_they_are(rewind, topic, two):
+    two[1].kill()
+    done = rewind("--to=oldest", "--execute", at=two)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert f"nsqd {two[1].http_address}: connection refused".encode() in done.stderr
+    assert two[0].waiting(topic) == 0
+
+
 def test_nsqd_are_found_by_nsqlookupd(run, lookupd, announced_nsqd):
     announced_nsqd.create_channel("t", "c")
     announced_nsqd.publish("t", b"1", b"2")

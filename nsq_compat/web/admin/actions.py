@@ -105,8 +105,10 @@ def place(when: str, nodes: Sequence[str]) -> str:
 
     Raises `ApiError` 400 for an offset on several nodes.
     """
-    if when.isdigit() and len(nodes) > 1:
-        raise ApiError(400, "OFFSET_OF_ONE_NODE")
+    if when.isdigit():
+        if len(nodes) > 1:
+            raise ApiError(400, "OFFSET_OF_ONE_NODE")
+        return when  # also 0, which is a duration too
     with suppress(ValueError):
         if not when.startswith(("+", "-")):
             return clock(service().now() - parse_duration(when) / SECOND)

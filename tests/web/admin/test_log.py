@@ -274,6 +274,8 @@ def test_a_place_that_no_node_has_is_refused_in_the_form(browser, two):
     assert "Show what would come…" in page
     assert "An offset is the number of a message on one node." in shown(browser.get(f"{REWIND}?to=130"))
     assert "a time such as" in shown(browser.get(f"{REWIND}?to=yesterday"))
+    browser.get(f"{REWIND}?to=0&node={nsqd.address}")
+    assert "at=0&" in nsqd.heard[-1], "an offset, not a time 0 seconds ago"
     assert browser.get("/topics/orders/nope/rewind").status_code == 404
 
 
