@@ -84,8 +84,11 @@ def retained(log: ReadableLog) -> Sequence[Segment]:
 
 def oldest(log: ReadableLog) -> First | None:
     """The first retained message. Raises ``OSError``."""
-    firsts = (first_of(segment) for segment in retained(log))
-    first = next((first for first in firsts if first is not None), None)
+    first = None
+    for segment in retained(log):  # compiled, a generator expression would read all of them
+        first = first_of(segment)
+        if first is not None:
+            break
     if first is None or first.offset >= log.emptied_at:
         return first
     groups = OffsetReader(log, log.emptied_at).read(NEAR)

@@ -116,7 +116,7 @@ def main(options: Options) -> None:
             raise Refused(f"after {replay.count} messages: {with_remedy(str(error), 'producer-opt')}") from None
         except LogReadError as error:
             raise Refused(f"after {replay.count} messages: {error}") from None
-    lost = f", {reader.lost_count} are lost" if reader.lost_count else ""
+    lost = f"; lost: {reader.lost_count}" if reader.lost_count else ""
     say(f"replayed {replay.count} messages{lost}")
 
 

@@ -204,6 +204,11 @@ def test_all_nsqd_that_nsqlookupd_lists_are_read(make_nsqd, registry):
             10 * number, 10 * number + 5
         )
     assert reader.position == {node.http_address: 5 for node in nodes}
+    with pytest.raises(LogReadError, match="an offset is a place on one nsqd"):
+        list(LogReader("t", lookupd_http_addresses=registry.http_address, end=3))
+    publish(nodes[0], "one", *bodies(0, 5))
+    wait_until(lambda: registry.asks("GET", "/lookup?topic=one").status == 200)
+    assert bodies_of(LogReader("one", lookupd_http_addresses=registry.http_address, start=3)) == bodies(3, 5)
     with pytest.raises(LogReadError, match="no nsqd has the topic other"):
         list(LogReader("other", lookupd_http_addresses=registry.http_address))
 
@@ -224,7 +229,7 @@ def test_following_finds_further_nsqd(make_nsqd, registry):
         ({}, "either nsqd_http_addresses or lookupd_http_addresses"),
         ({"nsqd_http_addresses": "a:1", "lookupd_http_addresses": "b:1"}, "either nsqd_http_addresses or"),
         ({"nsqd_http_addresses": ["a:1", "b:1"], "start": 3}, "an offset is a place on one nsqd"),
-        ({"lookupd_http_addresses": "a:1", "end": "3"}, "an offset is a place on one nsqd"),
+        ({"lookupd_http_addresses": "a:1", "start": "3", "follow": True}, "an offset is a place on one nsqd"),
         ({"nsqd_http_addresses": "a:1", "follow": True, "end": "latest"}, "follow has no end"),
         ({"nsqd_http_addresses": "a:1", "start": datetime(2026, 1, 1)}, "has no time zone"),
         ({"nsqd_http_addresses": "a:1", "timeout": 0}, "timeout must be above 0"),
@@ -267,6 +272,10 @@ def test_stopping_ends_the_wait_for_an_nsqd_that_is_away():
     reader = LogReader("t", nsqd_http_addresses="127.0.0.1:1", retry_timeout=None)
     threading.Timer(0.2, reader.stop).start()
     assert list(reader) == []
+    assert reader.ranges() == {}
+    reader = LogReader("t", lookupd_http_addresses="127.0.0.1:1", retry_timeout=None)
+    threading.Timer(0.2, reader.stop).start()
+    assert reader.ranges() == {}
 
 
 def test_a_stopped_reader_returns_no_further_message(nsqd, topic):

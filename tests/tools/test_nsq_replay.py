@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from nsq_conformance.daemon_process import own_host
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.client.waiting import wait_until
 from tests.tools.nsqd import Nsqd
@@ -145,6 +146,23 @@ def test_released_messages_are_an_error_that_names_the_first_offset(run, tmp_pat
         done = run("nsq_replay", "--topic=t", f"--nsqd-http-address={node.http_address}", "--from=0")
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"the message with offset 0 was released; the first offset is " in done.stderr
+
+
+def test_lost_messages_are_passed_over_with_a_warning(run, tmp_path):
+    (tmp_path / "data").mkdir()
+    host = own_host()
+    options = [f"--tcp-address={host}:0", f"--http-address={host}:0"]
+    with Nsqd(installed_nsqd(), tmp_path / "data", options=options) as node:
+        for number in range(5):
+            node.publish("t", b"%d" % number * 2000)
+        node.stop()
+        (segment,) = tmp_path.glob("data/nsq_compat/t.topic/log.*")
+        segment.write_bytes(segment.read_bytes().replace(b"2" * 2000, b"x" * 2000))
+        node.start()
+        done = run("nsq_replay", "--topic=t", f"--nsqd-http-address={node.http_address}")
+        assert f"WARNING: nsqd {node.http_address}: the messages 2 to 2 are lost".encode() in done.stderr
+    assert (done.returncode, done.stdout.split()) == (0, [b"%d" % number * 2000 for number in (0, 1, 3, 4)])
+    assert b"replayed 4 messages; lost: 1" in done.stderr
 
 
 def test_an_nsqd_of_go_is_named(run, serve_go):

@@ -234,6 +234,7 @@ WRONG_ADDRESSES = [
             "nsq_redrive --channel=c",
             "nsq_rewind --channel=c --to=1h",
             "nsq_replay",
+            "nsq_tail --from=1h",
         )
         for text in ("refused", "is this an HTTP port?")
     ),

@@ -11,7 +11,7 @@ import pytest
 
 from nsq_compat.log.data_path import make_our_folder, our_folder
 from nsq_compat.log.files import Files, OsFiles
-from nsq_compat.log.offsets import OffsetReader, Retention
+from nsq_compat.log.offsets import Frames, OffsetReader, Retention
 from nsq_compat.log.segment import split_location
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.log.topic_log import TopicLog
@@ -305,6 +305,25 @@ def test_unknown_names_are_refused(call, topic, url):
     assert code(call(method, url + "topic=other")) == refused(404, "TOPIC_NOT_FOUND")
     assert code(call(method, url)) == refused(400, "MISSING_ARG_TOPIC")
     assert code(call("POST", "/channel/rewind?topic=t&channel=other&to=0")) == refused(404, "CHANNEL_NOT_FOUND")
+
+
+@pytest.mark.interpreted
+def test_many_small_groups_are_read_in_small_steps(call, daemon, topic, monkeypatch):
+    assert topic.store is not None
+    topic.store.log._segment_size = 1 << 20
+    for _ in range(5000):
+        topic.publish([b"x" * 100], 50.0, daemon.wall_ns)
+    lengths: list[int] = []
+    read = OffsetReader.read_frames
+
+    def read_frames(reader: OffsetReader, max_bytes: int) -> Frames | None:
+        frames = read(reader, max_bytes)
+        lengths.append(len(frames.pieces) if frames is not None else 0)
+        return frames
+
+    monkeypatch.setattr(OffsetReader, "read_frames", read_frames)
+    assert len(bodies(call, "from=0")) == 5010
+    assert max(lengths) <= 256 * 2
 
 
 # --- What a power cut leaves ------------------------------------------------------------------------------------------
