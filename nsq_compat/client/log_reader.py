@@ -163,8 +163,14 @@ class LogReader:
         return dict(self._position)
 
     def ranges(self) -> dict[str, range]:
-        """The offsets that would be read from each nsqd now, without reading them. Raises ``LogReadError``."""
-        addresses = self._addresses()
+        """The offsets that would be read from each nsqd now, without reading them; empty once it was stopped.
+
+        Raises ``LogReadError``.
+        """
+        try:
+            addresses = self._addresses()
+        except _Stopped:
+            return {}
         found: dict[str, range | None] = {}
         failures: list[LogReadError] = []
 

@@ -272,6 +272,10 @@ def test_stopping_ends_the_wait_for_an_nsqd_that_is_away():
     reader = LogReader("t", nsqd_http_addresses="127.0.0.1:1", retry_timeout=None)
     threading.Timer(0.2, reader.stop).start()
     assert list(reader) == []
+    assert reader.ranges() == {}
+    reader = LogReader("t", lookupd_http_addresses="127.0.0.1:1", retry_timeout=None)
+    threading.Timer(0.2, reader.stop).start()
+    assert reader.ranges() == {}
 
 
 def test_a_stopped_reader_returns_no_further_message(nsqd, topic):
