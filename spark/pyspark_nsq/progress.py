@@ -49,7 +49,7 @@ class Progress:
             self._initial = {"stream": stream, "seq": 0, "planned": 0, "plan": []}
         return self._initial
 
-    def stop_at_current_backlog(self) -> None:
+    def stop_at_current_end(self) -> None:
         """Plan no more messages than wait now, so that the query ends."""
         self._nodes.create_channels()
         backlog = self._nodes.settled_backlog()
@@ -79,6 +79,10 @@ class Progress:
             "planned": start["planned"] + planned,
             "plan": to_json(plan),
         }
+
+    def report(self) -> dict[str, Any]:
+        """What Spark shows as `latestOffset` in its progress."""
+        return {"backlog": self.backlog}
 
     def committed(self, offset: Offset) -> None:
         """Clean the spool: batches up to `offset` are not read again."""

@@ -139,7 +139,7 @@ def test_messages_redelivered_by_a_killed_nsqd_are_read_once_with_suppress_redel
 def test_available_now_ends_while_messages_are_published_or_consumed_elsewhere(options, publish):
     publish(10)
     progress = Progress(options)
-    progress.stop_at_current_backlog()
+    progress.stop_at_current_end()
     offset, sizes = progress.initial(), []
     while (end := progress.next(offset, 4)) != offset:
         publish(5)
