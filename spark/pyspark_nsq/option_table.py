@@ -189,7 +189,13 @@ OPTIONS: Final = (
         "300",
         "a task ends when no message arrives for this time",
     ),
-    Option("maxReadMs", "max_read", option_parsers.milliseconds(1), "10000", "a task reads no longer than this"),
+    Option(
+        "maxReadMs",
+        "max_read",
+        option_parsers.milliseconds(1),
+        "10000",
+        "a task reads no longer than this, and the next batch the rest; a batch read has no limit unless this is given",
+    ),
     Option(
         "pollIntervalMs",
         "poll_interval",
@@ -243,7 +249,8 @@ OPTIONS: Final = (
         "spool_retain",
         option_parsers.milliseconds(0),
         "10000",
-        "minimum time that they stay; their ids show which messages a killed nsqd delivers again",
+        "minimum time that they stay, or twice `lookupIntervalMs` if that is longer and nsqlookupd is asked; their ids "
+        "show which messages a killed nsqd delivers again",
         (STREAM,),
     ),
     Option(

@@ -5,9 +5,10 @@ and the expected value, and is raised before messages are consumed.
 """
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
@@ -112,6 +113,9 @@ def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
     """Parse the options of a streaming or batch read. Raises ``OptionError``."""
     options = ReadOptions(**_values(given, use, ReadOptions))
     _check(_of_connections(options), _of_reading(options))
+    if use == BATCH and not any(name.lower() == "maxreadms" for name in given):
+        # No batch follows that would read the rest.
+        options = replace(options, max_read=math.inf)
     if options.mode == SPOOL:
         require_spool_options(options)
     return options
