@@ -21,6 +21,7 @@ import pytest
 from nsq_conformance.cluster import eventually
 from nsq_conformance.demo.event import EVENTS_A_SECOND, PAGES, events
 from nsq_conformance.demo.stream import CHANNELS, TOPIC
+from nsq_conformance.nsqd_process import installed_nsqd
 
 _ROOT = Path(__file__).parents[1]
 
@@ -50,6 +51,16 @@ def test_it_sends_a_file_compares_and_stops(daemons: list[str]) -> None:
     assert demo.returncode == 0, errors
     assert "came back exactly once" in output
     assert "Spark" not in output
+
+
+def test_a_new_channel_receives_every_line_again(nsqlookupd_command: str, tmp_path: Path) -> None:
+    count = len(Path(__file__).read_bytes().splitlines())
+    for _ in range(2):  # also where an earlier run has left its lines
+        options = ("--once", "--no-spark", f"--file={__file__}", f"--data-path={tmp_path}")
+        demo = start_demo(f"--nsqd={installed_nsqd()}", f"--nsqlookupd={nsqlookupd_command}", *options)
+        output, errors = demo.communicate(timeout=150)
+        assert demo.returncode == 0, errors
+        assert f"received all {count} lines again" in output
 
 
 @pytest.mark.timeout(600)

@@ -178,12 +178,16 @@ def exchange(
     *,
     connect_timeout: float,
     max_body: int,
+    cut_at: int | None = None,
     body: bytes | None = None,
     headers: dict[str, str] | None = None,
     follow_redirects: bool = False,
     decompress: bool = True,
 ) -> Answer:
-    """Make a request and read all of its answer, with any status. Raises one of `FAILURES`."""
+    """Make a request and read all of its answer, with any status. Raises one of `FAILURES`.
+
+    Of a body that is longer than `cut_at`, the rest is not read.
+    """
     with deadline:
         timeouts = (min(connect_timeout, max(0.001, deadline.left)), max(0.001, deadline.left))
         with session.request(
@@ -194,6 +198,8 @@ def exchange(
             # Read what has arrived: a slow server would take long to fill the buffer.
             while chunk := response.raw.read1(_CHUNK, decode_content=decompress):
                 answer += chunk
+                if cut_at is not None and len(answer) >= cut_at:
+                    break
                 if len(answer) > max_body:
                     raise AnswerTooLarge(f"the answer is larger than {max_body} bytes")
         deadline.check()

@@ -2,7 +2,8 @@
 //
 // - Live: fetches the page again in intervals, and replaces the elements with the attribute `data-live`.
 // - Links with the attribute `data-dialog` show the page they lead to, a confirmation, in a dialog.
-// - Plots show the value under the pointer, and the one chosen with the arrow keys, beside their captions.
+// - Plots show the value under the pointer, and the one chosen with the arrow keys, beside their captions. Where a field
+//   takes a time, a click or Enter enters that of the value.
 // - If nsqadmin does not answer, the page says so until it does.
 // - The counter counts up between two fetches.
 
@@ -225,6 +226,14 @@
     plot.setAttribute("aria-valuetext", showReading(plot, readings[chosen]));
   }
 
+  // Only where a field takes the time of a reading.
+  function pick(plot, reading) {
+    const name = plot.closest("[data-picks]")?.dataset.picks;
+    if (name === undefined || reading === null) return;
+    document.querySelector(`input[name="${name}"]`).value = reading.dataset.at;
+    plot.closest("figure").querySelector("output").textContent = `${reading.dataset.at} chosen`;
+  }
+
   function preparePlots(part) {
     for (const plot of part.querySelectorAll(".chart")) {
       const last = plot.querySelectorAll(".reading").length - 1;
@@ -236,7 +245,9 @@
       plot.addEventListener("blur", () => showReading(plot, null));
       plot.addEventListener("pointermove", (event) => showReading(plot, event.target.closest(".reading")));
       plot.addEventListener("pointerleave", () => showReading(plot, null));
+      plot.addEventListener("click", (event) => pick(plot, event.target.closest(".reading")));
       plot.addEventListener("keydown", (event) => {
+        if (event.key === "Enter") pick(plot, plot.querySelector(".reading.shown"));
         const moved = { ArrowLeft: back + 1, ArrowRight: back - 1, PageUp: back - 10, PageDown: back + 10, Home: last, End: 0 };
         if (!(event.key in moved)) return;
         event.preventDefault();
@@ -246,6 +257,7 @@
     }
   }
   preparePlots(document);
+  for (const hint of document.querySelectorAll("[data-pick-hint]")) hint.hidden = false;
 
   // --- The counter --------------------------------------------------------------------------------------------------
 

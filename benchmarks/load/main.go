@@ -173,7 +173,7 @@ func (o options) run() (*report, error) {
 	}
 	warm := o
 	// One topic is enough to warm up what many have in common.
-	warm.seconds, warm.most, warm.topics = o.warmup, max(o.most/10, o.batch*o.burst), 1
+	warm.seconds, warm.most, warm.topics, warm.keep = o.warmup, max(o.most/10, o.batch*o.burst), 1, false
 	if o.delayed() {
 		warm.publish, warm.requeue, warm.pause = "pub", false, 0
 	}

@@ -2,9 +2,10 @@
 
 A process publishes the lines of a file, another one consumes them; both use pynsq, the official Python client. The
 publisher knows the address of nsqd; the consumer knows only nsqlookupd and finds nsqd through it. Each line must be
-received exactly once. Then, until Ctrl-C, some dozens of events a second pass through the topic events, with one
-consumer that keeps up and one that sometimes falls behind. Spark counts the events by page and time window, and
-nsqadmin shows them in a browser. The exit status is 0 if all lines arrived once and no process ended early.
+received exactly once, and again by a new channel that begins with the first of them. Then, until Ctrl-C, some dozens of
+events a second pass through the topic events, with one consumer that keeps up and one that sometimes falls behind.
+Spark counts the events by page and time window, and nsqadmin shows them in a browser. The exit status is 0 if all lines
+arrived once and no process ended early.
 """
 
 # ruff: noqa: E402

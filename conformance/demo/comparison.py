@@ -1,6 +1,10 @@
-"""Sends a file through nsqd, and checks that a consumer that knows only nsqlookupd receives every line once."""
+"""Sends a file through nsqd, and checks that a consumer that knows only nsqlookupd receives every line once.
+
+If nsqd can retain messages, which Go's cannot, a channel that is created afterwards receives every line again.
+"""
 
 import importlib.util
+import json
 import os
 import sys
 from collections import Counter
@@ -12,7 +16,8 @@ from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 from nsq_conformance.pynsq_client import numbered_lines
 
-_TOPIC, _CHANNEL = "lines", "demo"
+_TOPIC, _CHANNEL, _REPLAY = "lines", "demo", "replay"
+_POLICIES = [{"topic": _TOPIC, "retain_for": "24h"}]
 
 
 def language_reference() -> Path:
@@ -31,10 +36,38 @@ def compare(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, file: Path, folder
     count = len(numbered_lines(file))
     say(f"sending the {count} lines of {file} through topic {_TOPIC}, channel {_CHANNEL}")
     out = folder / "received"
+    is_retained = nsqd.asks("PUT", "/config/policies", json.dumps(_POLICIES).encode()).status == 200
+    before = nsqd.asks("GET", f"/topic/offsets?topic={_TOPIC}")  # an earlier run may have used the data path
     send_and_receive(nsqd, nsqlookupd, file, out, cleaning)
-    if wrong := differences(file, out):
-        sys.exit("\n".join([*wrong[:20], f"DIFFERENT: {len(wrong)} of {count} lines did not come exactly once"]))
+    end_if_different(file, out)
     say(f"the same: each of the {count} lines came back exactly once")
+    if is_retained:
+        begin = before.json()["next"] if before.status == 200 else 0
+        replay(nsqd, nsqlookupd, file, begin, folder / "replayed", cleaning)
+        say(f"replayed: a new channel, created from the first of them on, received all {count} lines again")
+
+
+def replay(
+    nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, file: Path, begin: int, out: Path, cleaning: ExitStack
+) -> None:
+    """Create a channel at this offset, and receive the lines through it. Raises ClientFailed, and SystemExit."""
+    channel = f"topic={_TOPIC}&channel={_REPLAY}"
+    nsqd.asks("POST", f"/channel/delete?{channel}")
+    created = nsqd.asks("POST", f"/channel/create?{channel}&from={begin}")
+    if created.status != 200:
+        sys.exit(f"scripts/run: nsqd cannot create a channel at offset {begin}: {created.body.decode()}")
+    count = len(numbered_lines(file))
+    consumer = PYNSQ.discovering([nsqlookupd.http_address], _TOPIC, _REPLAY, count, out, max_in_flight=500, timeout=300)
+    cleaning.callback(consumer.stop)
+    consumer.report(timeout=330)
+    end_if_different(file, out)
+
+
+def end_if_different(file: Path, out: Path) -> None:
+    """Raises SystemExit with the lines that differ."""
+    if wrong := differences(file, out):
+        count = len(numbered_lines(file))
+        sys.exit("\n".join([*wrong[:20], f"DIFFERENT: {len(wrong)} of {count} lines did not come exactly once"]))
 
 
 def send_and_receive(

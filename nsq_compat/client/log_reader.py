@@ -42,6 +42,7 @@ _FIRST_DELAY: Final = 0.2
 _MAX_DELAY: Final = 5.0
 _MAX_ANSWER_BYTES: Final = 1 << 30
 """A part has a message at least, and nsqd does not announce its --max-msg-size."""
+_FOR_ONE: Final = "an offset is a place on one nsqd; use a time or a position for several"
 _FIRST_OFFSET: Final = re.compile(r"first offset is (\d+)")
 
 
@@ -135,8 +136,9 @@ class LogReader:
             raise ValueError("follow has no end")
         self._start = _text_of(start)
         self._end = "latest" if end is None else _text_of(end)
-        if len(self._nsqds) != 1 and (self._start.isdigit() or self._end.isdigit()):
-            raise ValueError("an offset is a place on one nsqd; use a time or a position for several")
+        self._is_for_one = self._start.isdigit() or self._end.isdigit()
+        if self._is_for_one and (len(self._nsqds) > 1 or (self._lookupds and follow)):
+            raise ValueError(_FOR_ONE)
         self._follow = follow
         self._on_gap = on_gap
         self._retry_timeout = retry_timeout
@@ -161,8 +163,14 @@ class LogReader:
         return dict(self._position)
 
     def ranges(self) -> dict[str, range]:
-        """The offsets that would be read from each nsqd now, without reading them. Raises ``LogReadError``."""
-        addresses = self._addresses()
+        """The offsets that would be read from each nsqd now, without reading them; empty once it was stopped.
+
+        Raises ``LogReadError``.
+        """
+        try:
+            addresses = self._addresses()
+        except _Stopped:
+            return {}
         found: dict[str, range | None] = {}
         failures: list[LogReadError] = []
 
@@ -318,6 +326,8 @@ class LogReader:
             log.warning("[%s] no nsqlookupd lists %s, which the position names", self.topic, ", ".join(missing))
         if not nodes and not self._follow:
             raise LogReadError(f"no nsqd has the topic {self.topic}")
+        if len(nodes) > 1 and self._is_for_one:
+            raise LogReadError(_FOR_ONE)
         return sorted(nodes)
 
     def _look_up(self) -> set[str]:
@@ -364,11 +374,13 @@ class LogReader:
                 now, reason = time.monotonic(), reason_of(error)
                 if self._stopped.is_set():
                     break
-                if failed_at is None:
-                    failed_at = now
-                    log.warning("[%s] %s: %s; trying again", self.topic, name, reason)
+                is_first = failed_at is None
+                failed_at = now if failed_at is None else failed_at
                 if self._retry_timeout is not None and now >= failed_at + self._retry_timeout:
-                    raise LogReadError(f"{name}: {reason}, for {self._retry_timeout:g} s") from None
+                    during = f", for {self._retry_timeout:g} s" if self._retry_timeout else ""
+                    raise LogReadError(f"{name}: {reason}{during}") from None
+                if is_first:
+                    log.warning("[%s] %s: %s; trying again", self.topic, name, reason)
             else:
                 if failed_at is not None:
                     log.info("[%s] %s: answers again", self.topic, name)

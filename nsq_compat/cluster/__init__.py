@@ -10,6 +10,7 @@
     history      rates and depths over the last hour and day
     alerts       rules that find problems in a snapshot and its history
     peek         messages of a topic or channel, without delivering them
+    topic_log    what is retained, messages by offset, rewinds
 
 Answers are not trusted: a daemon may send wrong types, hang, or never stop sending. Each of these becomes an error with
 that daemon's name.

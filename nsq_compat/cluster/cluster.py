@@ -20,11 +20,13 @@ from nsq_compat.cluster.http_client import (
     DaemonError,
     HttpClient,
     call_all,
+    explained,
     is_not_found,
     query_all,
 )
 from nsq_compat.cluster.nodes import Node, canonical_address, mark_out_of_date, read_node, read_registrations
-from nsq_compat.cluster.stats import NodeStats, TopicStats, read_node_stats, sum_topics
+from nsq_compat.cluster.reading import UpstreamError
+from nsq_compat.cluster.stats import NodeStats, TopicStats, read_node_stats, read_retained, sum_topics
 from nsq_compat.protocol.names import address_error
 
 log = logging.getLogger(__name__)
@@ -156,9 +158,15 @@ class Cluster:
         return [node for node in self._kept(silent) if topic in node.topics]
 
     def stats(
-        self, nodes: Sequence[Node], topic: str = "", channel: str = "", *, clients: bool = False
+        self,
+        nodes: Sequence[Node],
+        topic: str = "",
+        channel: str = "",
+        *,
+        clients: bool = False,
+        retained: bool = False,
     ) -> Answer[list[tuple[Node, NodeStats]]]:
-        """The stats of these nodes, or of one topic or channel on them."""
+        """The stats of these nodes, or of one topic or channel on them; with what they retain of the topic."""
         parameters = {"topic": topic, "channel": channel, "include_clients": "" if clients else "false"}
         parameters = {name: value for name, value in parameters.items() if value}
 
@@ -166,6 +174,12 @@ class Cluster:
             stats = read_node_stats(node, _get_stats(self.client, node.http_address, **parameters))
             # A topic that was not requested must not be added to the sums.
             stats.topics = [each for each in stats.topics if topic in ("", each.topic_name)]
+            if retained and stats.build is not None:
+                for each in stats.topics:
+                    with suppress(UpstreamError):  # an older version, or an ephemeral topic; the stats are known
+                        address = node.http_address
+                        answer = self.client.get(address, "topic/offsets", topic=topic)
+                        each.retained = read_retained(address, answer)
             return stats
 
         return query_all("nsqd", nodes, query, self.client.timeout)
@@ -214,18 +228,34 @@ class Cluster:
         nodes, lookup_errors = self._nodes_of(topic)
         return errors + lookup_errors + self._post(nodes, "create", topic, channel).errors
 
-    def create_on(self, nodes: Sequence[str], topic: str, channel: str = "") -> Answer[list[str]]:
+    def create_on(self, nodes: Sequence[str], topic: str, channel: str = "", begin: str = "") -> Answer[list[str]]:
         """Create a topic, and a channel, at all nsqlookupds and on these nodes; `value` has the nodes that did.
 
+        `begin` is the place in the log from which the channel gets messages (docs/http-api.md: WHEN).
         Returns when the nsqlookupds list the nodes, so that the next query finds them, or after two seconds.
         """
-        names = [{"topic": topic}, {"topic": topic, "channel": channel}][: 2 if channel else 1]
+        names = {"topic": topic, "channel": channel}
 
         def create(address: str) -> None:
-            for parameters in names:
-                self.client.post(address, f"{list(parameters)[-1]}/create", parameters)
+            self.client.post(address, "topic/create", {"topic": topic})
+            if channel:
+                self.client.post(address, "channel/create", names)
 
-        registered, created = (call_all(each, create, 2 * self.client.timeout) for each in (self.lookupds, nodes))
+        def create_at(address: str) -> None:
+            self.client.post(address, "topic/create", {"topic": topic})
+            try:
+                # Go's nsqd would ignore `from`. It does not answer this.
+                self.client.get(address, "topic/offsets", topic=topic, at=begin)
+                self.client.post(address, "channel/create", {**names, "from": begin})
+            except UpstreamError as failure:
+                raise UpstreamError(explained(str(failure))) from None
+
+        # A node that learns the channel from an nsqlookupd before would create it at the end of the log.
+        created = call_all(nodes, create_at, 2 * self.client.timeout) if begin else None
+        lookupds = self.lookupds if created is None or created.value else ()
+        registered = call_all(lookupds, create, 2 * self.client.timeout)
+        if created is None:
+            created = call_all(nodes, create, 2 * self.client.timeout)
         done = [address for address, _ in created.value]
         deadline = time.monotonic() + _REGISTRATION_SECONDS
         while done and registered.value and not self._lists(topic, done) and time.monotonic() < deadline:

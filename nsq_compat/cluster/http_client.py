@@ -11,7 +11,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from copy import copy
@@ -37,7 +37,14 @@ MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """A thousand topics with their channels and clients take about one MiB."""
 _MAX_QUOTED_BYTES: Final = 300
 _REQUEST: Final = re.compile(r'^(?:\w+ )?"?https?://[^" ]+"?: ')
-_REFUSAL: Final = re.compile(r'^got response (\d+) .*"\{\\"message\\":\\"(\w+)\\"\}"$')
+_REFUSAL: Final = re.compile(r'^got response (\d+) .*"\{\\"message\\":\\"(\w+)(?:: (.*))?\\"\}"$')
+
+_WORDS: Final[Mapping[str, str]] = {
+    "NOT_FOUND": "it cannot do this: only the nsqd of nsq_compat keeps messages that can be read and delivered again",
+    "TOPIC_NOT_FOUND": "it does not have the topic",
+    "CHANNEL_NOT_FOUND": "it does not have the channel",
+    "OFFSET_GONE": "the message with this offset was released",
+}
 
 
 class TimedOut(UpstreamError):
@@ -101,26 +108,30 @@ class HttpClient:
 
     def health(self, address: str) -> str:
         """What a daemon answers to /ping: ``OK``, or the reason why it is not; empty if it says neither."""
-        status, answer = self._answer("GET", address, "ping", {}, None)
-        return answer.decode("utf-8", "replace") if status in (200, 500) else ""
+        answer = self._answer("GET", address, "ping", {}, None)
+        return answer.body.decode("utf-8", "replace") if answer.status in (200, 500) else ""
 
     def text(self, address: str, path: str) -> str:
-        return self._request("GET", address, path, {}, None).decode("utf-8", "replace")
+        return self._request("GET", address, path, {}, None).body.decode("utf-8", "replace")
+
+    def read(self, address: str, path: str, cut_at: int, **parameters: str) -> HttpAnswer:
+        """The answer with about the first `cut_at` bytes of its body; the rest is not read."""
+        return self._request("GET", address, path, parameters, None, cut_at)
 
     def get(self, address: str, path: str, **parameters: str) -> Any:
         """The JSON value of a daemon's answer. Raises `UpstreamError`, as all methods do."""
-        return self._load(address, path, parameters, self._request("GET", address, path, parameters, None))
+        return self._load(address, path, parameters, self._request("GET", address, path, parameters, None).body)
 
     def post(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> None:
         self._request("POST", address, path, parameters, body)
 
     def post_for_answer(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> Any:
         """The JSON value of the answer to a POST."""
-        return self._load(address, path, parameters, self._request("POST", address, path, parameters, body))
+        return self._load(address, path, parameters, self._request("POST", address, path, parameters, body).body)
 
     def put(self, address: str, path: str, body: bytes) -> Any:
         """The JSON value of the answer to a PUT."""
-        return self._load(address, path, {}, self._request("PUT", address, path, {}, body))
+        return self._load(address, path, {}, self._request("PUT", address, path, {}, body).body)
 
     def _load(self, address: str, path: str, parameters: dict[str, str], body: bytes) -> Any:
         try:
@@ -128,42 +139,50 @@ class HttpClient:
         except InvalidAnswer as error:
             raise UpstreamError(f"{_url_of('http', address, path, parameters)}: {error}") from None
 
-    def _request(self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None) -> bytes:
-        status, answer = self._answer(method, address, path, parameters, body)
-        if status != 200:
-            reason = http.client.responses.get(status, "")
+    def _request(
+        self,
+        method: str,
+        address: str,
+        path: str,
+        parameters: dict[str, str],
+        body: bytes | None,
+        cut_at: int | None = None,
+    ) -> HttpAnswer:
+        answer = self._answer(method, address, path, parameters, body, cut_at)
+        if answer.status != 200:
+            reason = http.client.responses.get(answer.status, "")
             message = ""
             with suppress(InvalidAnswer):
-                message = reading.text(reading.mapping(reading.load(answer)).get("message"))
-            raise Refusal(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}", message)
+                message = reading.text(reading.mapping(reading.load(answer.body)).get("message"))
+            text = f"got response {answer.status} {reason} {quote(answer.body[:_MAX_QUOTED_BYTES])}"
+            raise Refusal(text, message)
         return answer
 
     def _answer(
-        self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None
-    ) -> tuple[int, bytes]:
-        """Status and body."""
+        self,
+        method: str,
+        address: str,
+        path: str,
+        parameters: dict[str, str],
+        body: bytes | None,
+        cut_at: int | None = None,
+    ) -> HttpAnswer:
         url = _url_of("http", address, path, parameters)
         if address in self._silent:
             raise TimedOut(f'{method.title()} "{url}": timeout')
         log.debug("CI: querying %s", url)
+        send = partial(self.exchange, method, body=body, deadline=Deadline(self.timeout), cut_at=cut_at)
         try:
-            return self._try(method, url, address, path, parameters, body)
+            answer = send(url)
+            if answer.status == 403:
+                with suppress(InvalidAnswer):
+                    if port := reading.integer(reading.mapping(reading.load(answer.body)).get("https_port")):
+                        return send(_url_of("https", f"{address.rpartition(':')[0]}:{port}", path, parameters))
+            return answer
         except TimedOut:
             if self._due < math.inf:
                 self._silent.add(address)
             raise
-
-    def _try(
-        self, method: str, url: str, address: str, path: str, parameters: dict[str, str], body: bytes | None
-    ) -> tuple[int, bytes]:
-        deadline = Deadline(self.timeout)
-        answer = self.exchange(method, url, body, deadline=deadline)
-        if answer.status == 403:
-            with suppress(InvalidAnswer):
-                if port := reading.integer(reading.mapping(reading.load(answer.body)).get("https_port")):
-                    url = _url_of("https", f"{address.rpartition(':')[0]}:{port}", path, parameters)
-                    answer = self.exchange(method, url, body, deadline=deadline)
-        return answer.status, answer.body
 
     def exchange(
         self,
@@ -172,10 +191,12 @@ class HttpClient:
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
         deadline: Deadline | None = None,
+        cut_at: int | None = None,
     ) -> HttpAnswer:
         """A request to any URL, with any status of the answer. Errors begin like Go's."""
+        due = deadline or Deadline(self.timeout)
         try:
-            return self._exchange(method, url, deadline or Deadline(self.timeout), body=body, headers=headers)
+            return self._exchange(method, url, due, body=body, headers=headers, cut_at=cut_at)
         except FAILURES as error:
             reason = reason_of(error)
         kind = TimedOut if reason == "timeout" else UpstreamError
@@ -225,13 +246,40 @@ def named(error: str) -> str:
     if not isinstance(error, DaemonError):
         return error
     text = _REQUEST.sub("", error).removeprefix(f"{error.daemon}: ")
-    return f"{error.daemon}: " + _REFUSAL.sub(r"answered \1 \2", text)
+    refusal = refusal_of(text)
+    return f"{error.daemon}: {refusal or text}"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """The answer of a daemon that did not do what was asked."""
+
+    status: int
+    code: str
+    detail: str
+    """What follows the code; mostly empty."""
+
+    def __str__(self) -> str:
+        return f"answered {self.status} {self.code}" + (f": {self.detail}" if self.detail else "")
+
+
+def refusal_of(error: str) -> ErrorAnswer | None:
+    found = _REFUSAL.match(error)
+    return ErrorAnswer(int(found[1]), found[2], found[3] or "") if found is not None else None
+
+
+def explained(error: str) -> str:
+    """Why a daemon did not do what was asked of its log, without the name of the daemon."""
+    refusal = refusal_of(error)
+    if refusal is None:
+        return _REQUEST.sub("", error)
+    return "; ".join(filter(None, (_WORDS.get(refusal.code), refusal.detail))) or refusal.code
 
 
 def is_not_found(error: str) -> bool:
     """Whether the daemon answered that it does not have the topic or channel, which is no failure of the daemon."""
-    refusal = _REFUSAL.match(error)
-    return refusal is not None and refusal[1] == "404" and refusal[2].endswith("_NOT_FOUND")
+    refusal = refusal_of(error)
+    return refusal is not None and refusal.status == 404 and refusal.code.endswith("_NOT_FOUND")
 
 
 class AllFailed(Exception):

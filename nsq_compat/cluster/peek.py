@@ -33,6 +33,8 @@ class Message:
     """Of the complete body."""
     until: float | None = None
     """Unix seconds when a deferred message is due, or a message in flight times out."""
+    offset: int | None = None
+    """Its number on its node; None if it is not in the log, or if nsqd does not tell."""
 
     @property
     def text(self) -> str | None:
@@ -157,4 +159,5 @@ def _read_message(value: object) -> Message:
         timestamp=reading.integer(fields.get("timestamp")) / 1e9,
         body=body,
         until=reading.integer(until) / 1e9 if until else None,
+        offset=None if fields.get("offset") is None else reading.integer(fields["offset"]),
     )

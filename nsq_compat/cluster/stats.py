@@ -192,11 +192,58 @@ class ChannelStats(Stats):
         return {default, *written} - {""}
 
 
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What a node retains of a topic, and what a rewind to a place would do there; or its error."""
+
+    node: str = ""
+    first: int = 0
+    next: int = 0
+    first_timestamp: float | None = None
+    """Unix seconds; None without messages."""
+    last_timestamp: float | None = None
+    bytes: int = 0
+    retain_for: str = ""
+    retain_bytes: int = 0
+    offset: int = 0
+    """The offset of the place that was asked for."""
+    channel_depth: int = 0
+    depth: int = 0
+    """That of the channel after a rewind to this place."""
+    error: str = ""
+    supported: bool = True
+    """False if this nsqd does not know offsets."""
+
+    @property
+    def count(self) -> int:
+        """Messages, also those that are lost by damage."""
+        return self.next - self.first
+
+    @property
+    def policy(self) -> Mapping[str, Any]:
+        """The settings that retain the topic."""
+        settings = {"retain_for": self.retain_for, "retain_bytes": self.retain_bytes}
+        return {name: value for name, value in settings.items() if value}
+
+
+def read_retained(node: str, value: object) -> Retained:
+    """An answer of /topic/offsets. Raises `reading.InvalidAnswer`."""
+    fields = reading.mapping(value)
+    first, last = (
+        None if fields.get(name) is None else reading.integer(fields[name]) / 1e9
+        for name in ("first_timestamp", "last_timestamp")
+    )
+    times = {"first_timestamp": first, "last_timestamp": last}
+    return reading.record(Retained, fields, node=node, error="", supported=True, **times)
+
+
 @dataclass(slots=True, kw_only=True)
 class TopicStats(Stats):
     message_bytes: int = 0
     channels: list[ChannelStats] = field(default_factory=list)
     nodes: list["TopicStats"] = field(default_factory=list)
+    retained: Retained | None = None
+    """On a node. None if not requested, or if the node does not keep messages by offset."""
 
     @property
     def waiting(self) -> int:

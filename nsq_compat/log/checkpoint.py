@@ -19,7 +19,7 @@ from nsq_compat.log.topic_log import LogEnd
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import attempts, message_id
-from nsq_compat.protocol.storage_schema import CHECKPOINT_MAGIC, LOCATIONS_MAGIC, REPLAYS_MAGIC
+from nsq_compat.protocol.storage_schema import CHECKPOINT_MAGIC, EMPTIED_MAGIC, LOCATIONS_MAGIC, REPLAYS_MAGIC
 
 CHECKPOINT = "checkpoint"
 """The name of the file in the topic's folder."""
@@ -147,6 +147,8 @@ class TopicState:
     awaits_channels: bool = False
     incomplete: bool = False
     """Some undelivered messages may have been in memory only, at level ``memory``, so the log lacks their numbers."""
+    emptied_at: int = 0
+    """The next offset when the topic was emptied last."""
     everything: ChannelState | None = None
     """If there was no checkpoint, a state with all messages, for channels without a known state. Not written."""
     gone: set[str] = field(default_factory=set)
@@ -224,6 +226,8 @@ class Encoding:
             self._add(REPLAYS_MAGIC + struct.pack(">I", len(replays)))
             for raw, replay in replays:
                 self._add(bytes([len(raw)]) + raw + replay.encode())
+        if topic.emptied_at:
+            self._add(EMPTIED_MAGIC + struct.pack(">Q", topic.emptied_at))
         pieces[0] = header[: _CRC_END - 4] + struct.pack(">I", self._crc) + header[_CRC_END:]
 
     def _add(self, piece: bytes) -> None:
@@ -247,17 +251,17 @@ def decode(data: bytes) -> TopicState:
             raise BadCheckpoint(f"expected the constant {CHECKPOINT_MAGIC!r}, found {magic!r}")
         if google_crc32c.value(data[_CRC_END:]) != crc:
             raise BadCheckpoint("checksum does not match")
-        named = _decode_channels(data, count)
+        named, emptied_at = _decode_channels(data, count)
     except (struct.error, ValueError, LookupError) as error:
         raise BadCheckpoint(str(error)) from None
     held = named.pop(_HELD_BY_TOPIC, None)
     paused, awaits_channels, incomplete = (bool(flags & flag) for flag in (_PAUSED, _AWAITS_CHANNELS, _INCOMPLETE))
     end = LogEnd(segment, offset, seq)
-    return TopicState(end, clock_offset, last_id, named, held, paused, awaits_channels, incomplete)
+    return TopicState(end, clock_offset, last_id, named, held, paused, awaits_channels, incomplete, emptied_at)
 
 
-def _decode_channels(data: bytes, count: int) -> dict[str, ChannelState]:
-    """The states by channel name. Raises ``struct.error`` and ``ValueError``."""
+def _decode_channels(data: bytes, count: int) -> tuple[dict[str, ChannelState], int]:
+    """The states by channel name, and ``TopicState.emptied_at``. Raises ``struct.error`` and ``ValueError``."""
     found: list[tuple[str, ChannelState, int, int]] = []
     at = HEADER.size
     for _ in range(count):
@@ -282,7 +286,10 @@ def _decode_channels(data: bytes, count: int) -> dict[str, ChannelState]:
             replay, following = decode_replay(data, name_end)
             states[data[at + 1 : name_end].decode("ascii")].replay = replay
             at = following
-    return states
+    emptied_at: int = 0
+    if data.startswith(EMPTIED_MAGIC, at):
+        (emptied_at,) = struct.unpack_from(">Q", data, at + len(EMPTIED_MAGIC))
+    return states, emptied_at
 
 
 def _keys(data: bytes, begin: int, locations: int | None, count: int) -> list[bytes]:

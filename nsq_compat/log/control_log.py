@@ -128,7 +128,7 @@ class Move(NamedTuple):
             before = tuple((begin, end) for begin, end in cut if begin < end)
         state.skip([(0 if self.drops else self.skip_from, self.skip_to)])
         ranges = _merged([*before, *self.replay.ranges])
-        state.replay = self.replay._replace(ranges=ranges) if ranges else None
+        state.replay = self.replay._replace(ranges=ranges) if ranges or state.replay is not None else None
 
 
 def decode_move(frame: bytes) -> Move:

@@ -67,6 +67,16 @@ class Damage:
                 log.error("LOG(%s): %s", path, text)
             self._list(f"{os.path.basename(path)}: {text}")
 
+    def note_gap(self, path: str, begin: int, end: int) -> None:
+        """Log that a file has no messages with the offsets from `begin` up to `end`, which follow its last one.
+
+        They are not counted as lost, because level ``memory`` may never have written them.
+        """
+        if self._is_new(path, begin) and not self._quiet:
+            log.warning(
+                "LOG(%s): no messages from offset %d to %d, which should be behind its end", path, begin, end - 1
+            )
+
     def _is_new(self, path: str, place: object) -> bool:
         if (path, place) in self._places:
             return False

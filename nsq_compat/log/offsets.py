@@ -84,8 +84,11 @@ def retained(log: ReadableLog) -> Sequence[Segment]:
 
 def oldest(log: ReadableLog) -> First | None:
     """The first retained message. Raises ``OSError``."""
-    firsts = (first_of(segment) for segment in retained(log))
-    first = next((first for first in firsts if first is not None), None)
+    first = None
+    for segment in retained(log):  # compiled, a generator expression would read all of them
+        first = first_of(segment)
+        if first is not None:
+            break
     if first is None or first.offset >= log.emptied_at:
         return first
     groups = OffsetReader(log, log.emptied_at).read(NEAR)
@@ -98,6 +101,11 @@ def retained_from(log: ReadableLog, retention: Retention, now_ns: int) -> int:
     if not segments:
         return 0
     first = 0
+    while first + 1 < len(segments) and log.emptied_at:
+        following = first_of(segments[first + 1])
+        if following is None or following.offset > log.emptied_at:
+            break
+        first += 1
     if retention.seconds is not None:
         since = now_ns - int(retention.seconds * _NS_PER_SECOND)
         while first + 1 < len(segments):
@@ -160,7 +168,7 @@ def offset_at(log: ReadableLog, is_later: IsLater, end: int) -> int:
         for group in groups:
             for number, frame in enumerate(group.frames):
                 if is_later(_first(group.offset + number, frame)):
-                    return group.offset + number
+                    return max(group.offset + number, log.emptied_at)
     return end
 
 
@@ -221,6 +229,7 @@ class OffsetReader:
         self.offset = offset
         self._log = log
         self._place = place
+        self._is_exact = place is None  # whether `offset` is that of the next message in the log, not a lower one
         self._reader: GroupReader | None = None
         self._segment: Segment | None = None
 
@@ -249,6 +258,7 @@ class OffsetReader:
             groups = [each for each in found if each.frames]
             if groups:
                 self.offset = groups[-1].offset + len(groups[-1].frames)
+                self._is_exact = True
                 return groups
             if reader.offset < segment.end:
                 continue
@@ -256,6 +266,8 @@ class OffsetReader:
                 return []
             if reader.suspect is not None:
                 reader.report_suspect(following.first_seq)
+            elif self._is_exact and self.offset < limit < _NO_LIMIT and self._log.tail is None:
+                self._log.damage.note_gap(segment.path, self.offset, limit)
             self._enter(following, FIRST_GROUP)
 
     def read_frames(self, max_bytes: int) -> "Frames | None":

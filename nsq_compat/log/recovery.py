@@ -161,6 +161,7 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
         topic = replace(last, channels=dict(last.channels))
         topic.paused = last.paused or (topic.held is not None and bool(topic.channels) and not topic.awaits_channels)
     log.complete_from = topic.end.seq if topic.incomplete else 0
+    log.emptied_at = topic.emptied_at
     kept = {message_id(frame): attempts(frame) for frame in log.kept.frames()} if last is None else {}
     history = _History(topic)
     for group in log.recovered():

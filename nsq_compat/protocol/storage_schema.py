@@ -167,6 +167,8 @@ CHECKPOINT_REPLAY: Final = cs.Struct(
 
 REPLAYS_MAGIC: Final = b"NQR1"
 
+EMPTIED_MAGIC: Final = b"NQE1"
+
 CHECKPOINT: Final = cs.Struct(
     "header" / CHECKPOINT_HEADER,
     "states"
@@ -198,9 +200,11 @@ CHECKPOINT: Final = cs.Struct(
             "replays" / cs.Array(cs.this.count, CHECKPOINT_REPLAY),
         )
     ),
+    "emptied" / cs.Optional(cs.Struct("magic" / cs.Const(EMPTIED_MAGIC), "offset" / cs.Int64ub)),
 )
 """The file. `locations` are those of all entries, in the order of the entries. `replays` are those of the channels that
-have one. Earlier versions neither write nor read them."""
+have one. `emptied` is the next offset when the topic was emptied last, if it ever was. Earlier versions neither write
+nor read these three."""
 
 # --- Disk queues of Go's nsqd (go-diskqueue) --------------------------------------------------------------------------
 #

@@ -44,6 +44,9 @@ _RESTORED_BATCH: Final = 256
 _SEARCHED_AT_ONCE: Final = 16
 """Restored messages that are read at once, about 5 ms of work if they are far apart in the log."""
 
+WithoutInFlight = Callable[[Sequence[bytes]], Sequence[bytes]]
+"""Return those of these frames that are not in flight, and defer the others."""
+
 
 class FrameQueue:
     """Frames in memory, in FIFO order and without a limit. `length` is their number.
@@ -390,6 +393,8 @@ class Backlog:
         self.deferred = deferred
         self.on_room: Callable[[], None] | None = None
         """Called once, as soon as at most half as many returned frames wait as memory has room for."""
+        self.without_in_flight: WithoutInFlight | None = None
+        """Set once messages may be there twice, because the channel was moved back (``replay``)."""
         self._memory = memory
         self._fetch = fetch
         self.returned = FrameQueue()
@@ -455,7 +460,7 @@ class Backlog:
             if not more:
                 break
             frames = [*frames, *more]
-        return frames
+        return frames if self.without_in_flight is None else self.without_in_flight(frames)
 
     def remove(self, ids: AbstractSet[bytes]) -> list[bytes]:
         """Take out messages that are in memory or were restored, not deferred; returns their frames.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, Protocol
 
-from nsq_compat.log.checkpoint import ChannelState
+from nsq_compat.log.checkpoint import ChannelState, Replay
 from nsq_compat.protocol.message import attempts, next_attempts
 from nsq_compat.protocol.message import message_id as id_of
 from nsq_compat.protocol.names import is_ephemeral
@@ -249,7 +249,10 @@ class Channel:
             self._wait_queue.wait(consumer)
             return ()
         is_empty = not self.backlog
-        consumer.in_flight.add(frames, now, timeout)
+        if self.backlog.without_in_flight is None:
+            consumer.in_flight.add(frames, now, timeout)
+        else:
+            consumer.in_flight.add_again(frames, now, timeout)
         if now + timeout < self.alarm:
             self._schedule.at(now + timeout, self)
         if is_empty:
@@ -273,6 +276,8 @@ class Channel:
     def move(self, cursor: Cursor) -> None:
         """Go on with this cursor."""
         self.backlog.cursor = self._cursor = cursor
+        if type(cursor) is not Cursor:
+            self.backlog.without_in_flight = self.without_in_flight
         if (replay := cursor.replay()) is not None:
             self.message_count += sum(end - begin for begin, end in replay.ranges)
         self._wake()
@@ -295,13 +300,20 @@ class Channel:
         self._schedule.at(due, self)
 
     def without_in_flight(self, frames: Sequence[bytes], now: float = AT_ONCE) -> Sequence[bytes]:
-        """Return those of these frames that are not in flight; the others are deferred for a moment."""
+        """Return those of these frames that are not in flight, each once; the others are deferred for a moment."""
         flights = [in_flight.frames for in_flight in self.in_flight_sets()]
-        apart = [frame for frame in frames if any(id_of(frame) in each for each in flights)]
+        alone: dict[bytes, bytes] = {}
+        apart: list[bytes] = []
+        for frame in frames:
+            message_id = id_of(frame)
+            if message_id in alone or any(message_id in each for each in flights):
+                apart.append(frame)
+            else:
+                alone[message_id] = frame
         if not apart:
             return frames
         self.defer_again(apart, now and now + _ANSWER_SECONDS)
-        return [frame for frame in frames if frame not in apart]
+        return list(alone.values())
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -506,7 +518,13 @@ class Channel:
 
     def state(self) -> ChannelState:
         """Return the state for a checkpoint. Messages in flight are delivered again after a restart."""
-        return self.backlog.state(each.frames for each in self.in_flight_sets())
+        state = self.backlog.state(each.frames for each in self.in_flight_sets())
+        if self.backlog.without_in_flight is not None and state.replay is None:
+            if self._has_taken:
+                state.replay = Replay(())  # it is over, but a message may be there twice
+            else:
+                self.backlog.without_in_flight = None
+        return state
 
     def restore(self, state: ChannelState, end: int, shift: float) -> None:
         """Restore a state, in a stream that ends at `end`; `shift` is added to due times."""
@@ -521,6 +539,11 @@ class Channel:
             yield from in_flight.frames.values()
 
     # --- Inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _has_taken(self) -> bool:
+        """Whether it has messages that were taken from the stream: in flight, returned or deferred."""
+        return len(self.backlog) > len(self._cursor) or bool(self.deferred_count or self.in_flight_count)
 
     def _expire(self, in_flight: InFlight, now: float, limit: int) -> int:
         """Requeue about `limit` timed-out messages at most; returns how many."""
@@ -544,7 +567,7 @@ class Channel:
             return NEVER
         try:
             released = self.backlog.deferred.release(now, min(room, MAX_BATCH))
-            self.put_back(self.without_in_flight(released, now) if type(self._cursor) is not Cursor else released)
+            self.put_back(released if self.backlog.without_in_flight is None else self.without_in_flight(released, now))
         except BlockingIOError:
             return now
         except OSError as error:

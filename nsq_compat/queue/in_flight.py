@@ -2,9 +2,9 @@
 
 A consumer's timeout is fixed when it subscribes, so batches expire in the order in which they were sent: a deque of
 (deadline, time of delivery, ids), and no heap. A finished id is removed from the dict only; its *place* in the deque is
-skipped later. The deque is rewritten when finished places outnumber the frames by `_SPARE_PLACES`. Two kinds of ids
-have a deadline that differs from that of their place, and are in `_own_deadlines`: those that were touched, and those
-that were requeued and then sent to the same consumer again.
+skipped later. The deque is rewritten when finished places outnumber the frames by `_SPARE_PLACES`. Three kinds of ids
+have a deadline that differs from that of their place, and are in `_own_deadlines`: those that were touched, those that
+were requeued and then sent to the same consumer again, and those that were added with `add_again`.
 
 Invariant: every id in `frames` has exactly one deadline, in `_own_deadlines` if it is there, else in the deque.
 """
@@ -58,6 +58,12 @@ class InFlight:
         self._places += len(ids)
         if self._places > 2 * len(self.frames) + _SPARE_PLACES:
             self._forget_finished_places()
+
+    def add_again(self, frames: Sequence[bytes], now: float, timeout: float) -> None:
+        """As `add`, for messages that may have been finished here before, and may still have a place."""
+        ids = message_ids(frames)
+        self.frames.update(zip(ids, frames, strict=True))
+        self._own_deadlines.update(dict.fromkeys(ids, _OwnDeadline(now + timeout, now)))
 
     def frames_of(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return the frames of those ids that are in flight, each once."""
@@ -115,6 +121,8 @@ class InFlight:
             for message_id in ids:
                 if message_id in self._void_places:
                     self._void_places.discard(message_id)
+                elif message_id in self._own_deadlines:
+                    continue
                 elif (frame := self.frames.pop(message_id, None)) is not None:
                     expired.append(frame)
         due = (message_id for message_id, own in self._own_deadlines.items() if own.deadline <= now)
@@ -127,9 +135,10 @@ class InFlight:
         """Yield deadlines and frames: first touched messages, then the others, oldest delivery first."""
         for message_id, own in self._own_deadlines.items():
             yield own.deadline, self.frames[message_id]
+        own_deadlines, void = self._own_deadlines, self._void_places
         for deadline, _, ids in self._batches:
             for message_id in ids:
-                if message_id in self.frames and message_id not in self._void_places:
+                if message_id in self.frames and message_id not in void and message_id not in own_deadlines:
                     yield deadline, self.frames[message_id]
 
     def clear(self) -> None:

@@ -17,12 +17,10 @@ from nsq_compat.log.offsets import OffsetReader, offsets_of
 from nsq_compat.log.segment import Group
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.storage_schema import DEFERRED
-from nsq_compat.queue.backlog import Cursor
+from nsq_compat.queue.backlog import Cursor, WithoutInFlight
 
 DeferAgain = Callable[[Sequence[bytes], int], None]
 """Defer messages of the log until a time, in nanoseconds since 1970."""
-WithoutInFlight = Callable[[Sequence[bytes]], Sequence[bytes]]
-"""Return those of these frames that are not in flight, and defer the others."""
 
 
 class ReplayingCursor(Cursor):

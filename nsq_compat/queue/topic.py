@@ -475,6 +475,7 @@ class Topic:
         state.channels = {name: each.state() for name, each in self.channels.items() if not each.ephemeral}
         state.held = self.backlog.state() if self.is_holding else None
         state.paused, state.awaits_channels = self.paused, self.awaits_channels
+        state.emptied_at = self.store.log.emptied_at
         self.store.note_missing(state)
         return state
 
@@ -525,7 +526,7 @@ class Topic:
         """The number of the first segment that the policy retains, or a channel replays. Raises ``OSError``."""
         assert self.store is not None, "a topic without a store has no checkpoint"
         own = [channel.backlog.cursor.replay() for channel in self.channels.values()]
-        begins = [replay.ranges[0][0] for replay in [*saved, *own] if replay is not None]
+        begins = [replay.ranges[0][0] for replay in [*saved, *own] if replay is not None and replay.ranges]
         log_ = self.store.log
         return min([self.store.retained_from(now_ns), *(segment_of(log_, each) for each in begins)])
 

@@ -7,12 +7,15 @@
     nsq_to_http     make an HTTP request for each message
     nsq_to_nsq      publish messages again at other nsqd
     nsq_redrive     publish dead letters again to their topic
+    nsq_rewind      move a channel to a place of its topic's log
+    nsq_replay      read a range of a topic's log, to standard output or to another topic
     to_nsq          publish records from standard input
     http_consumers/ nsq_pubsub and nsq_pull: messages for HTTP clients
 
     program         command line, error messages, signals and exit codes of every utility
     client_options  the flags for reading and publishing, --consumer-opt and --producer-opt
     destinations    the choice among several destinations
+    channel_places  where a channel is, what a move would bring, --from
     progress        progress on a terminal, and --status-every
 
 May import everything below; nothing imports it.

@@ -5,6 +5,7 @@ that our client does not have are checked and ignored.
 """
 
 import ssl
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, parse_bool
 from nsq_compat.cli.options import option, repeated
-from nsq_compat.client import Connection, ConnectionLost, Consumer, Producer
+from nsq_compat.client import Connection, ConnectionLost, Consumer, Gap, Producer
 from nsq_compat.client.connection import Observer, do_together, start_thread, why
 from nsq_compat.client.message import Handler
 from nsq_compat.client.settings import ConnectionSettings
@@ -25,7 +26,7 @@ from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.durations import MILLISECOND, parse_duration, seconds
 from nsq_compat.protocol.errors import E_AUTH_FIRST, NsqError
 from nsq_compat.session.client_session import ProtocolError
-from nsq_compat.tools.program import ProgramOptions, Refused, Rule, Stopping, say, unless_one_kind
+from nsq_compat.tools.program import ProgramOptions, Refused, Rule, say, unless_one_kind
 
 _HOUR = 3600.0
 _RETRY_SECONDS: Final = 2.0
@@ -43,7 +44,7 @@ class RetryOptions(ProgramOptions):
 
     retry: bool = option(BOOLEAN, False, "wait for a daemon that cannot be reached at the start, instead of exiting")
 
-    def reached(self, act: Callable[[], T], stopping: Stopping) -> T | None:
+    def reached(self, act: Callable[[], T], stopping: threading.Event) -> T | None:
         """The result of `act`. With ``--retry``, repeat it while it raises ``Unreachable``; None after a signal."""
         while not stopping.is_set():
             try:
@@ -158,6 +159,17 @@ def producers_of(cluster: Cluster, topic: str, *, all_named: bool) -> Answer[lis
     if errors and all_named and not cluster.lookupds:
         raise Unreachable("; ".join(errors))
     return replace(found, errors=tuple(errors))
+
+
+def log_settings(consumer_opt: Iterable[str], user_agent: str) -> dict[str, Any]:
+    """The settings of a ``LogReader``: of ``--consumer-opt`` those that HTTP has too. Raises ``Refused``."""
+    given = client_settings("consumer-opt", consumer_opt)
+    used: dict[str, Any] = {name: given[name] for name in ("timeout", "tls_options") if name in given}
+    return {**used, "user_agent": user_agent, "on_gap": _warn_of}
+
+
+def _warn_of(gap: Gap) -> None:
+    say(f"WARNING: nsqd {gap.nsqd}: the messages {gap.first} to {gap.last} are lost")
 
 
 @contextmanager

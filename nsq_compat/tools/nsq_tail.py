@@ -1,36 +1,46 @@
 """``nsq_tail``: print new messages of topics.
 
 Unlike Go's: with ``--n``, printed messages are finished and others are requeued at once, instead of staying in
-flight until their timeout. No message is finished without being printed, however often it was delivered.
+flight until their timeout. No message is finished without being printed, however often it was delivered. With
+``--from`` and without a channel, messages are read by offset, so none is in flight.
 """
 
 import itertools
 import random
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from nsq_compat.bounded_http import reason_of
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING
 from nsq_compat.cli.options import option, repeated
-from nsq_compat.client import Consumer, Message
+from nsq_compat.client import Consumer, LogReader, LogReadError, Message
+from nsq_compat.client.connection import start_thread
 from nsq_compat.client.message import Handler
-from nsq_compat.tools.client_options import ReadingOptions
-from nsq_compat.tools.program import Stopping, console_script, log_plainly, refuse
+from nsq_compat.tools.channel_places import BeginningOptions
+from nsq_compat.tools.client_options import log_settings, refusing
+from nsq_compat.tools.program import Rule, Stopping, console_script, log_plainly, refuse, unless_one_kind
 
 
 @dataclass(kw_only=True)
-class Options(ReadingOptions):
+class Options(BeginningOptions):
     program = "nsq_tail"
     topic: tuple[str, ...] = repeated("topic to print")
-    channel: str = option(
-        STRING,
-        lambda: f"tail{random.randrange(999999):06d}#ephemeral",
-        "channel to read from; by default a temporary one",
-    )
+    channel: str = option(STRING, "", "channel to read from; by default a temporary one, or none with --from")
     n: int = option(INTEGER, 0, "number of messages of each topic to print; by default no limit")
     print_topic: bool = option(BOOLEAN, False, "begin each line with the topic")
+
+    @property
+    def reads_log(self) -> bool:
+        return bool(self.begin and not self.channel)
+
+    def address_rules(self) -> Iterator[Rule]:
+        if self.reads_log:
+            return unless_one_kind(self.nsqd_http_addresses, self.lookupd_http_addresses, "--nsqd-http-address")
+        return super().address_rules()
 
 
 @console_script(Options)
@@ -44,51 +54,107 @@ def main(options: Options) -> None:
     stopping = Stopping()
     screen = _Screen(stopping, options.n)
     max_in_flight = min(options.n, options.max_in_flight) if options.n > 0 else options.max_in_flight
-    for topic in options.topic:
-        print(f"Adding consumer for topic: {topic}", file=sys.stderr)
-        handler = screen.handler(f"{topic} | " if options.print_topic else "")
-        consumer = options.consumer(topic, options.channel, handler, fail=stopping.fail, max_in_flight=max_in_flight)
-        screen.consumers.append(consumer)
+    channel = options.channel or f"tail{random.randrange(999999):06d}#ephemeral"
     with ExitStack() as running:
-        for consumer in screen.consumers:
-            running.enter_context(consumer)
+        sources: list[Consumer | _LogTail] = []
+        for topic in options.topic:
+            print(f"Adding consumer for topic: {topic}", file=sys.stderr)
+            show = screen.printer(f"{topic} | " if options.print_topic else "")
+            if options.reads_log:
+                tail = _LogTail(topic, options, show, stopping)
+                screen.before_end.append(tail.reader.stop)
+                sources.append(tail)
+                continue
+            options.make_channels([topic], channel, stopping)
+            consumer = options.consumer(topic, channel, _handler(show), fail=stopping.fail, max_in_flight=max_in_flight)
+            # Or requeued messages would return before the consumer has stopped.
+            screen.before_end.append(partial(consumer.set_max_in_flight, 0))
+            sources.append(consumer)
+        for source in sources:
+            running.enter_context(source)
         running.callback(screen.end)
         stopping.wait()
+
+
+Show = Callable[[bytes], bool]
+"""Prints a body as a line; returns whether it was printed."""
+
+
+def _handler(show: Show) -> Handler:
+    def handle(message: Message) -> None:
+        if show(message.body):
+            message.finish()
+        else:
+            message.requeue(delay=0, backoff=False)
+
+    return handle
+
+
+class _LogTail:
+    """A thread that prints the messages of a topic's log."""
+
+    def __init__(self, topic: str, options: Options, show: Show, stopping: Stopping) -> None:
+        """Raises ``Refused`` if a daemon that was named cannot be used."""
+        make_reader = partial(
+            LogReader,
+            topic,
+            nsqd_http_addresses=options.nsqd_http_addresses,
+            lookupd_http_addresses=options.lookupd_http_addresses,
+            start=options.begin,
+            follow=True,
+            **log_settings(options.consumer_opt, options.user_agent),
+        )
+        with refusing(TypeError, ValueError, OSError, LogReadError):
+            if not options.retry:
+                make_reader(retry_timeout=0).ranges()
+            self.reader = make_reader(retry_timeout=None)
+        self._show = show
+        self._stopping = stopping
+
+    def __enter__(self) -> None:
+        start_thread(f"log of {self.reader.topic}", self._run)
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.stop()
+
+    def _run(self) -> None:
+        try:
+            for message in self.reader:
+                self._show(message.body)
+        except LogReadError as error:
+            self._stopping.fail(str(error))
 
 
 class _Screen:
     """Standard output, shared by all topics; `limit` is the number of messages of each to print, 0 for all."""
 
     def __init__(self, stopping: Stopping, limit: int) -> None:
-        self.consumers: list[Consumer] = []
+        self.before_end: list[Callable[[], object]] = []
         self._stopping = stopping
         self._limit = limit
         self._lock = threading.Lock()
         self._is_over = False
 
     def end(self) -> None:
-        """Requeue messages from now on. May be called more than once."""
-        for consumer in self.consumers:
-            consumer.set_max_in_flight(0)  # or requeued messages would return before the consumer has stopped
+        """Print no more messages. May be called more than once."""
+        for act in self.before_end:
+            act()
         self._is_over = True
         self._stopping.set()
 
-    def handler(self, prefix: str) -> Handler:
-        """The handler of one topic."""
+    def printer(self, prefix: str) -> Show:
+        """Prints the messages of one topic."""
         numbers = itertools.count(1)
 
-        def handle(message: Message) -> None:
+        def show(body: bytes) -> bool:
             with self._lock:
-                printed = not self._is_over and self._print(prefix.encode("ascii") + message.body)
+                printed = not self._is_over and self._print(prefix.encode("ascii") + body)
                 # The last message stops the consumers before its FIN makes room for another.
                 if printed and next(numbers) == self._limit:
                     self.end()
-            if printed:
-                message.finish()
-            else:
-                message.requeue(delay=0, backoff=False)
+            return printed
 
-        return handle
+        return show
 
     def _print(self, line: bytes) -> bool:
         """Returns whether it succeeded."""

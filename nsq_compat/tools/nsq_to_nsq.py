@@ -22,7 +22,8 @@ from nsq_compat.client import Message, Producer, Published
 from nsq_compat.client.batching import Closed
 from nsq_compat.protocol.go_json import JsonError, dumps
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.tools.client_options import ProducerOptions, ReadingOptions, reach
+from nsq_compat.tools.channel_places import BeginningOptions
+from nsq_compat.tools.client_options import ProducerOptions, reach
 from nsq_compat.tools.destinations import MODES, Destinations
 from nsq_compat.tools.program import Stopping, console_script, log_plainly, refuse
 from nsq_compat.tools.progress import Progress, RequestTimes, channel_backlog
@@ -35,7 +36,7 @@ _INT64_END: Final = 2.0**63
 
 
 @dataclass(kw_only=True)
-class Options(ReadingOptions, ProducerOptions):
+class Options(BeginningOptions, ProducerOptions):
     program = "nsq_to_nsq"
     topic: tuple[str, ...] = repeated("topic to read")
     channel: str = option(STRING, program, "channel to read from")
@@ -82,6 +83,7 @@ def main(options: Options) -> None:
         ]
         # A destination that is down is replaced by the others. One that refuses this client would always do so.
         reach(addresses, next(iter(producers.values())).settings, "producer-opt", may_be_down=True)
+        options.make_channels(topics, options.channel, stopping)
         backlog = channel_backlog(topics, options.channel, options.lookupd_http_addresses)
         closing.enter_context(Progress(lambda: times.count, backlog))
         for consumer in consumers:

@@ -1,4 +1,7 @@
-"""A monkey-patched program with the client. Its arguments are an nsqd and a topic; it prints what it observed."""
+"""A monkey-patched program with the client, which prints what it observed.
+
+Its arguments are nsqd's TCP and HTTP addresses and a topic.
+"""
 
 from gevent import monkey
 
@@ -11,7 +14,7 @@ import gevent  # noqa: E402
 
 import nsq_compat.client as nsq  # noqa: E402
 
-ADDRESS, TOPIC = sys.argv[1:]
+ADDRESS, HTTP_ADDRESS, TOPIC = sys.argv[1:]
 COUNT = 40
 
 seen: list[str] = []
@@ -43,7 +46,26 @@ consumer = nsq.Consumer(TOPIC, "c", handle, nsqd_tcp_addresses=ADDRESS, max_in_f
 with gevent.Timeout(40), consumer:
     while len(seen) <= COUNT:
         gevent.sleep(0.01)
+reader = nsq.LogReader(TOPIC, nsqd_http_addresses=HTTP_ADDRESS, follow=True)
+logged: list[bytes] = []
+
+
+def publish_last() -> None:
+    """Once the reader waits for it."""
+    while len(logged) <= COUNT:
+        gevent.sleep(0.01)
+    with nsq.Producer(ADDRESS) as producer:
+        producer.publish(TOPIC, b"last")
+
+
+gevent.spawn(publish_last)
+with gevent.Timeout(40):
+    for message in reader:
+        logged.append(message.body)
+        if message.body == b"last":
+            reader.stop()
 report = {
+    "logged": len(logged),
     "seen": len(set(seen)),
     "most at once": at_once["most"],
     "turns": turns,

@@ -16,6 +16,7 @@ import pytest
 from nsq_compat.client import Gap, LogReader, LogReadError, OffsetGone, Producer
 from nsq_compat.client.log_reader import LoggedMessage
 from nsq_conformance.certificates import Certificates
+from nsq_conformance.daemon_process import own_host
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.client.waiting import wait_until
@@ -55,6 +56,12 @@ def make_nsqd(tmp_path) -> Iterator[Callable[..., NsqdProcess]]:
         yield make
 
 
+def on_own_host() -> list[str]:
+    """Options of an nsqd that finds its ports free when it is started again."""
+    host = own_host()
+    return [f"--tcp-address={host}:0", f"--http-address={host}:0"]
+
+
 @pytest.fixture
 def registry() -> Iterator[NsqlookupdProcess]:
     with NsqlookupdProcess(installed_nsqlookupd()) as process:
@@ -79,7 +86,6 @@ def test_a_topic_is_read_from_the_first_retained_message_to_the_end(nsqd, topic)
 
 def test_a_range_begins_and_ends_at_offsets_or_times(nsqd, topic):
     publish(nsqd, topic, *bodies(0, 10))
-    time.sleep(0.05)
     moment = datetime.now(UTC)
     publish(nsqd, topic, *bodies(10, 20))
     assert bodies_of(read(topic, nsqd, start=3, end=7)) == bodies(3, 7)
@@ -123,7 +129,7 @@ def test_following_waits_for_what_is_published(nsqd, topic):
 
 
 def test_following_waits_for_a_topic_that_does_not_exist_yet(nsqd, topic):
-    with LogReader(topic, nsqd_http_addresses=nsqd.http_address, start="latest", follow=True) as reader:
+    with LogReader(topic, nsqd_http_addresses=nsqd.http_address, follow=True) as reader:
         threading.Timer(0.2, publish, (nsqd, topic, b"first")).start()
         assert next(reader).body == b"first"
 
@@ -165,7 +171,7 @@ def test_a_position_after_the_end_is_an_error(nsqd, topic):
 
 
 def test_a_gap_is_counted_and_reported_in_its_place(make_nsqd, tmp_path):
-    nsqd = make_nsqd()
+    nsqd = make_nsqd(*on_own_host())
     for number in range(5):
         publish(nsqd, "t", b"%d" % number * 2000)
     nsqd.stop()
@@ -198,6 +204,11 @@ def test_all_nsqd_that_nsqlookupd_lists_are_read(make_nsqd, registry):
             10 * number, 10 * number + 5
         )
     assert reader.position == {node.http_address: 5 for node in nodes}
+    with pytest.raises(LogReadError, match="an offset is a place on one nsqd"):
+        list(LogReader("t", lookupd_http_addresses=registry.http_address, end=3))
+    publish(nodes[0], "one", *bodies(0, 5))
+    wait_until(lambda: registry.asks("GET", "/lookup?topic=one").status == 200)
+    assert bodies_of(LogReader("one", lookupd_http_addresses=registry.http_address, start=3)) == bodies(3, 5)
     with pytest.raises(LogReadError, match="no nsqd has the topic other"):
         list(LogReader("other", lookupd_http_addresses=registry.http_address))
 
@@ -218,7 +229,7 @@ def test_following_finds_further_nsqd(make_nsqd, registry):
         ({}, "either nsqd_http_addresses or lookupd_http_addresses"),
         ({"nsqd_http_addresses": "a:1", "lookupd_http_addresses": "b:1"}, "either nsqd_http_addresses or"),
         ({"nsqd_http_addresses": ["a:1", "b:1"], "start": 3}, "an offset is a place on one nsqd"),
-        ({"lookupd_http_addresses": "a:1", "end": "3"}, "an offset is a place on one nsqd"),
+        ({"lookupd_http_addresses": "a:1", "start": "3", "follow": True}, "an offset is a place on one nsqd"),
         ({"nsqd_http_addresses": "a:1", "follow": True, "end": "latest"}, "follow has no end"),
         ({"nsqd_http_addresses": "a:1", "start": datetime(2026, 1, 1)}, "has no time zone"),
         ({"nsqd_http_addresses": "a:1", "timeout": 0}, "timeout must be above 0"),
@@ -239,7 +250,7 @@ def test_a_wrong_place_is_an_error_with_the_answer_of_nsqd(nsqd, topic):
 
 
 def test_an_nsqd_that_is_away_is_asked_until_it_is_back(make_nsqd):
-    nsqd = make_nsqd()
+    nsqd = make_nsqd(*on_own_host())
     publish(nsqd, "t", *bodies(0, 100))
     with LogReader("t", nsqd_http_addresses=nsqd.http_address, follow=True, max_bytes=1) as reader:
         assert bodies_of(islice(reader, 10)) == bodies(0, 10)
@@ -261,6 +272,10 @@ def test_stopping_ends_the_wait_for_an_nsqd_that_is_away():
     reader = LogReader("t", nsqd_http_addresses="127.0.0.1:1", retry_timeout=None)
     threading.Timer(0.2, reader.stop).start()
     assert list(reader) == []
+    assert reader.ranges() == {}
+    reader = LogReader("t", lookupd_http_addresses="127.0.0.1:1", retry_timeout=None)
+    threading.Timer(0.2, reader.stop).start()
+    assert reader.ranges() == {}
 
 
 def test_a_stopped_reader_returns_no_further_message(nsqd, topic):
@@ -272,16 +287,21 @@ def test_a_stopped_reader_returns_no_further_message(nsqd, topic):
     assert reader.position == {nsqd.http_address: 4}
 
 
+Answer = tuple[int, dict[str, str], bytes]
+
+
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """Serve these answers, by path: status, headers and body; returns the address."""
+    """Serve these answers, by path: status, headers and body, and note the requests; returns the address."""
     servers: list[ThreadingHTTPServer] = []
 
-    def start(**answers: tuple[int, dict[str, str], bytes]) -> str:
+    def start(answers: dict[str, Answer], requests: list[str] | None = None) -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0].removeprefix("/topic/")
                 status, headers, body = answers.get(path, (404, {}, b'{"message":"NOT_FOUND"}'))
+                if requests is not None:
+                    requests.append(self.path)
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
@@ -302,8 +322,6 @@ def serve() -> Iterator[Callable[..., str]]:
         server.server_close()
 
 
-Answer = tuple[int, dict[str, str], bytes]
-
 OFFSETS: Answer = (200, {}, b'{"first":0,"next":2,"offset":2}')
 FRAME = b"\0\0\0\x1f\0\0\0\2" + bytes(8) + b"\0\1" + b"0" * 16 + b"a"
 
@@ -311,7 +329,23 @@ FRAME = b"\0\0\0\x1f\0\0\0\2" + bytes(8) + b"\0\1" + b"0" * 16 + b"a"
 def test_an_nsqd_without_these_endpoints_is_named(serve):
     for answers, path in (({}, "/topic/offsets"), ({"offsets": OFFSETS}, "/topic/read")):
         with pytest.raises(LogReadError, match=f"does not offer {path}: it is Go's nsqd, or an nsqd with --auth"):
-            list(LogReader("t", nsqd_http_addresses=serve(**answers)))
+            list(LogReader("t", nsqd_http_addresses=serve(answers)))
+
+
+def test_all_of_a_topic_that_is_created_later_is_after_the_end(serve):
+    answers: dict[str, Answer] = {"offsets": (404, {}, b'{"message":"TOPIC_NOT_FOUND"}')}
+    requests: list[str] = []
+    address = serve(answers, requests)
+    with LogReader("t", nsqd_http_addresses=address, start="latest", follow=True) as reader:
+        found: list[LoggedMessage] = []
+        thread = threading.Thread(target=lambda: found.append(next(reader)))
+        thread.start()
+        wait_until(lambda: requests)
+        answers["read"] = (200, {"X-NSQ-First-Offset": "0", "X-NSQ-Next-Offset": "1"}, FRAME)
+        answers["offsets"] = (200, {}, b'{"first":0,"next":1,"offset":1}')
+        thread.join()
+    assert [message.offset for message in found] == [0]
+    assert any("from=0" in request for request in requests)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +362,7 @@ def test_an_nsqd_without_these_endpoints_is_named(serve):
 )
 def test_an_invalid_answer_is_an_error(serve, answers, text):
     with pytest.raises(LogReadError, match=text):
-        list(LogReader("t", nsqd_http_addresses=serve(**answers), retry_timeout=0))
+        list(LogReader("t", nsqd_http_addresses=serve(answers), retry_timeout=0))
 
 
 # --- TLS --------------------------------------------------------------------------------------------------------------

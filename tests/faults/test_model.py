@@ -7,14 +7,17 @@ There are two models of each topic: `live` is the state that the daemon must hav
 have if it ended now. Logged events change both. Answers of consumers change `live` alone, until a checkpoint makes a
 copy of it durable. So after a crash everything has to be exactly as in `durable`: nothing lost, nothing invented,
 nothing that was finished before the last checkpoint, no attempt uncounted, nothing deferred that comes early.
+
+Offsets, rewinds and retention (P9): a `Published` list says which message has which offset. Whatever happens, the log
+has these messages at these offsets, from the first one that is retained up to the end.
 """
 
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import hypothesis
 import pytest
@@ -35,13 +38,14 @@ from nsq_compat.log.control_log import ControlLog
 from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import Files
 from nsq_compat.log.kept import Kept
+from nsq_compat.log.offsets import OffsetReader, Retention, oldest
 from nsq_compat.log.segment import Segment
 from nsq_compat.log.storage import Durability, Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
 from nsq_compat.protocol.message import MessageIds
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.protocol.storage_schema import DEFERRED, TOPIC_AWAITS_CHANNELS
+from nsq_compat.protocol.storage_schema import CHANNEL_MOVED, DEFERRED, TOPIC_AWAITS_CHANNELS
 from nsq_compat.queue import deferred
 from nsq_compat.queue.backlog import Cursor
 from nsq_compat.queue.broker import Broker
@@ -61,6 +65,7 @@ EPHEMERAL = "tail#ephemeral"
 MSG_TIMEOUT = 60.0
 A_YEAR = 31_536_000.0
 PLENTY = 1000
+KEEPS_ALL = Retention(100 * A_YEAR, None)
 AFTER_RETRIES = 7
 """Seconds: more than the longest pause between two attempts to read."""
 
@@ -205,12 +210,31 @@ class Model:
             self.held = Messages()
 
 
+class Published(NamedTuple):
+    """A message at its offset. `due_ns` is 0 if it was not deferred."""
+
+    body: Body
+    due_ns: int
+
+
 @dataclass
 class Known:
     """The models of a topic. Due times are monotonic in `live`, wall clock in the others."""
 
     live: Model
     durable: Model
+    published: list[Published] = field(default_factory=list)
+    """By offset."""
+    read: dict[int, bytes] = field(default_factory=dict)
+    """Frames that were read, by offset."""
+    first: int = 0
+    """The first retained offset when that was checked last."""
+    retention: Retention | None = None
+    keeps_all: bool = False
+    """Whether `retention` has kept everything from `first` on."""
+    was_in_memory: bool = False
+    """Whether messages were published at level memory: then some are in no file, and deferred ones have no offset."""
+    was_moved: bool = False
     paused_channels: set[str] = field(default_factory=set)
     saved: TopicState | None = None
     to_be_durable: Model | None = None
@@ -281,6 +305,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         for name in self.storage.names():
             known = self.topics[name]
             real = self.broker.restore(name, known.live.lasting if knows_metadata else (), self.now, self.now_ns)
+            real.retain(known.retention)
             known.paused_channels &= set(known.live.lasting if knows_metadata else ())
             for channel in known.paused_channels:
                 real.channels[channel].pause()
@@ -312,7 +337,7 @@ class QueueOnDisk(RuleBasedStateMachine):
                 client = Client()
                 channel.add_consumer(client)
                 found = [message.body(frame) for frame in self.everything(channel, client)]
-                assert len(set(found)) == len(found)
+                assert self.topics[name].was_moved or len(set(found)) == len(found)
                 assert {body.rstrip(b".") for body in found} <= everything
                 assert promised(model, channel.name) <= set(found)
         for name in self.storage.names():
@@ -412,6 +437,8 @@ class QueueOnDisk(RuleBasedStateMachine):
         for each in known.all:
             clock = self.now if each is known.live else self.wall
             each.publish(bodies, clock + delay if delay else None)
+        known.published += [Published(body, self.now_ns + delay * 10**9 if delay else 0) for body in bodies]
+        known.was_in_memory |= self.durability is Durability.MEMORY
 
     # --- Consumers ----------------------------------------------------------------------------------------------------
 
@@ -625,6 +652,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         real, known = self.topic(topic)
         real.empty()
         self.logged(known, Model.empty)
+        known.first, known.keeps_all = len(known.published), False
 
     @has_channels
     @rule(channel=pick, count=st.integers(1, 3), emptied=st.booleans())
@@ -654,6 +682,85 @@ class QueueOnDisk(RuleBasedStateMachine):
     def logged(self, known: Known, change: Callable[[Model], object]) -> None:
         for each in known.all:
             change(each)
+
+    # --- Offsets, rewinds and retention -------------------------------------------------------------------------------
+
+    @rule(
+        topic=topics,
+        retention=st.sampled_from([None, KEEPS_ALL, KEEPS_ALL, Retention(60, None), Retention(None, 1500)]),
+    )
+    def a_policy_retains(self, topic: str, retention: Retention | None) -> None:
+        real, known = self.topic(topic)
+        real.retain(retention)
+        known.keeps_all = retention == KEEPS_ALL == known.retention
+        known.retention = retention
+
+    @rule(topic=topics)
+    def what_is_retained_is_read_again(self, topic: str) -> None:
+        """The same messages have the same offsets."""
+        real, known = self.topic(topic)
+        self.check_offsets(real, known)
+
+    def check_offsets(self, real: Topic, known: Known) -> bool:
+        """Returns whether they are known. At level memory they are not."""
+        store, end = self.store(real), len(known.published)
+        if known.was_in_memory:
+            return False
+        assert real.next_offset == end, "an offset is used once"
+        oldest_message = oldest(store.log)
+        first = end if oldest_message is None else oldest_message.offset
+        assert first >= known.first
+        assert first == known.first or not known.keeps_all
+        known.first = first
+        known.keeps_all = known.retention == KEEPS_ALL
+        reader = OffsetReader(store.log, first)
+        found: dict[int, bytes] = {}
+        while groups := reader.read():
+            for group in groups:
+                found.update(enumerate(group.frames, group.offset))
+        for offset, frame in found.items():
+            assert message.body(frame) == known.published[offset].body
+            assert known.read.setdefault(offset, frame) == frame
+        assert sorted(found) == list(range(first, end))
+        return True
+
+    def place(self, real: Topic, known: Known, back: int) -> int | None:
+        """An offset from which on all messages are retained and due, so that all of them come; None if not known."""
+        if not self.check_offsets(real, known) or known.live.holding or known.durable.holding:
+            return None
+        end = len(known.published)
+        last_due = [offset for offset, each in enumerate(known.published) if each.due_ns > self.now_ns]
+        return max([end - back, known.first, *(offset + 1 for offset in last_due)])
+
+    def comes_again(self, known: Known, channel: str, offset: int) -> None:
+        known.was_moved = True
+        bodies = [each.body for each in known.published[offset:]]
+        self.logged(known, lambda model: model.channels[channel].add(bodies, None))
+
+    @has_channels
+    @rule(channel=pick, back=st.integers(0, 40), drops=st.booleans(), taken=st.integers(0, 3))
+    def rewind(self, channel: int, back: int, drops: bool, taken: int) -> None:
+        """A channel that has nothing is moved back, and takes some at once."""
+        real, messages = self.channel(channel)
+        topic, known = self.topic(real.topic_name)
+        self.much_is_published_and_nearly_all_finished(channel, 3, 0)
+        offset = self.place(topic, known, back)
+        if offset is None or messages.waiting or messages.deferred or messages.in_flight:
+            return
+        topic.move_channel(real.name, offset, self.now_ns, drops_taken=drops)
+        self.comes_again(known, real.name, offset)
+        if taken:
+            self.take(channel, 0, taken)
+
+    @rule(topic=topics, name=channels, back=st.integers(0, 40))
+    def create_channel_at(self, topic: str, name: str, back: int) -> None:
+        real, known = self.topic(topic)
+        offset = self.place(real, known, back)
+        if offset is None or name in known.live.channels:
+            return
+        real.create_channel_at(name, offset, self.now_ns)
+        self.logged(known, lambda model: model.create(name))
+        self.comes_again(known, name, offset)
 
     # --- Checkpoints, ends and beginnings -----------------------------------------------------------------------------
 
@@ -958,6 +1065,12 @@ MUTANTS: dict[str, Mutant] = {
         lambda delete, log, durably: delete(log),
     ),
     "a checkpoint before the disk has its name": (QueueAtFsync, TopicLog, "note_new_name", _nothing),
+    "what a topic dropped is there again": (
+        QueueOnDisk,
+        TopicState,
+        "encode",
+        lambda encode, state: encode(replace(state, emptied_at=0)),
+    ),
     "ids that begin again": (QueueOnDisk, MessageIds, "start_after", _nothing),
     "a clean stop that writes nothing": (QueueInMemory, TopicStore, "flush", _nothing),
     "a checkpoint that lets go of later messages": (QueueInMemory, Kept, "protect_active", _nothing),
@@ -984,7 +1097,10 @@ def test_the_machine_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find_a_failure(machine)
 
 
-@pytest.mark.parametrize("kind", [DEFERRED, TOPIC_AWAITS_CHANNELS], ids=["deferred messages", "a wait for channels"])
+FORGOTTEN = {"deferred messages": DEFERRED, "a wait for channels": TOPIC_AWAITS_CHANNELS, "a rewind": CHANNEL_MOVED}
+
+
+@pytest.mark.parametrize("kind", FORGOTTEN.values(), ids=FORGOTTEN)
 def test_the_machine_finds_a_recovery_that_forgets(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(recovery._REPLAY, kind, _nothing)
     find_a_failure(QueueOnDisk)

@@ -41,6 +41,7 @@ checkpoints = st.builds(
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    st.integers(0, 1 << 62),
 )
 LOCATED = pack_key(7.5, 3, b"%016x" % 6, 1, location_of(place_of(1, 300), b"frame"))
 SMALL = TopicState(
@@ -49,6 +50,7 @@ SMALL = TopicState(
     b"%016x" % 77,
     {"c": ChannelState(3, [*immediate_entries([(b"%016x" % 5, 2)]), LOCATED], [(4, 6)])},
     paused=True,
+    emptied_at=8,
 )
 
 
@@ -66,7 +68,9 @@ def test_the_encoding_matches_the_declaration():
 
 def test_an_older_version_reads_a_checkpoint_without_the_locations():
     state = SMALL.channels["c"]
-    plain = replace(SMALL, channels={"c": replace(state, entries=[key[: ENTRY.size] for key in state.entries])})
+    plain = replace(
+        SMALL, emptied_at=0, channels={"c": replace(state, entries=[key[: ENTRY.size] for key in state.entries])}
+    )
     content, plain_content = SMALL.encode()[HEADER.size :], plain.encode()[HEADER.size :]
     assert content.startswith(plain_content + storage_schema.LOCATIONS_MAGIC)
     assert decode(plain.encode()) == plain
@@ -75,8 +79,10 @@ def test_an_older_version_reads_a_checkpoint_without_the_locations():
 def test_the_locations_match_the_declaration():
     parsed = storage_schema.CHECKPOINT.parse(SMALL.encode())
     assert [location.place for location in parsed.locations.locations[0]] == [0, place_of(1, 300)]
+    assert parsed.emptied.offset == 8
     without = TopicState(LogEnd(1, 400, 9), 1.5, b"%016x" % 77, {"c": ChannelState(3)})
-    assert storage_schema.CHECKPOINT.parse(without.encode()).locations is None
+    parsed = storage_schema.CHECKPOINT.parse(without.encode())
+    assert (parsed.locations, parsed.replays, parsed.emptied) == (None, None, None)
 
 
 def test_many_entries_are_encoded_in_steps():

@@ -181,6 +181,21 @@ def test_damage_is_a_gap_that_is_counted_and_nothing_else_is_lost(history):
     assert covered == set(found)
 
 
+def test_messages_behind_the_end_of_a_file_that_was_cut_off_are_a_gap_that_is_logged_once(history, caplog):
+    cut, before_missing, missing = history.log.segments[1:4]
+    content = history.disk.content(cut.path)
+    history.log.close()
+    history.disk.put(cut.path, content[: len(content) // 2])
+    history.disk.unlink(missing.path)
+    log = history.open()
+    for _ in range(2):
+        lost = set(range(len(history.frames))) - set(everything(log))
+    warned = [message for message in caplog.messages if "no messages from offset" in message]
+    assert [message.split(":")[0] for message in warned] == [f"LOG({each.path})" for each in (cut, before_missing)]
+    named = [message.split("offset ")[1].split(",")[0].split(" to ") for message in warned]
+    assert lost == {offset for begin, end in named for offset in range(int(begin), int(end) + 1)}
+
+
 def test_nothing_is_remembered_for_a_log_that_is_searched(history):
     log = history.open()
     offset_at(log, published_since(history.times[len(history.times) // 2]), 0)

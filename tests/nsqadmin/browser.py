@@ -16,6 +16,7 @@ from urllib.request import Request, urlopen
 PATIENCE = 30.0
 _ATTEMPTS = 20
 ARROW_LEFT = "\ue012"
+ENTER = "\ue007"
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 _STARTED = re.compile(r"started successfully on port (\d+)")
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -21,6 +22,7 @@ from werkzeug.routing import MapAdapter
 
 import nsq_compat.client as nsq
 from nsq_compat.nsqadmin.options import NsqadminOptions
+from nsq_compat.protocol.message import make_frame
 from nsq_compat.web.admin.access import AdminService
 from nsq_compat.web.admin.app import create_app
 from nsq_compat.web.admin.users import make_line
@@ -45,6 +47,7 @@ _SAME_LAYOUT: Final = (
     "topic",
     "channel",
     "next",
+    "at",
 )
 """Parameters that change the data of a page, and not its parts."""
 
@@ -86,6 +89,7 @@ def visit(browser: Browser, site: Site, without: Collection[str] = ()) -> Iterat
         found = browser.run("""
             const forms = [...document.forms].filter(form => form.method === 'get');
             for (const search of document.querySelectorAll('input[type=search]')) search.value ||= 'none has this name';
+            for (const needed of document.querySelectorAll('input[required]')) needed.value ||= 'oldest';
             const asked = forms.map(form => form.action.split('?')[0] + '?' + new URLSearchParams(new FormData(form)));
             for (const form of forms) form.reset();
             return [...document.querySelectorAll('a[href]')].map(link => link.href).concat(asked)""")
@@ -123,6 +127,7 @@ def name_of(path: str) -> str:
     endpoint, *parameters = _kind(_adapter(), path) or ("",)
     blueprint, _, page = endpoint.partition(".")
     confirm = [value for name, _, value in (each.partition("=") for each in parameters) if name == "confirm"]
+    confirm += ["confirm" for each in parameters if each == "to="]
     return "-".join([blueprint if page in ("list_", "show") else page, *confirm])
 
 
@@ -137,6 +142,11 @@ max_attempts = 2
 topic = "clicks"
 max_depth = 1000000
 when_full = "drop-oldest"
+
+[[policies]]
+topic = "orders"
+retain_for = "72h"
+retain_bytes = 5000000000
 """
 
 
@@ -279,6 +289,7 @@ def widest(_folder: Path, *options: str) -> Iterator[Site]:
             messages = [_wide_message(number) for number in range(3)]
             daemon.says("channel/peek", {"messages": messages, "deferred": messages, "in_flight": messages})
             daemon.says("topic/recent", {"messages": messages})
+            daemon.says("topic/offsets", _wide_log()).does("topic/read", _wide_frames)
             place = {"topology_region": "r" * 20, "topology_zone": "z" * 20}
             nodes.append(
                 info
@@ -337,7 +348,29 @@ def _wide_stats(topic: str, channel: str) -> dict[str, Any]:
         {**shared, **counted, "channel_name": name, "policy": policy, "clients": [client]} for name in (channel, "c")
     ]
     topics = [{**shared, "topic_name": name, "message_bytes": 10**12, "channels": channels} for name in (topic, "t")]
-    return {"health": "NOK - " + "x" * 100, "start_time": 1_700_000_000, "version": "1.3.0", "topics": topics}
+    build = {"version": "0.1.0", "compiled": True, "disk_free_bytes": 10**12, "disk_bytes": 2 * 10**12}
+    own = {"health": "NOK - " + "x" * 100, "start_time": 1_700_000_000, "version": "1.3.0", "nsq_compat": build}
+    return {**own, "topics": topics}
+
+
+def _wide_log() -> dict[str, Any]:
+    times = {"first_timestamp": 1_600_000_000 * 10**9, "last_timestamp": 1_700_000_000 * 10**9}
+    policy = {"retain_for": "8760h0m0s", "retain_bytes": 50_000_000_000}
+    counts = {"bytes": 10**12, "offset": 123_456_789_012, "channel_depth": 3_456_789, "depth": 123_456_789}
+    return {"first": 123_456_789_012, "next": 123_987_654_321, **times, **policy, **counts}
+
+
+def _wide_frames(handler: BaseHTTPRequestHandler) -> None:
+    """Messages after a gap."""
+    bodies = (b"xxx" * 100, b"\xff\xff\xff\xff", b'{"a": [1, 2]}')
+    data = b"".join(make_frame(b"0123456789abcdef", 1_700_000_000 * 10**9, body) for body in bodies)
+    handler.send_response(200)
+    first = 123_456_789_112
+    for name, value in (("First-Offset", first), ("Next-Offset", first + 3), ("Gap", f"123456789012-{first - 1}")):
+        handler.send_header(f"X-NSQ-{name}", str(value))
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)
 
 
 def _wide_message(number: int) -> dict[str, Any]:

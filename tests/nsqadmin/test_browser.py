@@ -17,7 +17,7 @@ from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.cluster.daemon import Daemon, reply
-from tests.nsqadmin.browser import ARROW_LEFT, Browser, until
+from tests.nsqadmin.browser import ARROW_LEFT, ENTER, Browser, until
 from tests.nsqadmin.conftest import StartNsqadmin, publish
 
 
@@ -223,6 +223,61 @@ def test_a_plot_shows_its_values_to_the_pointer_and_to_the_keyboard(site, browse
     browser.sees(" ago", "#charts output")
 
 
+def test_the_time_of_a_rewind_is_picked_on_a_plot_with_the_pointer_and_with_the_keyboard(site, browser):
+    filled(site, "picked", "one")
+    browser.open(site.url("/topics/picked/archive"))
+    browser.click("#actions a", "Rewind…")
+    until(
+        lambda: browser.run("return document.querySelectorAll('#charts .chart:first-of-type .reading').length") > 2,
+        "samples",
+    )
+    browser.sees("click the time in a plot")
+    browser.click("#live")  # the plot must not move while it is used
+
+    def picked() -> str:
+        return str(browser.run("return document.querySelector('input[name=to]').value"))
+
+    browser.run("document.querySelector('#charts .chart').focus()")
+    browser.find("#charts .chart").type(ARROW_LEFT)
+    assert picked() == ""
+    browser.find("#charts .chart").type(ENTER)
+    by_key = browser.run("return document.querySelector('#charts .reading.shown').dataset.at")
+    assert picked() == by_key
+    browser.sees(f"{by_key} chosen", "#charts output")
+    browser.find("#charts .reading rect").click()
+    by_pointer = browser.run("return document.querySelector('#charts .reading').dataset.at")
+    assert picked() == by_pointer < by_key
+    browser.click("button", "Show what would come")
+    browser.sees(f"Move archive to {by_pointer}?", "#confirm")
+
+
+def test_a_channel_is_rewound_and_the_log_read_without_scripts(site, browser):
+    filled(site, "again", *(f"message {number}" for number in range(12)))
+    assert site.nsqd.asks("POST", "/channel/empty?topic=again&channel=archive").status == 200
+    browser.scripts(on=False)
+    browser.open(site.url("/topics/again"))
+    browser.sees("12\t0\t12", "#retained")
+    browser.click("#retained a", "Read the log")
+    browser.sees("message 11")
+    browser.click("a[rel=prev]")
+    browser.sees("message 0")
+    browser.open(site.url("/topics/again/archive"))
+    browser.click("#actions a", "Rewind…")
+    browser.find("input[name=to]").type("4")
+    browser.click("button", "Show what would come")
+    browser.sees("8 messages will be delivered from there, on 1 node. Now 0 wait.", "#confirm")
+    assert site.nsqd.channel_stats("again", "archive")["depth"] == 0
+    browser.click("#confirm button", "Rewind")
+    browser.sees("Moved archive to the offset 4")
+    assert site.nsqd.channel_stats("again", "archive")["depth"] == 8
+    browser.open(site.url("/create?topic=again"))
+    browser.find("input[name=channel]").type("replay")
+    browser.find("input[name=from]").type("1h")
+    browser.click("button", "Create")
+    browser.find(".notice.done", "Created again/replay")
+    assert site.nsqd.channel_stats("again", "replay")["depth"] == 12
+
+
 def test_new_messages_appear_on_the_watch_page(site, browser):
     filled(site, "tailed", "before")
     browser.open(site.url("/topics/tailed"))
@@ -284,7 +339,7 @@ def test_dark_mode_is_dark(site, browser):
 
 PAGES = (
     *("/", "/topics", "/topics/everywhere", "/topics/everywhere/archive", "/topics/everywhere/archive/messages"),
-    "/messages/everywhere",
+    *("/messages/everywhere", "/log/everywhere", "/topics/everywhere/archive/rewind"),
     *("/nodes", "/counter", "/lookup", "/topics/everywhere?confirm=delete", "/create", "/create?topic=everywhere"),
     *("/topics/everywhere?form=publish", "/docs/nsqadmin", "/docs/flags"),
 )

@@ -26,7 +26,8 @@ from tests.nsqadmin.conftest import StartNsqadmin, publish
 
 PAGES = (
     *("/", "/topics", "/topics/orders", "/topics/orders/archive", "/topics/orders/archive/messages"),
-    *("/messages/orders", "/topics/orders?confirm=delete", "/nodes", "/counter", "/lookup"),
+    *("/messages/orders", "/topics/orders?confirm=delete", "/nodes", "/counter", "/lookup", "/create?topic=orders"),
+    *("/log/orders", "/topics/orders/archive/rewind?to=oldest", "/topics/orders/archive/redrive"),
 )
 API = ("/api/topics", "/api/topics?inactive=true", "/api/topics/orders", "/api/topics/orders/archive", "/api/nodes")
 BUSY = ("--page-timeout=8s", "--http-client-request-timeout=120s")
@@ -204,7 +205,8 @@ def test_topics_and_channels_that_only_a_stopped_nsqd_has_are_pages_that_mark_it
         addresses = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in site.nsqds]
         site = unsampled(site, start, *addresses, *BUSY)
     of_topic, of_channels = ("/topics/single", "/messages/single"), ("/topics/single/mail", "/topics/orders/mail")
-    pages = site.fetch_all(*of_topic, *of_channels, *(f"{path}/messages" for path in of_channels))
+    below = [f"{path}/{page}" for path in of_channels for page in ("messages", "redrive", "rewind")]
+    pages = site.fetch_all(*of_topic, "/log/single", *of_channels, *below)
     for path, page in pages.items():
         assert f'No answer: <a href="/nodes/{node.http_address}"' in page, path
         assert f"<li>{node.http_address}: timeout</li>" in page, path

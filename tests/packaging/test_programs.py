@@ -126,6 +126,18 @@ def nsq_redrive(it: Installed) -> None:
     assert (it.depth("elsewhere"), it.depth()) == (5, 0)
 
 
+def nsq_rewind(it: Installed) -> None:
+    it.nsqd.asks("POST", f"/channel/empty?topic={TOPIC}&channel={CHANNEL}")
+    of = (f"--topic={TOPIC}", f"--channel={CHANNEL}", f"--nsqd-http-address={it.nsqd.http_address}")
+    run(it.program("nsq_rewind"), *of, "--to=oldest", "--execute", cwd=it.folder)
+    assert it.depth() == 5
+
+
+def nsq_replay(it: Installed) -> None:
+    of = (f"--topic={TOPIC}", f"--nsqd-http-address={it.nsqd.http_address}")
+    assert run(it.program("nsq_replay"), *of, "--from=3", cwd=it.folder).split() == ["4", "5"]
+
+
 def nsq_data(it: Installed) -> None:
     it.nsqd.stop()
     options = ("check", f"--data-path={it.folder / 'data'}")
@@ -134,7 +146,7 @@ def nsq_data(it: Installed) -> None:
 
 USES: tuple[Callable[[Installed], None], ...] = (
     nsqd, nsqlookupd, nsqadmin, to_nsq, nsq_tail, nsq_stat, nsq_to_file, nsq_to_http, nsq_to_nsq, nsq_pubsub, nsq_pull,
-    nsq_redrive, nsq_data,
+    nsq_redrive, nsq_rewind, nsq_replay, nsq_data,
 )  # fmt: skip
 
 

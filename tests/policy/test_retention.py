@@ -1,5 +1,7 @@
 """retain_for and retain_bytes: what channels have finished can be read, until the policy releases it."""
 
+import os
+
 import pytest
 
 from nsq_compat.log.offsets import OffsetReader, oldest
@@ -166,6 +168,10 @@ def test_an_emptied_topic_retains_nothing(small):
     again.follows({"retain_for": "1h"})
     assert numbers(again) == []
     pass_on(again, again.consumer(), 35, 37)
+    assert numbers(again) == [35, 36]
+    small.checkpoint(again)  # it has the end, and the log before it is not read again
+    assert len(os.listdir(small.folder())) < 4
+    again = small.restart(again)
     assert numbers(again) == [35, 36]
 
 

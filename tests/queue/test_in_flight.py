@@ -120,6 +120,20 @@ def test_forgetting_finished_places_keeps_every_deadline(in_flight, make_frames)
     assert in_flight.expire(1100.0) == [touched]
 
 
+def test_a_finished_message_that_comes_again_has_its_whole_time(in_flight, make_frames):
+    first, second = frames = make_frames(b"first", b"second")
+    in_flight.add(frames, now=100.0, timeout=60.0)
+    in_flight.finish(ids_of([first]))
+    in_flight.add_again([first], now=150.0, timeout=60.0)
+    assert sorted(in_flight.peek()) == [(160.0, second), (210.0, first)]
+    assert in_flight.expire(160.0) == [second]
+    assert in_flight.take(message_id(first)) == first
+    in_flight.add_again([first], now=170.0, timeout=60.0)
+    assert in_flight.expire(229.0) == []
+    assert in_flight.expire(230.0) == [first]
+    assert in_flight.next_deadline() == float("inf")
+
+
 @dataclass
 class Delivery:
     """What the naive model knows of a frame in flight."""

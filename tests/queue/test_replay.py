@@ -25,7 +25,7 @@ def drain(daemon: Daemon, consumer: Consumer) -> list[bytes]:
     found: list[bytes] = []
     for _ in range(20):
         while some := consumer.takes():
-            consumer.finishes(*some)
+            assert consumer.finishes(*some) == []
             found += some
         daemon.waits(0.06)
     return found
@@ -84,6 +84,49 @@ def test_messages_in_flight_come_again_after_they_were_answered(daemon, consumer
     assert consumer.takes() == [b"3"]
     assert consumer.finishes(*bodies(0, 4)) == []
     assert drain(daemon, consumer) == bodies(0, 3)
+
+
+def test_a_message_that_was_requeued_and_comes_again_is_not_in_flight_twice(data_path, daemon, consumer):
+    daemon.publishes(*bodies(0, 4))
+    assert consumer.takes() == bodies(0, 4)
+    move(daemon, 0)
+    consumer.requeues(b"1")
+    consumer.requeues(b"2", 0.01)
+    daemon.waits(0.02)
+    taken = consumer.takes()
+    assert sorted(taken) == bodies(1, 3)
+    assert consumer.finishes(b"1") == []
+    data_path.checkpoint(daemon)
+    daemon = data_path.restart(daemon)
+    assert sorted(drain(daemon, daemon.consumer())) == [b"0", b"0", b"1", b"2", b"2", b"3", b"3"]
+
+
+def test_a_message_that_was_finished_and_comes_again_has_its_whole_timeout(daemon, consumer):
+    daemon.publishes(*bodies(0, 3))
+    assert consumer.takes() == bodies(0, 3)
+    consumer.finishes(*bodies(1, 3))
+    daemon.waits(40.0)
+    move(daemon, 1)
+    assert consumer.takes() == bodies(1, 3)
+    daemon.waits(59.0)
+    assert daemon.channel().timeout_count == 1
+    daemon.waits(2.0)
+    assert daemon.channel().timeout_count == 3
+    assert sorted(drain(daemon, consumer)) == bodies(0, 3)
+
+
+def test_what_is_there_twice_after_a_replay_comes_twice_after_a_crash(data_path, daemon, consumer):
+    daemon.publishes(b"0", b"1")
+    assert consumer.takes() == [b"0", b"1"]
+    move(daemon, 0)
+    assert consumer.takes() == []
+    assert daemon.channel().depth == 0
+    data_path.checkpoint(daemon)
+    again = data_path.restart(daemon)
+    reader = again.consumer()
+    assert sorted(reader.takes()) == [b"0", b"1"]
+    assert reader.finishes(b"0", b"1") == []
+    assert sorted(drain(again, reader)) == [b"0", b"1"]
 
 
 def test_what_was_taken_may_be_dropped(daemon, consumer):

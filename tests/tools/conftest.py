@@ -1,6 +1,7 @@
 """Fixtures of the utilities' tests: a real nsqd, utilities as processes, HTTP servers to send to."""
 
 import itertools
+import json
 import subprocess
 import sys
 import threading
@@ -105,6 +106,36 @@ def make_target() -> Iterator[Callable[[], HttpTarget]]:
 @pytest.fixture
 def target(make_target: Callable[[], HttpTarget]) -> HttpTarget:
     return make_target()
+
+
+@pytest.fixture
+def serve_go() -> Iterator[str]:
+    """The HTTP address of a server that has the topic `t` and, like Go's nsqd, no offsets."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answers: dict[str, object] = {
+                "/info": {"broadcast_address": "127.0.0.1", "tcp_port": 1, "http_port": server.server_port},
+                "/topics": {"topics": ["t"]},
+                "/stats": {"topics": [{"topic_name": "t", "channels": []}]},
+            }
+            answer = answers.get(self.path.partition("?")[0])
+            body = json.dumps(answer or {"message": "NOT_FOUND"}).encode()
+            self.send_response(200 if answer else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = _Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
 
 
 @pytest.fixture

@@ -70,3 +70,49 @@ def test_a_message_with_many_attempts_is_printed(tail, nsqd, topic):
     with Consumer(topic, "c", refuse, nsqd_tcp_addresses=[nsqd.tcp_address], max_tries=0):
         wait_until(lambda: len(tries) > 7)
     assert tail(topic, count=1) == [b"hopeless"]
+
+
+# --- From a place of the log ------------------------------------------------------------------------------------------
+
+
+def test_from_a_place_on_messages_are_shown_without_a_channel(run, nsqd, topic):
+    nsqd.publish(topic, *[b"%d" % number for number in range(20)])
+    flags = (f"--topic={topic}", f"--nsqd-http-address={nsqd.http_address}")
+    done = run("nsq_tail", *flags, "--from=12", "--n=5", "--print-topic")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().splitlines() == [f"{topic} | {number}" for number in range(12, 17)]
+    assert [channel["channel_name"] for channel in nsqd.topic_stats(topic)["channels"]] == ["c"]
+    assert nsqd.waiting(topic) == 20
+
+
+def test_from_a_place_on_it_goes_on_with_what_is_published(start, nsqd, topic):
+    nsqd.publish(topic, b"old", b"1")
+    process = start("nsq_tail", f"--topic={topic}", f"--nsqd-http-address={nsqd.http_address}", "--from=1")
+    assert process.stdout.readline() == "1\n"
+    nsqd.publish(topic, b"2")
+    assert process.stdout.readline() == "2\n"
+    process.terminate()
+    assert process.wait(30) == 0
+
+
+def test_a_new_channel_begins_at_the_place_and_an_old_one_stays(run, nsqd, topic):
+    nsqd.publish(topic, *[b"%d" % number for number in range(20)])
+    addresses = (f"--nsqd-tcp-address={nsqd.tcp_address}", f"--nsqd-http-address={nsqd.http_address}")
+    flags = (f"--topic={topic}", *addresses, "--channel=new", "--n=3")
+    first = run("nsq_tail", *flags, "--from=15")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.split() == [b"15", b"16", b"17"]
+    assert f"channel new of {topic} begins at 15: 5 messages will come".encode() in first.stderr
+    second = run("nsq_tail", *flags, "--from=oldest", "--n=2")
+    assert set(second.stdout.split()) == {b"18", b"19"}
+    assert b"exists, and stays at " in second.stderr
+    assert b"; --from is for a new channel, nsq_rewind moves this one" in second.stderr
+
+
+def test_a_place_that_nsqd_refuses_ends_it(run, nsqd, topic):
+    nsqd.publish(topic, b"1")
+    flags = (f"--topic={topic}", f"--nsqd-http-address={nsqd.http_address}", "--from=yesterday")
+    for more in ((), ("--channel=new", f"--nsqd-tcp-address={nsqd.tcp_address}")):
+        done = run("nsq_tail", *flags, *more)
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert b"INVALID_ARG_AT: oldest, latest, an offset" in done.stderr

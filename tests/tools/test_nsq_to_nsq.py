@@ -79,6 +79,14 @@ def test_messages_can_go_to_another_topic(relay, publish, one, topic, is_idle):
     assert bodies_at(one, f"{topic}.copy") == [b"\xff\0"]
 
 
+def test_a_new_channel_begins_where_it_should(relay, publish, nsqd, one, topic):
+    publish(*[b"%d" % number for number in range(10)])
+    flags = ("--channel=new", "--from=6", f"--nsqd-http-address={nsqd.http_address}")
+    relay(*flags, to=[one.tcp_address])
+    wait_until(lambda: one.stat(topic, "depth") == 4)
+    assert sorted(bodies_at(one, topic)) == [b"6", b"7", b"8", b"9"]
+
+
 @pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy"])
 def test_a_destination_that_is_down_does_not_affect_others(relay, publish, one, topic, is_idle, stat, mode):
     bodies = [b"%d" % number for number in range(300)]

@@ -165,6 +165,25 @@ REFUSALS = {
         "--lookupd-http-address=127.0.0.1:1": "use --nsqd-http-address or --lookupd-http-address not both",
         "--consumer-opt=nonsense,1": "nonsense",
     },
+    "nsq_rewind --topic=t --channel=c --nsqd-http-address=127.0.0.1:1": {
+        "": "--to is required",
+        "--to=1h --topic=": "--topic and --channel are required",
+        "--to=1h --channel='a b'": "--channel is invalid",
+        "--to=1h --lookupd-http-address=127.0.0.1:1": "use --nsqd-http-address or --lookupd-http-address not both",
+        "--to=1h 2h": "unknown arguments: [2h]",
+    },
+    "nsq_replay --topic=t --nsqd-http-address=127.0.0.1:1": {
+        "--topic=": "--topic is required",
+        "--topic='a b'": "--topic is invalid",
+        "--destination-topic=x": "--destination-topic requires --destination-nsqd-tcp-address",
+        "--rate=-1": "--rate must not be negative",
+        "--consumer-opt=nonsense,1": "nonsense",
+        "--nsqd-http-address=127.0.0.1:2 --from=5": "an offset is a place on one nsqd",
+    },
+    "nsq_tail --topic=t --from=1h": {
+        NSQD: "--nsqd-http-address or --lookupd-http-address required",
+        f"{NSQD} --channel=c": "--from requires --nsqd-http-address too, for each nsqd",
+    },
     "nsq_pull": {"--topic=t --channel=c": "--nsqd-tcp-address or --lookupd-http-address required"},
     f"nsq_pull --topic=t --channel=c {NSQD}": {
         "--topic=": "--topic required",
@@ -209,8 +228,14 @@ WRONG_ADDRESSES = [
     *((f"{program} {flags}", "tcp", text) for program, flags in CONSUMERS.items() for text in ("refused", TCP_HINT)),
     *(("to_nsq --topic=t", "tcp", text) for text in ("refused", TCP_HINT)),
     *(
-        (f"{program} --topic=t --channel=c", "http", text)
-        for program in ("nsq_stat", "nsq_redrive")
+        (f"{program} --topic=t", "http", text)
+        for program in (
+            "nsq_stat --channel=c",
+            "nsq_redrive --channel=c",
+            "nsq_rewind --channel=c --to=1h",
+            "nsq_replay",
+            "nsq_tail --from=1h",
+        )
         for text in ("refused", "is this an HTTP port?")
     ),
 ]

@@ -11,7 +11,7 @@ import pytest
 
 from nsq_compat.log.data_path import make_our_folder, our_folder
 from nsq_compat.log.files import Files, OsFiles
-from nsq_compat.log.offsets import OffsetReader, Retention
+from nsq_compat.log.offsets import Frames, OffsetReader, Retention
 from nsq_compat.log.segment import split_location
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.log.topic_log import TopicLog
@@ -161,6 +161,19 @@ def test_released_offsets_are_gone(call, daemon, topic):
     assert answer(call, "POST", "/channel/rewind?topic=t&channel=c&to=oldest")["offset"] == first
 
 
+def test_an_offset_that_is_released_while_a_reader_waits_for_it_is_gone(call, daemon, topic):
+    def publish_and_release() -> None:
+        while len(topic.store.log.segments) < 4:
+            topic.publish([bytes(500)], 50.0, daemon.wall_ns)
+        topic.store.log.release(topic.seq, list, sync=topic.store.log.sync)
+
+    daemon.while_waiting = publish_and_release
+    gone = code(call("GET", "/topic/read?topic=t&from=10&wait=100"))
+    first = answer(call, "GET", "/topic/offsets?topic=t")["first"]
+    assert first > 10
+    assert gone == refused(410, f"OFFSET_GONE: the first offset is {first}")
+
+
 def test_damage_is_a_gap_that_the_answer_names(call, daemon, topic):
     log = topic.store.log
     segment = log.segments[-1]
@@ -210,6 +223,21 @@ def test_an_emptied_topic_has_no_times(call, topic):
     topic.empty()
     found = answer(call, "GET", "/topic/offsets?topic=t")
     assert (found["first"], found["first_timestamp"], found["last_timestamp"]) == (10, None, None)
+
+
+def test_the_offsets_name_the_policy_that_retains(call, topic):
+    assert "retain_for" not in answer(call, "GET", "/topic/offsets?topic=t")
+    topic.retain(Retention(seconds=259_200.0, size=5_000_000))
+    settings = {"retain_for": "72h0m0s", "retain_bytes": 5_000_000}
+    assert settings.items() <= answer(call, "GET", "/topic/offsets?topic=t").items()
+
+
+def test_what_was_emptied_is_not_found_by_its_time(call, daemon, topic):
+    topic.empty()
+    topic.publish([b"new"], 50.0, daemon.wall_ns)
+    assert answer(call, "GET", "/topic/offsets?topic=t&at=1h")["offset"] == 10
+    topic.empty_channel("c")
+    assert answer(call, "POST", "/channel/rewind?topic=t&channel=c&to=1h") == {"offset": 10, "next": 11, "depth": 1}
 
 
 def test_a_channel_is_rewound(call, topic):
@@ -277,6 +305,25 @@ def test_unknown_names_are_refused(call, topic, url):
     assert code(call(method, url + "topic=other")) == refused(404, "TOPIC_NOT_FOUND")
     assert code(call(method, url)) == refused(400, "MISSING_ARG_TOPIC")
     assert code(call("POST", "/channel/rewind?topic=t&channel=other&to=0")) == refused(404, "CHANNEL_NOT_FOUND")
+
+
+@pytest.mark.interpreted
+def test_many_small_groups_are_read_in_small_steps(call, daemon, topic, monkeypatch):
+    assert topic.store is not None
+    topic.store.log._segment_size = 1 << 20
+    for _ in range(5000):
+        topic.publish([b"x" * 100], 50.0, daemon.wall_ns)
+    lengths: list[int] = []
+    read = OffsetReader.read_frames
+
+    def read_frames(reader: OffsetReader, max_bytes: int) -> Frames | None:
+        frames = read(reader, max_bytes)
+        lengths.append(len(frames.pieces) if frames is not None else 0)
+        return frames
+
+    monkeypatch.setattr(OffsetReader, "read_frames", read_frames)
+    assert len(bodies(call, "from=0")) == 5010
+    assert max(lengths) <= 256 * 2
 
 
 # --- What a power cut leaves ------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING
 from nsq_compat.cli.options import option
 from nsq_compat.log.data_path import reason
 from nsq_compat.protocol.durations import SECOND, seconds
-from nsq_compat.tools.client_options import ReadingOptions
+from nsq_compat.tools.channel_places import BeginningOptions
 from nsq_compat.tools.nsq_to_file.output_file import OutputFile, cut_unfinished_member, lock, move, repair
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Name:
 
 
 @dataclass(kw_only=True)
-class FileOptions(ReadingOptions):
+class FileOptions(BeginningOptions):
     """Where files go, when they end, and when they are synced and opened; a size or interval of 0 is no limit."""
 
     output_dir: str = option(STRING, "/tmp", "folder for the files")

@@ -26,7 +26,7 @@ from nsq_compat.cli.options import option, repeated
 from nsq_compat.cluster.http_client import AllFailed
 from nsq_compat.log.data_path import reason
 from nsq_compat.protocol.durations import MINUTE, SECOND, seconds
-from nsq_compat.tools.client_options import client_settings, cluster_of, refusing
+from nsq_compat.tools.client_options import Unreachable, client_settings, cluster_of, refusing
 from nsq_compat.tools.nsq_to_file.file_series import FileNames, FileOptions, FileSeries, recover
 from nsq_compat.tools.nsq_to_file.output_file import make_folder
 from nsq_compat.tools.nsq_to_file.recorder import Recording, TopicRecorder
@@ -122,16 +122,23 @@ class NsqToFile:
                 self.recorders[topic] = self._recorder(topic)
 
     def run(self) -> None:
-        """Return after a signal, or when a disk fails."""
+        """Return after a signal, or when a disk fails. Raises ``Refused``."""
         options = self._options
+        stopping = threading.Event()
+
+        def stop() -> None:
+            stopping.set()
+            self._events.put(None)
+
         on_signals(
             {
                 signal.SIGHUP: partial(self._events.put, self._reopen),
-                **dict.fromkeys(STOP_SIGNALS, partial(self._events.put, None)),
+                **dict.fromkeys(STOP_SIGNALS, stop),
             }
         )
         if options.moves:
             recover(options.work_dir, options.output_dir, self._names, self._wants)
+        options.make_channels(list(self.recorders), options.channel, stopping)
         for recorder in self.recorders.values():
             recorder.start()
         if not options.topic:
@@ -163,7 +170,10 @@ class NsqToFile:
             try:
                 if not self._wants(topic):
                     raise ValueError(f"doesn't match pattern {self._options.topic_pattern}")
+                self._options.make_channel(topic, self._options.channel)
                 self.recorders[topic] = self._recorder(topic)
+            except Unreachable as error:  # the next time
+                log.warning("topic %s: %s", topic, error)
             except (ValueError, Refused) as error:
                 log.warning("skipping topic %s (%s)", topic, error)
                 self._refused_topics.add(topic)

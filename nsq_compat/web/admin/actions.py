@@ -7,19 +7,21 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import quote
 
 from flask import Response, flash, g, redirect, request
 
-from nsq_compat.cluster import peek
+from nsq_compat.cluster import peek, topic_log
 from nsq_compat.cluster.cluster import Cluster, Errors
 from nsq_compat.cluster.http_client import AllFailed, Answer, call_all, named
 from nsq_compat.cluster.nodes import canonical_address
+from nsq_compat.protocol.durations import SECOND, parse_duration
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.names import EPHEMERAL_SUFFIX, MAX_NAME_LENGTH, is_valid_name
 from nsq_compat.web.admin.access import basic_credentials, check_form, require, service, visitor
-from nsq_compat.web.admin.formatting import count_of
+from nsq_compat.web.admin.formatting import clock, count_of
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.application import ApiError
 
@@ -40,6 +42,7 @@ _EXPLANATIONS: Final[Mapping[str | int, str]] = {
     "MSG_EMPTY": "A message needs a body. Nothing was published.",
     "MSG_TOO_BIG": "nsqadmin publishes messages of up to 1 MiB. Nothing was published.",
     "NO_NODE_HAS_TOPIC": "Only nsqlookupd knows the topic {topic}. No nsqd has it, so it has no messages.",
+    "OFFSET_OF_ONE_NODE": "An offset is the number of a message on one node. Choose one node, or enter a time.",
     "NODE_NOT_FOUND": "The cluster has no node {node}.",
     "TOPIC_NOT_FOUND": "The cluster has no topic {topic}.",
     400: "nsqadmin does not understand this request.",
@@ -69,20 +72,47 @@ def create(topic: str, channel: str, node: str = "") -> Errors:
     return errors
 
 
-def create_on(nodes: Sequence[str], topic: str, channel: str) -> Answer[list[str]]:
-    """As `create`, also on these nodes; `value` has the nodes that did."""
+def create_on(nodes: Sequence[str], topic: str, channel: str, begin: str = "") -> Answer[list[str]]:
+    """As `create`, also on these nodes; `value` has the nodes that did. The channel begins at the place `begin`."""
     _check_names(topic, channel)
-    cluster = _cluster()
-    # One query for all nodes, of which there may be hundreds.
-    listed = {node.http_address for node in cluster.nodes().value} if nodes else ()
-    known = [node if node in listed else _known(node) for node in nodes]
-    answer = cluster.create_on(known, topic, channel)
+    begin = place(begin, nodes) if channel else ""
+    known = _known_all(nodes)
+    answer = _cluster().create_on(known, topic, channel, begin)
     for node in known or [""]:
         errors = tuple(each for each in answer.errors if getattr(each, "daemon", "") not in {*known} - {node})
         _notify("create_topic", topic, node=node, errors=errors)
         if channel:
-            _notify("create_channel", topic, channel, node=node, errors=errors)
+            _notify("create_channel", topic, channel, node=node, errors=errors, **({"from": begin} if begin else {}))
     return answer
+
+
+def rewind(
+    nodes: Sequence[str], topic: str, channel: str, to: str, *, drops_pending: bool = False
+) -> list[topic_log.Moved]:
+    """Move a channel on these nodes to a place in their logs."""
+    _check_names(topic, channel)
+    to = place(to, nodes)
+    known = _known_all(nodes)
+    moved = topic_log.rewind(_cluster().client, known, topic, channel, to, drops_pending=drops_pending)
+    errors = tuple(f"{each.node}: {each.error}" for each in moved if each.error)
+    details = {"to": to} | ({"drop_pending": "true"} if drops_pending else {})
+    _notify("rewind_channel", topic, channel, known[0] if len(known) == 1 else "", errors, **details)
+    return moved
+
+
+def place(when: str, nodes: Sequence[str]) -> str:
+    """A place in a log, with the time instead of a duration ago, so that it does not move.
+
+    Raises `ApiError` 400 for an offset on several nodes.
+    """
+    if when.isdigit():
+        if len(nodes) > 1:
+            raise ApiError(400, "OFFSET_OF_ONE_NODE")
+        return when  # also 0, which is a duration too
+    with suppress(ValueError):
+        if not when.startswith(("+", "-")):
+            return clock(service().now() - parse_duration(when) / SECOND)
+    return when
 
 
 def change(action: str, topic: str, channel: str = "", node: str = "") -> Errors:
@@ -149,7 +179,7 @@ def act_on_messages(
     """Perform an action of `peek.DONE` on messages by node and id; flashes what was done."""
     _check_names(topic, channel)
     client = _cluster().client
-    by_node = {_known(node): ids for node, ids in chosen.items()}
+    by_node = dict(zip(_known_all(list(chosen)), chosen.values(), strict=True))
 
     def act(node: str) -> peek.Outcome:
         return peek.act_on_messages(client, node, action, topic, channel, by_node[node], delay_ms)
@@ -185,7 +215,7 @@ def _left(node: str, action: str, outcome: peek.Outcome) -> Iterator[str]:
 
 def put_policies(nodes: Sequence[str], written: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
     """Put policies into force on nodes, until they read their config files again; returns an error for each, or ""."""
-    known = [_known(node) for node in nodes]
+    known = _known_all(nodes)
     body, client = dumps(list(written)).encode("utf-8"), _cluster().client
     answer = call_all(known, lambda node: client.put(node, "config/policies", body), client.timeout)
     errors = dict.fromkeys(known, "") | dict(zip(answer.unreachable, answer.errors, strict=True))
@@ -264,8 +294,16 @@ def _known(node: str) -> str:
     return known
 
 
-def _notify(action: str, topic: str, channel: str = "", node: str = "", errors: Errors = ()) -> None:
-    _audit(action, topic, channel, node, errors)
+def _known_all(nodes: Sequence[str]) -> list[str]:
+    """As `_known`, with one query for all nodes, of which there may be hundreds."""
+    asks = len(nodes) > 1 and _cluster().lookupds
+    listed = {node.http_address for node in _cluster().nodes().value} if asks else ()
+    return [node if node in listed else _known(node) for node in nodes]
+
+
+def _notify(action: str, topic: str, channel: str = "", node: str = "", errors: Errors = (), **details: str) -> None:
+    """`details` are what else the action was told."""
+    _audit(" ".join([action, *(f"{name}={value}" for name, value in details.items())]), topic, channel, node, errors)
     secure = request.is_secure or request.headers.get("X-Scheme") == "https"
     query = request.query_string.decode("latin-1")
     url = f"{'https' if secure else 'http'}://{request.host}{quote(request.script_root + request.path)}"
@@ -282,6 +320,7 @@ def _notify(action: str, topic: str, channel: str = "", node: str = "", errors: 
         "user_agent": request.headers.get("User-Agent", ""),
         "url": url + (f"?{query}" if query else ""),
         "via": os.uname().nodename,
+        **details,
     }
     service().notify({key: value for key, value in told.items() if value or key not in ("channel", "node", "user")})
 

@@ -1,4 +1,4 @@
-"""Messages of a channel by their ids: confirmation and execution of what an operator does with them; redrives.
+"""Messages of a channel by their ids: confirmation and execution of what an operator does with them; redrives, rewinds.
 
 A redrive moves the messages of a channel, mostly of a dead-letter topic, to another topic, on each node. nsqd does it
 batch by batch (POST /channel/redrive), so nothing is lost if nsqadmin or nsqd ends meanwhile. After a crash of nsqd the
@@ -9,6 +9,7 @@ beginning, so that messages that fail again do not go round for ever.
 import logging
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,13 +19,15 @@ from nsq_compat.cluster.cluster import Errors
 from nsq_compat.cluster.http_client import DaemonError, HttpClient, named
 from nsq_compat.cluster.peek import DONE, redrive
 from nsq_compat.cluster.reading import UpstreamError
-from nsq_compat.cluster.stats import ChannelStats
+from nsq_compat.cluster.stats import ChannelStats, Retained
+from nsq_compat.cluster.topic_log import Moved, query_retained
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import check_form, require, service, visitor
 from nsq_compat.web.admin.actions import perform
 from nsq_compat.web.admin.formatting import count_of
-from nsq_compat.web.admin.queries import Queries, current_snapshot
+from nsq_compat.web.admin.queries import STATS_SHARE, Queries, current_snapshot
+from nsq_compat.web.admin.tables import charts_of
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.application import ApiError
 
@@ -225,3 +228,67 @@ def _origin_of(topic: str) -> ChannelStats | None:
 def _channels_of(name: str) -> list[str]:
     found = [topic for topic in current_snapshot().topics if topic.topic_name == name]
     return [channel.channel_name for topic in found for channel in topic.channels]
+
+
+# --- Rewinds ----------------------------------------------------------------------------------------------------------
+
+
+@messages.get("/topics/<topic>/<channel>/rewind")
+def show_rewind(topic: str, channel: str) -> str:
+    """The form; with `to`, also what a rewind to this place would bring on each node."""
+    require(Role.OPERATOR)
+    return _rewind_page(topic, channel, request.args)
+
+
+@messages.post("/topics/<topic>/<channel>/rewind")
+def act_rewind(topic: str, channel: str) -> str:
+    check_form()
+    require(Role.OPERATOR)
+    form = request.form
+    drops, to = form.get("drop_pending") == "1", form.get("to", "").strip()
+    moved = actions.rewind(form.getlist("node"), topic, channel, to, drops_pending=drops)
+    return _rewind_page(topic, channel, {}, moved, to)
+
+
+def _rewind_page(
+    topic: str, channel: str, values: Mapping[str, str], moved: Sequence[Moved] = (), moved_to: str = ""
+) -> str:
+    queries = Queries(STATS_SHARE)
+    stats = queries.topic_or_silent(topic)
+    found = next((each for each in stats.channels if each.channel_name == channel), None)
+    if found is None and not queries.silent:
+        raise ApiError(404, "CHANNEL_NOT_FOUND")
+    with_log = {part.node for part in stats.nodes if part.retained is not None}
+    nodes = [part.node for part in found.nodes if part.node in with_log] if found else []
+    to, node = values.get("to", "").strip(), values.get("node", "")
+    chosen = [node] if node in nodes else nodes
+    error = ""
+    planned: Sequence[Retained] = ()
+    if to and chosen:
+        try:
+            to = actions.place(to, chosen)
+        except ApiError as failure:
+            error = actions.explanation(failure)
+        else:
+            drop = {"drop_pending": "true"} if values.get("drop_pending") else {}
+            planned = query_retained(queries.client, chosen, topic, at=to, channel=channel, **drop)
+    rate = service().history.rate(stats.key)
+    return render_template(
+        "messages/rewind.html",
+        topic=stats,
+        channel=channel,
+        nodes=nodes,
+        others=[part.node for part in found.nodes if part.node not in with_log] if found else [],
+        values=values,
+        to=to,
+        node=node,
+        error=error,
+        planned=planned,
+        possible=[each for each in planned if not each.error],
+        moved=moved,
+        moved_to=moved_to,
+        failed=[each for each in moved if each.error],
+        charts=charts_of(stats.key, stats.waiting, rate, service().now()),
+        silent=queries.silent,
+        warnings=queries.warnings,
+    )

@@ -95,7 +95,8 @@ class Queries:
         return {name: self._value(channels) for name, channels in self._value(answer)}
 
     def topic(self, name: str) -> TopicStats:
-        return sum_topic(name, self._topic_parts(name))
+        """With what its nodes retain."""
+        return sum_topic(name, self._topic_parts(name, retained=self._remembered))
 
     def channel(self, topic: str, name: str) -> ChannelStats:
         """Raises `ApiError` 404 if no node has the channel."""
@@ -194,13 +195,15 @@ class Queries:
         answers = self._value(self._cluster.stats(self.nodes()))
         return [channel for _, stats in answers for topic in stats.topics for channel in topic.channels]
 
-    def _topic_parts(self, topic: str, channel: str = "", *, clients: bool = False) -> list[TopicStats]:
+    def _topic_parts(
+        self, topic: str, channel: str = "", *, clients: bool = False, retained: bool = False
+    ) -> list[TopicStats]:
         """A topic on each of its nodes."""
         found = self._cluster.producers(topic, remembered=self._remembered)
         producers = self._value(found)
         self.silent += found.unreachable
         try:
-            answer = self._cluster.stats(producers, topic, channel, clients=clients)
+            answer = self._cluster.stats(producers, topic, channel, clients=clients, retained=retained)
         except AllFailed:
             self.silent += map(str, producers)
             if found.skipped and not producers:

@@ -19,7 +19,10 @@ T = TypeVar("T")
 ROWS_PER_PAGE: Final = 100
 _HOUR: Final = 3600.0
 _DAY: Final = 86400.0
-_PARAMETERS: Final = ("q", "sort", "desc", "page", "nodes", "clients", "span", "peaks", "limit", "find", "form", "all")
+_PARAMETERS: Final = (
+    *("q", "sort", "desc", "page", "nodes", "clients", "span", "peaks"),
+    *("limit", "find", "form", "all", "node", "at", "to", "drop_pending"),
+)
 """Parameters of the current page that its links keep."""
 
 

@@ -8,9 +8,11 @@ from typing import Any, Final
 
 from flask import Blueprint, Response, render_template, request, url_for
 
-from nsq_compat.cluster.http_client import AllFailed, named
+from nsq_compat.cluster.http_client import AllFailed, explained, named
 from nsq_compat.cluster.peek import Message, Peek, peek
-from nsq_compat.cluster.stats import ChannelStats, TopicStats
+from nsq_compat.cluster.reading import UpstreamError
+from nsq_compat.cluster.stats import ChannelStats, Retained, TopicStats
+from nsq_compat.cluster.topic_log import LATEST, query_retained, read_messages
 from nsq_compat.policy.policies import REJECT
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import check_form, require, service
@@ -55,6 +57,7 @@ def _topic_page(queries: Queries, topic: str, values: Mapping[str, str], errors:
         rate=rate,
         page=rows_page(stats.channels),
         nodes=part_of(stats.nodes, request.args, "nodes"),
+        retained=_sum_retained(stats),
         silent=queries.silent,
         charts=charts_of(stats.key, stats.waiting, rate, service().now()),
         warnings=queries.warnings,
@@ -81,6 +84,19 @@ def channel(topic: str, channel: str) -> str:
         charts=charts_of(stats.key, stats.depth, row.rate, service().now()),
         warnings=queries.warnings,
         timeframe=timeframe(),
+    )
+
+
+def _sum_retained(stats: TopicStats) -> Retained | None:
+    """What all nodes retain; None if none tells."""
+    parts = [part.retained for part in stats.nodes if part.retained is not None]
+    if not parts:
+        return None
+    return Retained(
+        next=sum(part.count for part in parts),
+        first_timestamp=min((part.first_timestamp for part in parts if part.first_timestamp), default=None),
+        last_timestamp=max((part.last_timestamp for part in parts if part.last_timestamp), default=None),
+        bytes=sum(part.bytes for part in parts),
     )
 
 
@@ -129,6 +145,41 @@ def watch(topic: str) -> str:
         topic=stats,
         published=published,
         failed=[each for each in peeks if each.error],
+        **_view(limit),
+        silent=queries.silent,
+        warnings=queries.warnings,
+    )
+
+
+@topics.get("/log/<topic>")
+def log(topic: str) -> str:
+    """Messages that a node retains, from a place on. Not below /topics, where "log" may be a channel."""
+    require(Role.OPERATOR)
+    queries = Queries(STATS_SHARE)
+    stats = queries.topic_or_silent(topic)
+    nodes = [part.node for part in stats.nodes if part.retained is not None]
+    node, limit = request.args.get("node") or next(iter(nodes), ""), _limit()
+    at = request.args.get("at", "").strip() or LATEST
+    retained, part, error = None, None, ""
+    if node in nodes:
+        (retained,) = query_retained(queries.client, [node], topic, at=at)
+        begin = max(retained.first, retained.next - int(limit)) if at == LATEST else retained.offset
+        try:
+            if not retained.error and begin < retained.next:
+                end = min(begin + int(limit), retained.next)
+                part = read_messages(queries.client, node, topic, begin, end)
+        except UpstreamError as failure:
+            error = explained(str(failure))
+    return render_template(
+        "topics/log.html",
+        topic=stats,
+        nodes=nodes,
+        node=node,
+        at=at,
+        retained=retained,
+        part=part and replace(part, messages=tuple(filter(_matches, part.messages))),
+        previous=max(retained.first, begin - int(limit)) if retained and begin > retained.first else None,
+        error=error,
         **_view(limit),
         silent=queries.silent,
         warnings=queries.warnings,
@@ -184,9 +235,9 @@ def create() -> "Response | tuple[str, int]":
     topic, channel = (form.get(name, "").strip() for name in ("topic", "channel"))
     try:
         nodes = _chosen_nodes(queries, topic)
-        answer = actions.create_on(nodes, topic, channel)
+        answer = actions.create_on(nodes, topic, channel, form.get("from", "").strip())
     except ApiError as error:
-        if error.code not in ("INVALID_TOPIC", "INVALID_CHANNEL", "NO_NODE"):
+        if error.code not in ("INVALID_TOPIC", "INVALID_CHANNEL", "NO_NODE", "OFFSET_OF_ONE_NODE"):
             raise
         return _creation_form(queries, form, invalid=error.code), 400
     name = f"{topic}/{channel}" if channel else topic

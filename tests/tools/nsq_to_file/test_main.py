@@ -71,6 +71,21 @@ def test_topics_are_found_at_once_and_later_and_only_those_that_match(to_file, t
     assert log.count("skipping topic other (doesn't match pattern ^orders)") == 1
 
 
+def test_channels_of_topics_that_are_found_begin_where_they_should(to_file, tmp_path, lookupd, announced_nsqd):
+    nsqd = announced_nsqd
+    for topic in ("orders.a", "orders.b"):
+        nsqd.create_channel(topic, "c")
+        nsqd.publish(topic, b"1", b"2")
+    wait_until(lambda: len(lookupd.get("/topics")["topics"]) == 2)
+    address = f"--lookupd-http-address={lookupd.http_address}"
+    process = to_file(address, "--topic-pattern=a$", "--from=oldest")
+    named = to_file(address, "--topic=orders.b", "--from=1h")
+    wait_until(lambda: has_nothing_left(nsqd, "orders.a") and has_nothing_left(nsqd, "orders.b"))
+    assert "channel nsq_to_file of orders.a begins at 0: 2 messages will come" in end(process)
+    end(named)
+    assert lines(tmp_path / "output") == {"orders.a": [b"1", b"2"], "orders.b": [b"1", b"2"]}
+
+
 def test_while_no_nsqlookupd_answers_it_keeps_polling(to_file, tmp_path, lookupd):
     address = lookupd.tcp_address
     lookupd.stop()

@@ -449,12 +449,13 @@ def message_json(published, **fields):
 
 def test_messages_are_shown_as_text_or_hexadecimal(browser, nsqd):
     bodies = [(base64.b64encode(body).decode(), len(body)) for body in (b"<b>hello</b>", b"\xff\x00")]
-    messages = [message_json(NOW - 65, body=body, size=size) for body, size in bodies]
+    messages = [message_json(NOW - 65, body=body, size=size, offset=size) for body, size in bodies]
     nsqd.says("channel/peek", {"messages": messages})
     page = browser.get("/topics/orders/archive/messages")
     assert "&lt;b&gt;hello" in page.text
     assert "ff 00" in page.text
     assert "1m 5s old" in shown(page)
+    assert "offset 12 " in shown(page)
 
 
 def test_deferred_and_in_flight_messages_show_their_deadline(browser, nsqd):
