@@ -347,7 +347,7 @@ class Frames(NamedTuple):
         """Those before the offset `end`, which is one of them."""
         joined = b"".join(self.pieces)
         frames = cut_frames(joined, 0, len(joined), self.next_offset - self.offset)
-        return Frames(self.offset, end, frames[: end - self.offset])
+        return Frames(self.offset, end, frames[: max(0, end - self.offset)])
 
 
 def _cut_payloads(block: bytes, base: int, expected: int, limit: int) -> Frames | None:

@@ -38,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def job(given: argparse.Namespace) -> None:
+    if given.spool is None:
+        raise command_line.UsageError("--spool is required: the job empties a channel")
     options = command_line.reading_once(given)
     spark = command_line.session("batch_drain")
     messages = spark.read.format("nsq").options(**options).load()

@@ -32,14 +32,14 @@ class NoSpool(ValueError):
 
 
 def metadata_of(options: Mapping[str, str], name: str) -> dict[str, str]:
-    """The metadata of a read's columns. `options` are the user's, not validated yet."""
+    """The metadata of a read's columns; none without a spool. `options` are the user's, not validated yet."""
     root = next((value for key, value in options.items() if key.lower() == "spooldir"), "")
-    return {METADATA: str(Path(root) / f"{_PREFIX}{name}")}
+    return {METADATA: str(Path(root) / f"{_PREFIX}{name}")} if root else {}
 
 
 def check_schema(metadata: Iterable[Mapping[str, Any]], options: Mapping[str, str], name: str) -> None:
     """Raise ``OptionError`` if columns have the metadata of another read: `ack` would delete that read's spool."""
-    own = metadata_of(options, name)[METADATA]
+    own = metadata_of(options, name).get(METADATA)
     if any(each.get(METADATA, own) != own for each in metadata):
         raise OptionError(
             "schema: this is the schema of another read; give the columns as text, .schema('id string, ...')"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from pyspark_nsq.option_table import BATCH, STREAM
+from pyspark_nsq.option_table import BATCH, LOG, SPOOL, STREAM
 from pyspark_nsq.options import OptionError, read_options, write_options
 
 _SENTENCE: Final = re.compile(r"pyspark_nsq\.[\w.]+: (.+)")
@@ -64,19 +64,28 @@ def add_reading_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the source; `reading` converts them to options."""
     flags = parser.add_argument_group("reading")
     flags.add_argument("--topic", required=True, help="separated by commas")
-    flags.add_argument("--channel", required=True, help="used by this job only; created if it does not exist")
+    flags.add_argument("--channel", help="with --spool: used by this job only; created if it does not exist")
     flags.add_argument("--lookupd-http-address", action="append", default=[], metavar="HOST:PORT", help="repeatable")
     flags.add_argument(
-        "--nsqd-tcp-address", action="append", default=[], metavar="HOST:PORT", help="instead of nsqlookupd; repeatable"
+        "--nsqd-tcp-address",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="with --spool: instead of nsqlookupd; repeatable",
     )
     flags.add_argument(
         "--nsqd-http-address",
         action="append",
         default=[],
         metavar="HOST:PORT",
-        help="of the same nsqd, in the same order",
+        help="instead of nsqlookupd; with --spool: of the same nsqd, in the same order; repeatable",
     )
-    flags.add_argument("--spool", required=True, metavar="FOLDER", help="shared by the driver and all executors")
+    flags.add_argument(
+        "--spool",
+        metavar="FOLDER",
+        help="receive from a channel (mode=spool), with this folder, which the driver and all executors share; "
+        "without it, read by offset what nsqd retains (mode=log)",
+    )
     flags.add_argument(
         "--option",
         action="append",
@@ -111,7 +120,8 @@ def add_writing_flags(parser: argparse.ArgumentParser) -> None:
 
 def reading(given: argparse.Namespace, use: str = STREAM) -> dict[str, str]:
     """Return the options of the source. Raises ``OptionError`` or ``UsageError``."""
-    options = {"subscribe": given.topic, "channel": given.channel, "spoolDir": given.spool}
+    options = {"subscribe": given.topic, "mode": LOG if given.spool is None else SPOOL}
+    options |= {"channel": given.channel or "", "spoolDir": given.spool or ""}
     for name in ("lookupd_http_address", "nsqd_tcp_address", "nsqd_http_address"):
         if addresses := getattr(given, name):
             options[f"{name}es"] = ",".join(addresses)

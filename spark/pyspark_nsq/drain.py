@@ -77,6 +77,9 @@ def drain(
             if options.fail_on_unreachable:
                 raise
             log.warning("the partition stays empty: %s", error)
+    if missing := left - sum(each.rows for each in mine):
+        # They were taken by another consumer, or wait at nsqd for the next batch.
+        log.warning("%d of %d messages of %s at nsqd %s did not arrive", missing, count, origin.topic, origin.nsqd)
     at(BEFORE_SEAL)
     sealed = partition.seal([*adopted, *mine])
     at(SEALED)

@@ -1,16 +1,17 @@
 """Discovery of the nsqd that have a topic, and of their backlogs, over the HTTP APIs of nsqlookupd and nsqd."""
 
+import itertools
 import json
 import logging
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
 from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, reason_of
-from nsq_compat.protocol.names import address_error, printable
+from nsq_compat.protocol.names import address_error, is_ephemeral, printable
 from pyspark_nsq.options import ReadOptions
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,11 @@ def ask(address: str, path: str, timeout: float, **parameters: str) -> Any:
         return json.loads(body)
     except ValueError as error:
         raise HttpFailed(f"http://{address}/{path}: {error}") from None
+
+
+def exists(address: str, path: str, timeout: float, **parameters: str) -> bool:
+    """Whether GET of a path is answered with 200, not 404. Raises ``HttpFailed``."""
+    return _exchange("GET", address, path, timeout, b"", parameters)[0] == 200
 
 
 def post(address: str, path: str, timeout: float, body: bytes = b"", **parameters: str) -> None:
@@ -97,10 +103,8 @@ class Nodes:
         Raises ``NoNodes`` if no nsqlookupd answers and none has answered before.
         """
         options = self._options
-        if options.nsqd_tcp_addresses:
-            https = options.nsqd_http_addresses or ("",) * len(options.nsqd_tcp_addresses)
-            pairs = list(zip(options.nsqd_tcp_addresses, https, strict=True))
-            return [Node(topic, tcp, http) for topic in options.topics for tcp, http in pairs]
+        if not options.lookupd_http_addresses and options.topic_pattern is None:
+            return _named(options, options.topics)
         now = self._clock()
         if self._asked is None or now - self._asked >= options.lookup_interval:
             self._look_up()
@@ -117,9 +121,10 @@ class Nodes:
                 complaints.append(f"{node.tcp}: {error}")
             else:
                 return
-        if complaints and self._options.nsqd_tcp_addresses:
+        if complaints and not self._options.lookupd_http_addresses:
+            name = "nsqdTcpAddresses" if self._options.nsqd_tcp_addresses else "nsqdHttpAddresses"
             raise NoNodes(
-                "nsqdTcpAddresses: no nsqd can be reached; start one, or set other addresses: " + "; ".join(complaints)
+                f"{name}: no nsqd can be reached; start one, or set other addresses: " + "; ".join(complaints)
             )
 
     def create_channels(self) -> None:
@@ -195,16 +200,54 @@ class Nodes:
         except (TypeError, KeyError) as error:
             raise HttpFailed(f"{node.http}: cannot parse the answer of /stats: {error!r}") from None
 
+    def _topics(self, complaints: list[str]) -> list[str]:
+        """The topics that match the pattern, by all nsqlookupd."""
+        found: set[str] = set()
+        for lookupd in self._options.lookupd_http_addresses:
+            try:
+                answer = ask(lookupd, "topics", self._options.connect_timeout)
+                found.update(_names(answer, f"http://{lookupd}/topics"))
+            except HttpFailed as error:
+                complaints.append(str(error))
+                log.warning("skipping an nsqlookupd: %s", error)
+        return self._chosen(found)
+
+    def _matching(self) -> list[Node]:
+        """The nodes of the options, with the topics there that match the pattern."""
+        found: list[Node] = []
+        for node in _named(self._options, [""]):
+            try:
+                parameters = {"format": "json", "include_clients": "false", "include_mem": "false"}
+                stats = ask(node.http, "stats", self._options.connect_timeout, **parameters)
+                topics = [str(each["topic_name"]) for each in stats["topics"] or ()]
+            except HttpFailed as error:
+                self._complain(error)
+                found += [each for each in self._known if each.http == node.http]
+                continue
+            except (TypeError, KeyError) as error:
+                raise HttpFailed(f"{node.http}: cannot parse the answer of /stats: {error!r}") from None
+            found += [replace(node, topic=topic) for topic in self._chosen(topics)]
+        return sorted(found, key=lambda node: (node.topic, node.tcp))
+
+    def _chosen(self, topics: Iterable[str]) -> list[str]:
+        pattern = self._options.topic_pattern
+        assert pattern is not None, "otherwise topics are named"
+        return sorted(topic for topic in topics if pattern.fullmatch(topic) and not is_ephemeral(topic))
+
     def _complain(self, error: HttpFailed) -> None:
         if self._options.fail_on_unreachable:
             raise error
         log.warning("skipping an unreachable nsqd: %s", error)
 
     def _look_up(self) -> None:
+        if not self._options.lookupd_http_addresses:
+            self._known = self._matching()
+            return
         found: set[Node] = set()
         skipped: set[str] = set()
-        complaints = []
-        for topic in self._options.topics:
+        complaints: list[str] = []
+        topics = self._options.topics or self._topics(complaints)
+        for topic in topics:
             for lookupd in self._options.lookupd_http_addresses:
                 try:
                     answer = ask(lookupd, "lookup", self._options.connect_timeout, topic=topic)
@@ -217,11 +260,25 @@ class Nodes:
         for text in sorted(skipped - self._skipped)[:_MAX_WARNINGS]:
             log.warning("nsqlookupd %s", text)
         self._skipped = skipped
-        asked = len(self._options.topics) * len(self._options.lookupd_http_addresses)
-        if len(complaints) < asked:
+        asked = len(topics) * len(self._options.lookupd_http_addresses)
+        if len(complaints) < asked or not (asked or complaints):
             self._known = sorted(found, key=lambda node: (node.topic, node.tcp))
         elif not self._known:
             raise NoNodes("lookupdHttpAddresses: no nsqlookupd answers: " + "; ".join(complaints))
+
+
+def _named(options: ReadOptions, topics: Iterable[str]) -> list[Node]:
+    """The nodes of the options, for each of these topics."""
+    tcps, https = options.nsqd_tcp_addresses, options.nsqd_http_addresses
+    pairs = list(itertools.zip_longest(tcps, https, fillvalue=""))
+    return [Node(topic, tcp or http, http) for topic in topics for tcp, http in pairs]
+
+
+def _names(answer: Any, what: str) -> list[str]:
+    try:
+        return [str(each) for each in answer.get("data", answer)["topics"] or ()]
+    except (AttributeError, TypeError, KeyError) as error:
+        raise HttpFailed(f"{what}: cannot parse the answer: {error!r}") from None
 
 
 def _producers(lookupd: str, topic: str, answer: Any) -> tuple[list[Node], list[str]]:

@@ -3,9 +3,21 @@
 They raise ``ValueError`` with the expected form, worded to follow "must be".
 """
 
+import json
+import re
 from collections.abc import Callable
+from typing import Final
 
 from nsq_compat.protocol.names import is_ephemeral, is_valid_name
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+EARLIEST_OFFSET: Final = -2
+LATEST_OFFSET: Final = -1
+"""In JSON, as Spark's Kafka source has them."""
+
+Positions = dict[str, dict[str, int]]
+"""The offset of the next message, by topic and by the HTTP address of an nsqd."""
 
 
 def text(raw: str) -> str:
@@ -60,7 +72,10 @@ def _list(raw: str) -> tuple[str, ...]:
 
 
 def topics(raw: str) -> tuple[str, ...]:
+    """Empty without a value."""
     topics = _list(raw)
+    if not raw:
+        return ()
     if not topics or not all(map(is_valid_name, topics)):
         raise ValueError("topics, separated by commas: letters, digits, '.', '_' and '-', up to 64")
     if any(map(is_ephemeral, topics)):
@@ -76,8 +91,18 @@ def topic(raw: str) -> str:
     return raw
 
 
+def pattern(raw: str) -> re.Pattern[str] | None:
+    if not raw:
+        return None
+    try:
+        return re.compile(raw)
+    except re.error as error:
+        raise ValueError(f"a regular expression ({error})") from None
+
+
 def channel(raw: str) -> str:
-    if not is_valid_name(raw):
+    """Empty without a value."""
+    if raw and not is_valid_name(raw):
         raise ValueError("a channel: letters, digits, '.', '_' and '-', up to 64")
     if is_ephemeral(raw):
         raise ValueError(
@@ -93,6 +118,38 @@ def addresses(raw: str) -> tuple[str, ...]:
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError("host:port, or several, separated by commas")
     return addresses
+
+
+def timestamp(raw: str) -> int | None:
+    """Milliseconds; None without a value."""
+    if not raw:
+        return None
+    if not raw.isdigit() or len(raw) > 16:
+        raise ValueError("milliseconds since 1970")
+    return int(raw)
+
+
+def starting_offsets(raw: str) -> str | Positions:
+    """`EARLIEST`, `LATEST`, an offset for each nsqd of each topic, or empty without a value."""
+    return _offsets(raw, (EARLIEST, LATEST), EARLIEST_OFFSET)
+
+
+def ending_offsets(raw: str) -> str | Positions:
+    return _offsets(raw, (LATEST,), LATEST_OFFSET)
+
+
+def _offsets(raw: str, words: tuple[str, ...], least: int) -> str | Positions:
+    if not raw or raw.lower() in words:
+        return raw.lower()
+    try:
+        positions = json.loads(raw)
+        whole = [(name, at) for nsqds in positions.values() for name, at in nsqds.items()]
+    except (ValueError, AttributeError):
+        whole = [("", None)]
+    if not all(type(at) is int and at >= least and http_addresses(name) == (name,) for name, at in whole):
+        form = '{"topic": {"host:4151": 17}}'
+        raise ValueError(f"{' or '.join(words)}, or JSON of offsets from {least} on, such as {form}")
+    return {topic: dict(nsqds) for topic, nsqds in positions.items()}
 
 
 def http_addresses(raw: str) -> tuple[str, ...]:

@@ -10,6 +10,9 @@ STREAM: Final = "stream"
 BATCH: Final = "batch"
 WRITE: Final = "write"
 STAGED: Final = "staged"
+LOG: Final = "log"
+SPOOL: Final = "spool"
+AUTO: Final = "auto"
 _READS: Final = (STREAM, BATCH)
 _ALL: Final = (STREAM, BATCH, WRITE)
 
@@ -29,9 +32,22 @@ class Option:
 
 OPTIONS: Final = (
     Option(
-        "subscribe", "topics", option_parsers.topics, None, "topics to read, separated by commas", aliases=("topic",)
+        "mode",
+        "mode",
+        option_parsers.choice(AUTO, LOG, SPOOL),
+        AUTO,
+        "`log`: read by offset what nsqd retains; `spool`: receive from a channel; `auto`: `log` if every nsqd retains "
+        "the topics",
     ),
-    Option("channel", "channel", option_parsers.channel, None, "channel to read; use one for each query"),
+    Option("subscribe", "topics", option_parsers.topics, "", "topics to read, separated by commas", aliases=("topic",)),
+    Option(
+        "subscribePattern",
+        "topic_pattern",
+        option_parsers.pattern,
+        "",
+        "read all topics whose whole names match this regular expression, instead of `subscribe`",
+    ),
+    Option("channel", "channel", option_parsers.channel, "", "channel to read; use one for each query (spool)"),
     Option(
         "lookupdHttpAddresses",
         "lookupd_http_addresses",
@@ -54,10 +70,50 @@ OPTIONS: Final = (
         "nsqd_http_addresses",
         option_parsers.http_addresses,
         "",
-        "the HTTP addresses of `nsqdTcpAddresses`, in the same order; without them the backlog is unknown",
+        "nsqd to read from (log); the HTTP addresses of `nsqdTcpAddresses`, in the same order (spool)",
         aliases=("nsqd_http_addresses",),
     ),
-    Option("spoolDir", "spool_dir", option_parsers.text, None, "a folder that the driver and all executors share"),
+    Option(
+        "startingOffsets",
+        "starting_offsets",
+        option_parsers.starting_offsets,
+        "",
+        "where a new query begins (log): `earliest`, `latest`, or JSON; by default a stream begins at the latest, a "
+        "batch at the earliest",
+    ),
+    Option(
+        "startingTimestamp",
+        "starting_timestamp",
+        option_parsers.timestamp,
+        "",
+        "begin with the first message published at this time or later, in milliseconds since 1970 (log)",
+    ),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        "by_timestamp_strategy",
+        option_parsers.choice("error", "latest"),
+        "error",
+        "if there is no such message: fail, or begin at the latest (log)",
+    ),
+    Option(
+        "endingOffsets",
+        "ending_offsets",
+        option_parsers.ending_offsets,
+        "",
+        "where to end (log): `latest`, which is the default, or JSON",
+        (BATCH,),
+    ),
+    Option(
+        "endingTimestamp",
+        "ending_timestamp",
+        option_parsers.timestamp,
+        "",
+        "end before the first message published at this time or later, in milliseconds since 1970 (log)",
+        (BATCH,),
+    ),
+    Option(
+        "spoolDir", "spool_dir", option_parsers.text, "", "a folder that the driver and all executors share (spool)"
+    ),
     Option(
         "createChannel",
         "create_channel",
@@ -88,6 +144,14 @@ OPTIONS: Final = (
         option_parsers.integer(1),
         "200000",
         "most messages in a task",
+        aliases=("maxRecordsPerPartition",),
+    ),
+    Option(
+        "maxBytesPerPartition",
+        "max_bytes_per_partition",
+        option_parsers.integer(1, 2**63 - 1),
+        "134217728",
+        "most bytes in a task, estimated from the mean size of the topic's messages (log)",
     ),
     Option(
         "partitionsPerNsqd",
@@ -125,7 +189,13 @@ OPTIONS: Final = (
         "300",
         "a task ends when no message arrives for this time",
     ),
-    Option("maxReadMs", "max_read", option_parsers.milliseconds(1), "10000", "a task reads no longer than this"),
+    Option(
+        "maxReadMs",
+        "max_read",
+        option_parsers.milliseconds(1),
+        "10000",
+        "a task reads no longer than this, and the next batch the rest; a batch read has no limit unless this is given",
+    ),
     Option(
         "pollIntervalMs",
         "poll_interval",
@@ -179,7 +249,8 @@ OPTIONS: Final = (
         "spool_retain",
         option_parsers.milliseconds(0),
         "10000",
-        "minimum time that they stay; their ids show which messages a killed nsqd delivers again",
+        "minimum time that they stay, or twice `lookupIntervalMs` if that is longer and nsqlookupd is asked; their ids "
+        "show which messages a killed nsqd delivers again",
         (STREAM,),
     ),
     Option(
@@ -195,7 +266,7 @@ OPTIONS: Final = (
         "fail_on_data_loss",
         option_parsers.boolean,
         "true",
-        "fail if a batch is repeated and its spool is gone",
+        "fail if messages are gone: released before they were read (log), or with the spool of a repeated batch",
     ),
     Option(
         "failOnUnreachable", "fail_on_unreachable", option_parsers.boolean, "false", "fail if an nsqd cannot be reached"

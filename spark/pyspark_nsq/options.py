@@ -5,12 +5,15 @@ and the expected value, and is raised before messages are consumed.
 """
 
 import difflib
+import math
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
-from pyspark_nsq.option_table import BATCH, OPTIONS, STAGED, STREAM, WRITE, Option
+from pyspark_nsq.option_parsers import Positions
+from pyspark_nsq.option_table import BATCH, LOG, OPTIONS, SPOOL, STAGED, STREAM, WRITE, Option
 
 _USE_NAMES: Final = {STREAM: "a stream read", BATCH: "a batch read", WRITE: "writing"}
 
@@ -48,14 +51,23 @@ class ConnectionOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadOptions(ConnectionOptions):
-    """The validated options of reading. Times are in seconds.
+    """The validated options of reading. Times are in seconds, `starting_timestamp` and `ending_timestamp` in
+    milliseconds since 1970.
 
     0 means nsqd's maximum in `max_in_flight`, half of that in `chunk_messages`, and no limit in `min_partitions` and
-    `max_messages`. None in `keep_spool` means for ever.
+    `max_messages`. None in `keep_spool` means for ever. Either `topics` or `topic_pattern` is given.
     """
 
+    mode: str
     topics: tuple[str, ...]
+    topic_pattern: re.Pattern[str] | None
     channel: str
+    starting_offsets: str | Positions
+    starting_timestamp: int | None
+    by_timestamp_strategy: str
+    ending_offsets: str | Positions
+    ending_timestamp: int | None
+    max_bytes_per_partition: int
     lookupd_http_addresses: tuple[str, ...]
     nsqd_http_addresses: tuple[str, ...]
     spool_dir: str
@@ -101,6 +113,11 @@ def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
     """Parse the options of a streaming or batch read. Raises ``OptionError``."""
     options = ReadOptions(**_values(given, use, ReadOptions))
     _check(_of_connections(options), _of_reading(options))
+    if use == BATCH and not any(name.lower() == "maxreadms" for name in given):
+        # No batch follows that would read the rest.
+        options = replace(options, max_read=math.inf)
+    if options.mode == SPOOL:
+        require_spool_options(options)
     return options
 
 
@@ -162,12 +179,42 @@ def _of_connections(options: ConnectionOptions) -> _Rules:
     yield bool(about_tls) and not options.tls, "TLS options need tls=true"
 
 
+def require_spool_options(options: ReadOptions) -> None:
+    """Raise ``OptionError`` if an option is missing that reading from a channel needs."""
+    why = "" if options.mode == SPOOL else ", because not every nsqd retains the topics (mode=log)"
+    _check((not value, f"{name} is required{why}") for name, value in _needed_by_the_spool(options))
+
+
+def _needed_by_the_spool(options: ReadOptions) -> Iterable[tuple[str, object]]:
+    yield "channel", options.channel
+    yield "spoolDir", options.spool_dir
+    yield "nsqdTcpAddresses", options.nsqd_tcp_addresses or options.lookupd_http_addresses
+    yield "subscribe", options.topics
+
+
 def _of_reading(options: ReadOptions) -> _Rules:
     fixed, over_http = options.nsqd_tcp_addresses, options.nsqd_http_addresses
-    yield bool(options.lookupd_http_addresses) == bool(fixed), "set either lookupdHttpAddresses or nsqdTcpAddresses"
+    yield not (options.topics or options.topic_pattern), "subscribe is required: topics to read, separated by commas"
+    yield bool(options.topics and options.topic_pattern), "set either subscribe or subscribePattern"
     yield (
-        bool(over_http) and len(over_http) != len(fixed),
+        bool(options.lookupd_http_addresses) == bool(fixed or over_http),
+        "set either lookupdHttpAddresses or nsqdTcpAddresses or nsqdHttpAddresses",
+    )
+    yield (
+        bool(over_http and fixed) and len(over_http) != len(fixed),
         "nsqdHttpAddresses must have an address for each of nsqdTcpAddresses, in the same order",
+    )
+    yield (
+        options.mode == LOG and bool(fixed) and not over_http,
+        "mode=log reads over HTTP: set nsqdHttpAddresses, or lookupdHttpAddresses",
+    )
+    yield (
+        bool(options.starting_offsets) and options.starting_timestamp is not None,
+        "set either startingOffsets or startingTimestamp",
+    )
+    yield (
+        bool(options.ending_offsets) and options.ending_timestamp is not None,
+        "set either endingOffsets or endingTimestamp",
     )
     yield 0 < options.msg_timeout < 1, "msgTimeoutMs must be 0 (for nsqd's) or at least 1000"
     yield (

@@ -8,15 +8,20 @@ Spark stores offsets and passes them back, in the same process or after a restar
 offset, everything up to that offset is committed.
 """
 
+import logging
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from pyspark_nsq.nodes import Nodes
 from pyspark_nsq.options import ReadOptions
-from pyspark_nsq.plan import Share, plan_batch, to_json
+from pyspark_nsq.plan import Share, from_json, plan_batch, to_json
 from pyspark_nsq.spool import Piece, Spool
+
+log = logging.getLogger(__name__)
+
+_LOOKUPS: Final = 2
 
 Offset = dict[str, Any]
 
@@ -34,6 +39,7 @@ class Progress:
         self._cleaned: int | None = None
         self._polled: float | None = None
         self._left: int | None = None
+        self._planned_last: int | None = None
 
     def initial(self) -> Offset:
         """The offset of a query without a checkpoint; the same for every call.
@@ -49,7 +55,7 @@ class Progress:
             self._initial = {"stream": stream, "seq": 0, "planned": 0, "plan": []}
         return self._initial
 
-    def stop_at_current_backlog(self) -> None:
+    def stop_at_current_end(self) -> None:
         """Plan no more messages than wait now, so that the query ends."""
         self._nodes.create_channels()
         backlog = self._nodes.settled_backlog()
@@ -61,6 +67,8 @@ class Progress:
         spool = self._spool_of(start)
         if self._left is None and self._is_too_soon():
             return start
+        if self._left is not None:
+            self._left += self._unread(start)
         self.committed(start)
         self._nodes.create_channels()
         backlog = self._nodes.backlog()
@@ -73,6 +81,7 @@ class Progress:
             return start
         if self._left is not None:
             self._left -= planned
+        self._planned_last = start["seq"] + 1
         return {
             "stream": start["stream"],
             "seq": start["seq"] + 1,
@@ -80,12 +89,36 @@ class Progress:
             "plan": to_json(plan),
         }
 
+    def _unread(self, offset: Offset) -> int:
+        """How many messages the batch that ends with this offset was to read and has not: its tasks ended early.
+
+        0 if it read none: then what waits is not delivered, and another batch would not get it either.
+        """
+        if offset["seq"] != self._planned_last:
+            return 0
+        self._planned_last = None
+        spool, planned, read = self._spool_of(offset), 0, 0
+        for part, work in enumerate(from_json(offset["plan"])):
+            if isinstance(work, Share):
+                planned += work.count
+                read += sum(piece.rows for piece in spool.partition(offset["seq"], part).sealed() or ())
+        if planned and not read:
+            log.warning("%d messages wait, but nsqd does not deliver them", planned)
+        return planned - read if read else 0
+
+    def report(self) -> dict[str, Any]:
+        """What Spark shows as `latestOffset` in its progress."""
+        return {"backlog": self.backlog}
+
     def committed(self, offset: Offset) -> None:
         """Clean the spool: batches up to `offset` are not read again."""
         last = offset["seq"] - self._options.spool_retain_batches
         if last != self._cleaned:
             spool = self._spool_of(offset)
-            self._cleaned = spool.clean(last, self._options.spool_retain)
+            options = self._options
+            # An nsqd that was killed is found again after as long as this, and then delivers finished messages again.
+            until_found = _LOOKUPS * options.lookup_interval if options.lookupd_http_addresses else 0.0
+            self._cleaned = spool.clean(last, max(options.spool_retain, until_found))
             spool.suspects.forget(self._options.suspect_ttl)
 
     def _spool_of(self, offset: Offset) -> Spool:

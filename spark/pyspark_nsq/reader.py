@@ -24,7 +24,7 @@ from nsq_compat.protocol import command_writer
 from pyspark_nsq import option_parsers
 from pyspark_nsq.connection import NsqConnection, NsqdUnreachable
 from pyspark_nsq.nodes import Nodes
-from pyspark_nsq.option_table import STREAM
+from pyspark_nsq.option_table import SPOOL, STREAM
 from pyspark_nsq.options import OptionError, ReadOptions, read_options
 from pyspark_nsq.publisher import CannotPublish
 
@@ -133,7 +133,7 @@ def run_reader(
         requeue_delay=requeue_delay,
         max_requeue_delay=max_requeue_delay,
     )
-    written = _option_texts(options) | {"channel": channel, "spoolDir": spool_dir}
+    written = {"mode": SPOOL} | _option_texts(options) | {"channel": channel, "spoolDir": spool_dir}
     written |= {"lookupdHttpAddresses": _listed(lookupd_http_addresses)}
     written |= {"nsqdTcpAddresses": _listed(nsqd_tcp_addresses), "nsqdHttpAddresses": _listed(nsqd_http_addresses)}
     read_options(written | {"subscribe": topic}, STREAM)

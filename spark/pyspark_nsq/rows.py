@@ -5,7 +5,7 @@ are columns. `columns` combines both into the columns of a query.
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -13,9 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 SPARK_SCHEMA: Final = (
-    "id string, body binary, timestamp timestamp, attempts int, topic string, channel string, nsqd string"
+    "id string, body binary, timestamp timestamp, attempts int, topic string, channel string, nsqd string, "
+    "offset bigint, partition string"
 )
-"""The default schema of a reader. ``.schema(...)`` may select from these and `timestamp_ns bigint`."""
+"""The default schema of a reader. ``.schema(...)`` may select from these and `timestamp_ns bigint`.
+
+`channel` is null in mode=log, `offset` and `partition` in mode=spool.
+"""
 
 SPOOLED: Final = pa.schema(
     [("id", pa.string()), ("body", pa.binary()), ("timestamp_ns", pa.int64()), ("attempts", pa.int32())]
@@ -50,14 +54,28 @@ def origin_of(batch: pa.RecordBatch) -> Origin:
 
 def columns(batch: pa.RecordBatch, wanted: Iterable[str]) -> pa.RecordBatch:
     """Convert spooled messages to the wanted columns, in Spark's types."""
-    origin = origin_of(batch)
-    return pa.RecordBatch.from_arrays([_column(batch, name, origin) for name in wanted], names=list(wanted))
+    return _columns(batch, wanted, asdict(origin_of(batch)))
 
 
-def _column(batch: pa.RecordBatch, name: str, origin: Origin) -> pa.Array:
-    if name in SPOOLED.names:
+def log_columns(
+    batch: pa.RecordBatch, offsets: pa.Array, wanted: Iterable[str], topic: str, nsqd: str, partition: str
+) -> pa.RecordBatch:
+    """As `columns`, for messages that were read by offset, from the nsqd with these TCP and HTTP addresses."""
+    return _columns(
+        batch.append_column("offset", offsets), wanted, {"topic": topic, "nsqd": nsqd, "partition": partition}
+    )
+
+
+def _columns(batch: pa.RecordBatch, wanted: Iterable[str], same: Mapping[str, str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([_column(batch, name, same) for name in wanted], names=list(wanted))
+
+
+def _column(batch: pa.RecordBatch, name: str, same: Mapping[str, str]) -> pa.Array:
+    if name in batch.schema.names:
         return batch.column(name)
     if name == "timestamp":
         return pc.divide(batch.column("timestamp_ns"), _NS_PER_US).view(pa.timestamp("us", tz="UTC"))
+    if name == "offset":
+        return pa.nulls(batch.num_rows, pa.int64())
     # With an explicit type: otherwise pyarrow tries to import pandas at every call.
-    return pa.repeat(pa.scalar(getattr(origin, name), pa.string()), batch.num_rows)
+    return pa.repeat(pa.scalar(same.get(name), pa.string()), batch.num_rows)

@@ -5,6 +5,7 @@ calls `read` on executors, each time in a worker with a fresh copy of the reader
 driver to executor. Spark does not call `stop` at the end of a query, so nothing may depend on it.
 """
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,21 +14,41 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from pyspark_nsq import batch_spool, staging
 from pyspark_nsq.drain import drain, ignore_point
+from pyspark_nsq.log_plan import Range
+from pyspark_nsq.log_progress import LogProgress, batch_ranges, is_offset_of_log
+from pyspark_nsq.log_reader import read_range
 from pyspark_nsq.nodes import Nodes
-from pyspark_nsq.option_table import BATCH, STREAM
-from pyspark_nsq.options import SPECULATION, OptionError, ReadOptions, WriteOptions, read_options, write_options
+from pyspark_nsq.option_table import AUTO, BATCH, LOG, SPOOL, STREAM
+from pyspark_nsq.options import (
+    SPECULATION,
+    OptionError,
+    ReadOptions,
+    WriteOptions,
+    read_options,
+    require_spool_options,
+    write_options,
+)
 from pyspark_nsq.plan import Share, from_json, plan_batch
 from pyspark_nsq.progress import Offset, Progress, open_spool
-from pyspark_nsq.rows import SPARK_SCHEMA, Origin, columns
+from pyspark_nsq.rows import SPARK_SCHEMA, Origin, columns, log_columns
 from pyspark_nsq.sink import NsqStreamWriter, NsqWriter, check_columns
 from pyspark_nsq.spool import Piece, Spool
 from pyspark_nsq.spool_file import SpoolError
+from pyspark_nsq.topic_logs import TopicLogs
 
-_KINDS = {"string": StringType(), "binary": BinaryType(), "timestamp": TimestampType(), "int": IntegerType()}
+log = logging.getLogger(__name__)
+
+_KINDS = {
+    "string": StringType(),
+    "binary": BinaryType(),
+    "timestamp": TimestampType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+}
 _TYPES = dict(each.split(" ") for each in f"{SPARK_SCHEMA}, timestamp_ns bigint".split(", "))
 
 
@@ -82,37 +103,79 @@ class NsqPartition(InputPartition):
         self.work = work
 
 
+class LogPartition(InputPartition):
+    """One task of mode=log."""
+
+    def __init__(self, work: Range) -> None:
+        super().__init__((work.topic, work.nsqd, work.begin))
+        self.work = work
+
+
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
         self._options = options
         self._names = names
-        self._progress = Progress(options)
+        self._stops = False
+        self._chosen: Progress | LogProgress | None = None
+
+    def _progress(self, offset: Offset | None = None) -> Progress | LogProgress:
+        """The progress in the mode of a checkpoint with this offset, or in that of the options."""
+        if self._chosen is None:
+            self._chosen = progress_of(self._options, offset)
+            if self._stops:
+                self._chosen.stop_at_current_end()
+        return self._chosen
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, here and below
-        return self._progress.initial()
+        return self._progress().initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._options.max_messages_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._progress.stop_at_current_backlog()
+        # The mode is not known yet if there is a checkpoint.
+        self._stops = True
+        if self._chosen is not None:
+            self._chosen.stop_at_current_end()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        return self._progress.next(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        return self._progress(start).next(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return {"backlog": self._progress.backlog}
+        return {} if self._chosen is None else self._chosen.report()
 
-    def partitions(self, start: Offset, end: Offset) -> list[NsqPartition]:
+    def partitions(self, start: Offset, end: Offset) -> list[NsqPartition] | list[LogPartition]:
         # From `end` alone: after a restart, the start of the first batch may differ.
+        progress = self._progress(end)
+        if isinstance(progress, LogProgress):
+            return [LogPartition(each) for each in progress.ranges(end)]
         open_spool(self._options, end["stream"])
         return _partitions(end["stream"], end["seq"], from_json(end["plan"]))
 
-    def read(self, partition: NsqPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: NsqPartition | LogPartition) -> Iterator[pa.RecordBatch]:
         return read(partition, self._options, self._names)
 
     def commit(self, end: Offset) -> None:
-        self._progress.committed(end)
+        self._progress(end).committed(end)
+
+
+def progress_of(options: ReadOptions, offset: Offset | None) -> Progress | LogProgress:
+    """The driver's part of a stream, in the mode of its checkpoint. Raises ``OptionError`` if the options forbid it."""
+    if offset is None:
+        is_log = options.mode == LOG or (options.mode == AUTO and TopicLogs(options).offers_log())
+    else:
+        is_log = is_offset_of_log(offset)
+        mode = LOG if is_log else SPOOL
+        if options.mode not in (AUTO, mode):
+            raise OptionError(
+                f"the checkpoint was written with mode={mode} and cannot be continued with mode={options.mode}: use "
+                f"mode={mode}, or a new checkpoint"
+            )
+    log.info("topics are read with mode=%s", LOG if is_log else SPOOL)
+    if is_log:
+        return LogProgress(options)
+    require_spool_options(options)
+    return Progress(options)
 
 
 class NsqReader(DataSourceReader):
@@ -123,8 +186,13 @@ class NsqReader(DataSourceReader):
         self._names = names
         self._loaded = loaded
 
-    def partitions(self) -> list[NsqPartition]:
+    def partitions(self) -> list[NsqPartition] | list[LogPartition]:
         options = self._options
+        if options.mode == LOG or (options.mode == AUTO and TopicLogs(options).offers_log()):
+            log.info("topics are read with mode=log")
+            return [LogPartition(each) for each in batch_ranges(options)]
+        log.info("topics are read with mode=spool")
+        require_spool_options(options)
         spool = batch_spool.spool_of(options, self._loaded)
         shares = batch_spool.saved_plan(spool)
         if shares is None:
@@ -139,13 +207,26 @@ class NsqReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # If no messages wait, there are no partitions, and Spark creates one of its own.
-        return read(partition, self._options, self._names) if isinstance(partition, NsqPartition) else iter(())
+        if not isinstance(partition, NsqPartition | LogPartition):
+            return iter(())
+        return read(partition, self._options, self._names)
 
 
 def read(
-    partition: NsqPartition, options: ReadOptions, names: Sequence[str], at: Callable[[str], None] = ignore_point
+    partition: NsqPartition | LogPartition,
+    options: ReadOptions,
+    names: Sequence[str],
+    at: Callable[[str], None] = ignore_point,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition: the first time from nsqd, later from the spool. `at` is passed to `drain`."""
+    """Yield the rows of a partition: of a log from nsqd; of a spool the first time from nsqd, later from the spool.
+
+    `at` is passed to `drain`.
+    """
+    if isinstance(partition, LogPartition):
+        work = partition.work
+        for batch, offsets in read_range(work, options):
+            yield log_columns(batch, offsets, names, work.topic, work.tcp, work.nsqd)
+        return
     spool = Spool(options.spool_dir, partition.stream)
     folder = spool.partition(partition.seq, partition.part)
     try:

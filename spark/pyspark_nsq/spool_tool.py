@@ -55,7 +55,9 @@ def _parser() -> argparse.ArgumentParser:
         if each is not listing:
             each.add_argument("stream", help="the name of a stream, as printed by `list`")
     for each in (show, requeue):
-        each.add_argument("--after", type=int, default=-1, metavar="BATCH", help="only batches after this number")
+        each.add_argument(
+            "--after", type=int, default=-2, metavar="BATCH", help="only batches after this one, by Spark's number"
+        )
     return parser
 
 
@@ -66,7 +68,8 @@ def _list(given: argparse.Namespace) -> None:
         if (folder / "orphans").is_dir():
             spool = Spool(given.spool, folder.name)
             seqs = spool.batches()
-            batches = f"batches {seqs[0]} to {seqs[-1]}" if seqs else "no batches"
+            # Spark counts batches from 0. The spool of a batch read has one, with the number 0.
+            batches = f"batches {seqs[0] - 1} to {seqs[-1] - 1}" if seqs and seqs[0] else f"{len(seqs) or 'no'} batches"
             rows = sum(batch.num_rows for batch in _batches(spool, -1))
             orphans = sum(piece.rows for piece in spool.orphans())
             print(f"{folder.name}: {batches}, {rows} messages, of which {orphans} belong to no batch yet")
@@ -104,7 +107,7 @@ def _opened(given: argparse.Namespace) -> Spool:
 def _batches(spool: Spool, after: int) -> Iterator[pa.RecordBatch]:
     """Yield the content of sealed partitions, all chunks of unsealed ones, and orphans."""
     for seq in spool.batches():
-        if seq > after:
+        if seq - 1 > after:
             for partition in spool.partitions(seq):
                 sealed = partition.sealed()
                 yield from partition.read(partition.pieces() if sealed is None else sealed)

@@ -34,7 +34,7 @@ def test_names_are_case_insensitive_and_pynsqs_names_are_accepted():
 @pytest.mark.parametrize("name", ["subscribe", "channel", "spoolDir"])
 def test_a_missing_required_option_is_named(name):
     with pytest.raises(OptionError, match=f"^{name} is required"):
-        read_options({key: value for key, value in GOOD.items() if key != name}, "stream")
+        read_options({key: value for key, value in (GOOD | {"mode": "spool"}).items() if key != name}, "stream")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,13 @@ def test_a_missing_required_option_is_named(name):
         ("channel", "x" * 65),
         ("nsqdTcpAddresses", "127.0.0.1"),
         ("nsqdTcpAddresses", "127.0.0.1:70000"),
+        ("mode", "kafka"),
+        ("subscribePattern", "("),
+        ("startingOffsets", "newest"),
+        ("startingOffsets", '{"orders": 7}'),
+        ("startingOffsets", '{"orders": {"127.0.0.1:4151": -3}}'),
+        ("startingOffsets", '{"orders": {"nsqd": 3}}'),
+        ("startingTimestamp", "2026-01-31"),
         ("maxMessagesPerTrigger", "0"),
         ("maxMessagesPerTrigger", "many"),
         ("idleTimeoutMs", "300ms"),
@@ -65,6 +72,9 @@ def test_an_error_names_the_option_and_shows_the_value(name, value):
     [
         ({"lookupdHttpAddresses": "one:4161"}, "either lookupdHttpAddresses or nsqdTcpAddresses"),
         ({"nsqdTcpAddresses": ""}, "either lookupdHttpAddresses or nsqdTcpAddresses"),
+        ({"subscribePattern": ".*"}, "either subscribe or subscribePattern"),
+        ({"mode": "log"}, "mode=log reads over HTTP: set nsqdHttpAddresses"),
+        ({"startingOffsets": "latest", "startingTimestamp": "1"}, "either startingOffsets or startingTimestamp"),
         ({"nsqdHttpAddresses": "one:4151,two:4151"}, "an address for each of nsqdTcpAddresses"),
         ({"snappy": "true", "deflate": "true"}, "cannot be combined"),
         ({"msgTimeoutMs": "10"}, "msgTimeoutMs must be"),

@@ -119,6 +119,7 @@ def test_messages_redelivered_by_a_killed_nsqd_are_read_once_with_suppress_redel
         assert nsqd.asks("POST", f"/mpub?topic={topic}", b"\n".join(bodies)).status == 200
         addresses = {"nsqdTcpAddresses": nsqd.tcp_address, "nsqdHttpAddresses": nsqd.http_address}
         wishes = {"pollIntervalMs": "0", "idleTimeoutMs": "1200", "suppressRedelivered": str(suppressed).lower()}
+        wishes["spoolRetainMs"] = "600000"  # longer than the kill takes on a busy machine
         progress = Progress(options := options_with(**addresses, **wishes))
         offset, read = progress.initial(), list[bytes]()
         for _ in range(2):
@@ -139,13 +140,40 @@ def test_messages_redelivered_by_a_killed_nsqd_are_read_once_with_suppress_redel
 def test_available_now_ends_while_messages_are_published_or_consumed_elsewhere(options, publish):
     publish(10)
     progress = Progress(options)
-    progress.stop_at_current_backlog()
+    progress.stop_at_current_end()
     offset, sizes = progress.initial(), []
     while (end := progress.next(offset, 4)) != offset:
         publish(5)
         sizes.append(len(run_batch(options, end)))
         offset = end
     assert sum(sizes) == 10
+
+
+def test_available_now_reads_what_its_tasks_had_no_time_for(options, topic, publish):
+    publish(200)
+    progress = Progress(options)
+    progress.stop_at_current_end()
+    end = progress.next(progress.initial(), None)
+    spool = Spool(options.spool_dir, end["stream"])
+    # As after maxReadMs, a task ends with fewer messages than planned.
+    origin = Origin(topic, options.channel, options.nsqd_tcp_addresses[0])
+    drain(spool, spool.partition(end["seq"], 0), origin, 60, options)
+    publish(7)
+    following = progress.next(end, None)
+    assert len(run_batch(options, following)) == 140
+    assert progress.next(following, None) == following
+
+
+def test_a_channel_that_delivers_nothing_ends_available_now(options_with, nsqd, topic, publish, caplog):
+    publish(5)
+    assert nsqd.asks("POST", f"/channel/pause?topic={topic}&channel=c").status == 200
+    options = options_with(idleTimeoutMs="50", pollIntervalMs="0")
+    progress = Progress(options)
+    progress.stop_at_current_end()
+    end = progress.next(progress.initial(), None)
+    assert run_batch(options, end) == []
+    assert progress.next(end, None) == end
+    assert "5 messages wait, but nsqd does not deliver them" in caplog.text
 
 
 def test_nsqd_is_not_queried_more_often_than_the_poll_interval(options_with, publish):

@@ -23,7 +23,7 @@ def filled(spool, options_with, publish):
 
 def test_list_shows_streams_and_their_batches(spool, filled, tmp_path, capsys):
     assert main(["list", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "stream: batches 1 to 2, 5 messages, of which 0 belong to no batch yet\n"
+    assert capsys.readouterr().out == "stream: batches 0 to 1, 5 messages, of which 0 belong to no batch yet\n"
 
 
 def test_orphans_are_counted_and_shown(spool, filled, tmp_path, capsys):
@@ -36,7 +36,7 @@ def test_orphans_are_counted_and_shown(spool, filled, tmp_path, capsys):
 
 
 def test_show_prints_every_message_with_its_origin(filled, topic, tmp_path, capsys, nsqd):
-    assert main(["show", str(tmp_path), "stream", "--after", "1"]) == 0
+    assert main(["show", str(tmp_path), "stream", "--after", "0"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [base64.b64decode(row["body"]) for row in rows] == filled[2:]
     assert {(row["nsqd"], row["topic"], row["channel"]) for row in rows} == {(nsqd.tcp_address, topic, "c")}

@@ -190,6 +190,20 @@ def test_damage_is_a_gap_that_the_answer_names(call, daemon, topic):
     assert topic.store.log.damage.records == 1
 
 
+def test_a_gap_that_ends_behind_the_range_brings_no_later_messages(call, daemon, topic):
+    log = topic.store.log
+    segment = log.segments[-1]
+    for offset in (6, 7):
+        lost = message_id(OffsetReader(log, offset).read()[0].frames[0])
+        _, place, _ = split_location(log.locate([lost])[lost])
+        segment._files.pwrite(segment._descriptors.use(segment.file), b"\xa5" * 8, place)
+    response = call("GET", "/topic/read?topic=t&from=6&to=7")
+    assert (response.body, response.rest) == (b"", ())
+    assert dict(response.headers)["X-NSQ-Gap"] == "6-6"
+    assert dict(response.headers)["X-NSQ-Next-Offset"] == "7"
+    assert bodies(call, "from=6&to=9") == [b"8"]
+
+
 def test_damage_at_the_end_is_a_gap_too(call, daemon, topic):
     log = topic.store.log
     segment = log.segments[-1]

@@ -1,8 +1,8 @@
 """The data source with two additions: reading tasks, and the driver when it publishes staged files, can be killed at
 a point; and tasks record the rows that they yield.
 
-Two options control this: `diary`, a folder, and `dieAt`, a point and a number of kills. A point is one of `POINTS`, or
-of ``staging.POINTS`` for writing. Without `diary` the data source is unchanged.
+Two options control this: `diary`, a folder, and `dieAt`, a point and a number of kills. A point is one of `POINTS`,
+`YIELDED`, or of ``staging.POINTS`` for writing. Without `diary` the data source is unchanged.
 """
 
 import hashlib
@@ -17,10 +17,11 @@ from pyspark_nsq import drain, staging
 from pyspark_nsq.option_table import STREAM
 from pyspark_nsq.options import read_options
 from pyspark_nsq.sink import NsqStreamWriter
-from pyspark_nsq.source import NsqDataSource, NsqPartition, NsqStreamReader, read, writing
+from pyspark_nsq.source import LogPartition, NsqDataSource, NsqPartition, NsqStreamReader, read, writing
 from tests.spark.crash.works import Death, kill_the_jvm
 
 YIELDING = "yielding"
+YIELDED = "yielded"
 POINTS = (*drain.POINTS, YIELDING)
 _OF_CHUNKS = (drain.BEFORE_SPOOL, drain.SPOOLED, drain.FINISHED)
 _OF_COMMANDS = (staging.SENT, staging.NOTED)
@@ -48,9 +49,13 @@ class DyingReader(NsqStreamReader):
         self._point = point
         self._most = most
 
-    def read(self, partition: NsqPartition) -> Iterator[pa.RecordBatch]:
-        name = f"{partition.seq}.{partition.part}"
-        turn = 1 + partition.seq % 2 if self._point in _OF_CHUNKS else 1
+    def read(self, partition: NsqPartition | LogPartition) -> Iterator[pa.RecordBatch]:
+        turn = 1
+        if isinstance(partition, LogPartition):
+            name = f"{partition.work.topic}.{partition.work.nsqd}.{partition.work.begin}"
+        else:
+            name = f"{partition.seq}.{partition.part}"
+            turn += partition.seq % 2 if self._point in _OF_CHUNKS else 0
         death = Death(self._diary / "deaths", self._most, self._point, turn, name)
         yields = self._diary / "yields" / name
         yields.mkdir(parents=True, exist_ok=True)
@@ -60,6 +65,7 @@ class DyingReader(NsqStreamReader):
                     death.at(YIELDING)
                 diary.write(hashlib.sha256(batch.serialize()).hexdigest().encode() + b"\n")
                 yield batch
+            death.at(YIELDED)
 
 
 def _plain(options: Mapping[str, str]) -> dict[str, str]:

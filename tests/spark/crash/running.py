@@ -111,11 +111,11 @@ class Program:
         return line
 
 
-def await_another(name: str, program: Program, folder: Path) -> None:
-    """Wait for a new file of this name in the spool."""
+def await_another(name: str, program: Program, folder: Path, parent: str = "spool/*/*/*") -> None:
+    """Wait for a new file of this name, in the spool or in another folder."""
 
     def found() -> set[Path]:
-        return set(folder.glob(f"spool/*/*/*/{name}"))
+        return set(folder.glob(f"{parent}/{name}"))
 
     before = found()
     wait_until(lambda: found() - before or not program.is_running())

@@ -130,6 +130,15 @@ def copy_all(spark: SparkSession, options: dict[str, str], folder: Path) -> tupl
     return bodies.count(), bodies.distinct().count()
 
 
+def copy_log(spark: SparkSession, options: dict[str, str], folder: Path) -> tuple[int, int]:
+    """As `copy_all`, by offset: what the logs have at the start."""
+    stream = spark.readStream.format("nsq").options(**options, diary=str(folder)).load()
+    writer = stream.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+    writer.option("path", str(folder / "table")).trigger(availableNow=True).start().awaitTermination()
+    bodies = spark.read.parquet(str(folder / "table")).select("body")
+    return bodies.count(), bodies.distinct().count()
+
+
 def waiting_bodies(spark: SparkSession, options: dict[str, str], topic: str) -> list[bytes]:
     """The bodies of another topic's messages. `options` may be a stream's."""
     common = ("channel", "spoolDir", "nsqdTcpAddresses", "nsqdHttpAddresses")

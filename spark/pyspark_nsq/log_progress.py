@@ -1,0 +1,291 @@
+"""Offsets and batches of a query that reads logs (mode=log): the driver's part of Spark's reader, without Spark.
+
+An offset of the query describes the batch that ends with it:
+
+    {"version": 1, "offsets": {topic: {nsqd: where the batch ends}},
+     "plan": [[topic, nsqd, its TCP address, where the batch begins, number of tasks], ...]}
+
+A batch can be repeated from its end alone, in the same tasks: Spark gives a new initial offset to a query that has not
+committed a batch.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from pyspark_nsq.log_plan import Range, limited, parts, split
+from pyspark_nsq.log_reader import PATIENCE, LogUnreadable, MessagesLost
+from pyspark_nsq.nodes import NoNodes
+from pyspark_nsq.option_parsers import EARLIEST, EARLIEST_OFFSET, LATEST, LATEST_OFFSET, Positions
+from pyspark_nsq.options import OptionError, ReadOptions
+from pyspark_nsq.topic_logs import Report, TopicLog, TopicLogs, log
+
+Offset = dict[str, Any]
+Logs = dict[tuple[str, str], TopicLog]
+
+VERSION: Final = 1
+_SIGHTINGS: Final = 1000
+
+
+class LogProgress:
+    """`clock` is monotonic."""
+
+    def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._clock = clock
+        self._logs = TopicLogs(options, clock)
+        self._initial: Offset | None = None
+        self._polled: float | None = None
+        self._stops = False
+        self._last: Positions | None = None
+        self._heard_now: Logs = {}
+        self._known: Logs = {}
+        self._silent: dict[str, str] = {}
+        self._reached: Positions = {}
+        self._sightings: dict[tuple[str, str], deque[tuple[float, int]]] = {}
+
+    def initial(self) -> Offset:
+        """The offset of a query without a checkpoint; the same for every call.
+
+        Raises ``NoNodes`` if not every nsqd answers, and ``OptionError`` if the options do not fit what they have.
+        """
+        if self._initial is None:
+            options = self._options
+            if options.starting_timestamp is None and (options.starting_offsets or LATEST) == EARLIEST:
+                report = self._heard(self._logs.ask(patience=options.connect_timeout))
+            else:
+                report = self._logs.require(options.starting_timestamp)
+            self._note(report)
+            begin = starting(options, report.logs, LATEST)
+            # The first batch, which may be empty, puts this into the checkpoint: see `next`.
+            self._initial = {"version": VERSION, "initial": True, "offsets": begin, "plan": []}
+        return self._initial
+
+    def stop_at_current_end(self) -> None:
+        """Plan no more messages than the logs have now, so that the query ends."""
+        self._stops = True
+
+    def next(self, start: Offset, limit: int | None) -> Offset:
+        """The end of the batch after `start`, or `start` if there is nothing to read.
+
+        Raises ``MessagesLost`` with failOnDataLoss if an nsqd has fewer messages than were read, and ``LogUnreadable``
+        if an nsqd goes away with messages that a query with availableNow is to read.
+        """
+        positions = _positions(start)
+        is_first = "initial" in start
+        if not is_first and not self._stops and self._is_too_soon():
+            return start
+        give_up = self._clock() + PATIENCE
+        while True:
+            end = self._planned(positions, limit)
+            if end["plan"] or is_first:
+                return end
+            if not self._stops or not (left := self._left(positions)):
+                return start
+            # It may be restarting. A query that ended here would look complete.
+            if self._clock() >= give_up:
+                raise LogUnreadable(f"{left}, and cannot be reached")
+            time.sleep(self._options.poll_interval or 0.1)
+
+    def _planned(self, positions: Positions, limit: int | None) -> Offset:
+        """The end of a batch that begins at these positions."""
+        self._note(self._logs.ask(patience=self._options.connect_timeout if self._stops else None))
+        if self._stops and self._last is None:
+            self._last = _by_topic({key: each.next for key, each in self._heard_now.items()})
+        begin: Positions = {}
+        end: Positions = {}
+        for (topic, nsqd), each in sorted(self._heard_now.items()):
+            at = positions.get(topic, {}).get(nsqd)
+            if at is not None and each.next < at:
+                self._complain_of_fewer(each, at)
+                at = 0
+            at = each.first if at is None else at
+            last = each.next if self._last is None else min(each.next, self._last.get(topic, {}).get(nsqd, at))
+            if at < last:
+                begin.setdefault(topic, {})[nsqd] = at
+                end.setdefault(topic, {})[nsqd] = last
+        end = limited(begin, end, limit)
+        counts = {
+            (topic, nsqd): count
+            for topic, nsqds in end.items()
+            for nsqd, at in nsqds.items()
+            if (count := at - begin[topic][nsqd])
+        }
+        total = sum(counts.values())
+        plan = []
+        for (topic, nsqd), count in counts.items():
+            tasks = parts(count, total, self._heard_now[topic, nsqd], self._options)
+            plan.append([topic, nsqd, self._logs.tcp_of(nsqd), begin[topic][nsqd], tasks])
+        self._reached = _merged(positions, _by_topic({(topic, nsqd): end[topic][nsqd] for topic, nsqd in counts}))
+        return {"version": VERSION, "offsets": self._reached, "plan": plan}
+
+    def _left(self, positions: Positions) -> str:
+        """The first log that has not been read to where the query ends; empty if all have."""
+        for topic, nsqds in (self._last or {}).items():
+            for nsqd, last in nsqds.items():
+                if (topic, nsqd) not in self._heard_now and (at := positions.get(topic, {}).get(nsqd, 0)) < last:
+                    return f"nsqd {nsqd} has {last - at} more messages of {topic}"
+        return ""
+
+    def ranges(self, end: Offset) -> list[Range]:
+        """The tasks of the batch that ends with this offset."""
+        offsets = _positions(end)
+        whole = (
+            (Range(topic, nsqd, begin, offsets[topic][nsqd], tcp), tasks)
+            for topic, nsqd, tcp, begin, tasks in end["plan"]
+        )
+        return [each for work, tasks in whole for each in split(work, tasks)]
+
+    def committed(self, offset: Offset) -> None:
+        """Nothing is kept for a batch, so nothing is deleted."""
+
+    def report(self) -> dict[str, Any]:
+        """What Spark shows as `latestOffset` in its progress: the ends of the logs, and how far behind the query is."""
+        now = self._clock()
+        behind = {key: max(0, each.next - self._position(each)) for key, each in self._known.items()}
+        nsqds: dict[str, dict[str, Any]] = {}
+        for (topic, nsqd), count in behind.items():
+            each = self._known[topic, nsqd]
+            entry = nsqds.setdefault(nsqd, {"messages": 0, "bytes": 0, "seconds": 0.0})
+            entry["messages"] += count
+            entry["bytes"] += _size(each, count)
+            entry["seconds"] = max(entry["seconds"], round(self._lag((topic, nsqd), now), 3))
+        for nsqd, text in self._silent.items():
+            nsqds.setdefault(nsqd, {})["unreachable"] = text
+        for nsqd, entry in nsqds.items():
+            heard = self._logs.heard.get(nsqd)
+            entry["heardSecondsAgo"] = None if heard is None else round(now - heard, 3)
+        return {
+            "version": VERSION,
+            "offsets": _by_topic({key: each.next for key, each in self._known.items()}),
+            "backlog": sum(behind.values()),
+            "minOffsetsBehindLatest": str(min(behind.values(), default=0)),
+            "maxOffsetsBehindLatest": str(max(behind.values(), default=0)),
+            "avgOffsetsBehindLatest": str(sum(behind.values()) / len(behind) if behind else 0.0),
+            "estimatedTotalBytesBehindLatest": str(sum(_size(self._known[key], each) for key, each in behind.items())),
+            "nsqds": nsqds,
+        }
+
+    def _position(self, each: TopicLog) -> int:
+        return self._reached.get(each.topic, {}).get(each.nsqd, each.first)
+
+    def _heard(self, report: Report) -> Report:
+        if not report.logs and report.silent:
+            raise NoNodes("no nsqd can be reached: " + "; ".join(report.silent.values()))
+        return report
+
+    def _note(self, report: Report) -> None:
+        self._heard_now = report.logs
+        self._known |= report.logs
+        self._silent = report.silent
+        now = self._clock()
+        for key, each in report.logs.items():
+            seen = self._sightings.setdefault(key, deque(maxlen=_SIGHTINGS))
+            if not seen or seen[-1][1] != each.next:
+                seen.append((now, each.next))
+
+    def _lag(self, key: tuple[str, str], now: float) -> float:
+        """For how many seconds the log has had more messages than the query has planned, as far as was seen."""
+        position, seen = self._position(self._known[key]), self._sightings[key]
+        while seen and seen[0][1] <= position:
+            seen.popleft()
+        return now - seen[0][0] if seen else 0.0
+
+    def _complain_of_fewer(self, each: TopicLog, at: int) -> None:
+        text = (
+            f"nsqd {each.nsqd} has only {each.next} messages of {each.topic}, and {at} were read: it lost messages, or "
+            "has another data path"
+        )
+        if self._options.fail_on_data_loss:
+            raise MessagesLost(f"{text}. With failOnDataLoss=false its messages are read from the first")
+        log.error("%s; they are read from the first", text)
+
+    def _is_too_soon(self) -> bool:
+        # Spark asks 100 times a second.
+        now = self._clock()
+        if self._polled is not None and now - self._polled < self._options.poll_interval:
+            return True
+        self._polled = now
+        return False
+
+
+def batch_ranges(options: ReadOptions) -> list[Range]:
+    """The tasks of a batch read. Raises ``NoNodes`` if not every nsqd answers, and ``OptionError``."""
+    logs = TopicLogs(options)
+    begins = logs.require(options.starting_timestamp).logs
+    begin = starting(options, begins, EARLIEST)
+    ends = begins if options.ending_timestamp is None else logs.require(options.ending_timestamp).logs
+    end = ending(options, ends)
+    whole = [
+        Range(topic, nsqd, at, end[topic][nsqd], logs.tcp_of(nsqd))
+        for topic, nsqds in begin.items()
+        for nsqd, at in nsqds.items()
+        if at < end[topic][nsqd]
+    ]
+    counts = [each.end - each.begin for each in whole]
+    return [
+        task
+        for each, count in zip(whole, counts, strict=True)
+        for task in split(each, parts(count, sum(counts), begins[each.topic, each.nsqd], options))
+    ]
+
+
+def starting(options: ReadOptions, logs: Logs, default: str) -> Positions:
+    """The positions that the options name. `logs` were asked for the starting timestamp. Raises ``OptionError``."""
+    if options.starting_timestamp is not None:
+        late = [each for each in logs.values() if each.offset == each.next]
+        if late and options.by_timestamp_strategy == "error":
+            names = ", ".join(f"{each.topic} on {each.nsqd}" for each in late[:5])
+            raise OptionError(
+                f"startingTimestamp: there is no later message of {names}; to begin there at the latest, set "
+                "startingOffsetsByTimestampStrategy=latest"
+            )
+        return _by_topic({key: each.offset for key, each in logs.items()})
+    return _chosen("startingOffsets", options.starting_offsets or default, logs)
+
+
+def ending(options: ReadOptions, logs: Logs) -> Positions:
+    """As `starting`, for the end of a batch."""
+    if options.ending_timestamp is not None:
+        return _by_topic({key: each.offset for key, each in logs.items()})
+    return _chosen("endingOffsets", options.ending_offsets or LATEST, logs)
+
+
+def is_offset_of_log(offset: Offset) -> bool:
+    """Whether an offset in a checkpoint is one of mode=log, not of mode=spool."""
+    return "version" in offset
+
+
+def _positions(offset: Offset) -> Positions:
+    if offset.get("version") != VERSION:
+        raise OptionError(f"the checkpoint has offsets of version {offset.get('version')}; this is version {VERSION}")
+    positions: Positions = offset["offsets"]
+    return positions
+
+
+def _chosen(name: str, given: str | Positions, logs: Logs) -> Positions:
+    if isinstance(given, str):
+        return _by_topic({key: each.first if given == EARLIEST else each.next for key, each in logs.items()})
+    named = {(topic, nsqd): at for topic, nsqds in given.items() for nsqd, at in nsqds.items()}
+    if named.keys() != logs.keys():
+        wrong = sorted(f"{topic} on {nsqd}" for topic, nsqd in named.keys() ^ logs.keys())
+        raise OptionError(f"{name} must name every nsqd of every topic, and no others: {', '.join(wrong[:5])}")
+    special = {EARLIEST_OFFSET: "first", LATEST_OFFSET: "next"}
+    return _by_topic({key: getattr(logs[key], special[at]) if at in special else at for key, at in named.items()})
+
+
+def _by_topic(offsets: dict[tuple[str, str], int]) -> Positions:
+    positions: Positions = {}
+    for (topic, nsqd), at in sorted(offsets.items()):
+        positions.setdefault(topic, {})[nsqd] = at
+    return positions
+
+
+def _merged(old: Positions, new: Positions) -> Positions:
+    return {topic: {**old.get(topic, {}), **new.get(topic, {})} for topic in sorted({*old, *new})}
+
+
+def _size(each: TopicLog, count: int) -> int:
+    messages = each.next - each.first
+    return each.bytes * count // messages if messages else 0

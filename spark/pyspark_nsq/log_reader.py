@@ -1,0 +1,112 @@
+"""A task that reads a range of offsets from one nsqd (mode=log).
+
+The range is fixed before the task begins, and nsqd gives the same bytes for the same offsets, so a task that is run
+again yields the same rows. Nothing is written, and nothing is consumed.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlencode
+
+import numpy as np
+import pyarrow as pa
+import requests
+
+from nsq_compat.bounded_http import FAILURES, Answer, Deadline, bounded_session, exchange, reason_of
+from nsq_compat.protocol.frames import FrameReader
+from nsq_compat.session.client_session import ReceivedFrames
+from pyspark_nsq.decode import decode
+from pyspark_nsq.log_plan import Range
+from pyspark_nsq.options import ReadOptions
+
+log = logging.getLogger(__name__)
+
+_CHUNK_BYTES: Final = 4 << 20
+_MAX_BODY: Final = 64 << 20
+"""An answer has at least one message, of any size."""
+PATIENCE: Final = 30.0
+"""How long a task tries to reach an nsqd, which may be restarting, in seconds."""
+_FIRST_PAUSE: Final = 0.1
+_MAX_PAUSE: Final = 2.0
+
+
+class LogUnreadable(Exception):
+    """An nsqd cannot be reached, or does not give the messages; the text says what to do."""
+
+
+class MessagesLost(LogUnreadable):
+    """Messages of the range are no longer in the log."""
+
+
+def read_range(work: Range, options: ReadOptions) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+    """Yield the messages of a range, as ``decode`` returns them, with their offsets.
+
+    Raises ``LogUnreadable``, and ``MessagesLost`` with failOnDataLoss.
+    """
+    at = work.begin
+    with bounded_session() as session:
+        while at < work.end:
+            first, following, body = _read(session, work, at, options)
+            if first > at:
+                _lost(work, at, first, "damaged, or were never written", options)
+            if following <= at:
+                raise LogUnreadable(f"nsqd {work.nsqd} answered without an end to a read of {work.topic} from {at}")
+            if body:
+                block = FrameReader(_MAX_BODY).receive_block(body)
+                messages = decode([ReceivedFrames(block.data, block.starts)])
+                if messages.num_rows != following - first:
+                    raise LogUnreadable(
+                        f"nsqd {work.nsqd} answered with {messages.num_rows} messages of {work.topic} for the offsets "
+                        f"{first} to {following - 1}"
+                    )
+                yield messages, pa.array(np.arange(first, following, dtype=np.int64))
+            at = following
+
+
+def _read(session: requests.Session, work: Range, at: int, options: ReadOptions) -> tuple[int, int, bytes]:
+    """One answer: the offset of its first message, the one after its last, and the frames."""
+    query = {"topic": work.topic, "from": at, "to": work.end, "max_bytes": _CHUNK_BYTES}
+    url = f"http://{work.nsqd}/topic/read?{urlencode(query)}"
+    give_up, pause = time.monotonic() + PATIENCE, _FIRST_PAUSE
+    while True:
+        try:
+            answer = exchange(
+                session,
+                "GET",
+                url,
+                Deadline(max(options.connect_timeout, PATIENCE)),
+                connect_timeout=options.connect_timeout,
+                max_body=_MAX_BODY,
+            )
+            if answer.status == 200:
+                return int(answer.headers["X-NSQ-First-Offset"]), int(answer.headers["X-NSQ-Next-Offset"]), answer.body
+            problem = _problem(answer)
+        except FAILURES as error:
+            answer, problem = None, reason_of(error)
+        if answer is not None and answer.status == 410:
+            first = int(problem.rpartition(" ")[2])
+            _lost(work, at, min(first, work.end), "released before they were read", options)
+            return min(first, work.end), min(first, work.end), b""
+        # 500 and 503: the log cannot be read now, or nsqd is stopping. Other refusals do not end by waiting.
+        if time.monotonic() >= give_up or (answer is not None and answer.status < 500):
+            raise LogUnreadable(f"nsqd {work.nsqd}, topic {work.topic}, offset {at}: {problem}")
+        log.info("reading %s again from nsqd %s: %s", work.topic, work.nsqd, problem)
+        time.sleep(pause)
+        pause = min(2 * pause, _MAX_PAUSE)
+
+
+def _problem(answer: Answer) -> str:
+    try:
+        return str(json.loads(answer.body)["message"])
+    except (ValueError, TypeError, KeyError):
+        return f"status {answer.status}"
+
+
+def _lost(work: Range, begin: int, end: int, why: str, options: ReadOptions) -> None:
+    text = f"{end - begin} messages of {work.topic} on nsqd {work.nsqd}, from offset {begin}, were {why}"
+    if options.fail_on_data_loss:
+        raise MessagesLost(f"{text}. With failOnDataLoss=false the query continues without them")
+    log.error("%s", text)

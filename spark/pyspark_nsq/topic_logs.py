@@ -1,0 +1,164 @@
+"""The logs of a query's topics, as their nsqd report them (mode=log), for the driver.
+
+All nsqd are asked side by side, each once for all topics. An nsqd that does not answer delays a batch by `_PATIENCE` at
+most: its topics are left out until it answers.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from pyspark_nsq.nodes import HttpFailed, Nodes, NoNodes, ask, exists
+from pyspark_nsq.options import ReadOptions
+
+log = logging.getLogger(__name__)
+
+_PATIENCE: Final = 0.5
+_MAX_REQUESTS: Final = 64
+_TOPICS_PER_REQUEST: Final = 64
+"""So that the URL stays short."""
+
+
+class TopicLog(NamedTuple):
+    """What one nsqd has of a topic: the offsets from `first` up to, and without, `next`.
+
+    `offset` is that of the first message at the time that was asked for, or `next`. If `is_retained`, a policy says how
+    long finished messages stay.
+    """
+
+    topic: str
+    nsqd: str
+    first: int
+    next: int
+    bytes: int
+    is_retained: bool
+    last_timestamp_ns: int | None = None
+    offset: int = 0
+
+
+class Report(NamedTuple):
+    """The nsqd that answered, and the reasons of those that did not; those without /topic/read are in `lacking`."""
+
+    logs: dict[tuple[str, str], TopicLog]
+    silent: dict[str, str]
+    lacking: frozenset[str]
+
+
+class TopicLogs:
+    """`clock` is monotonic."""
+
+    def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._nodes = Nodes(options, clock)
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(_MAX_REQUESTS, "nsqd offsets")
+        self._asked: dict[tuple[str, str], Future[dict[str, Any] | None]] = {}
+        self._tcp: dict[str, str] = {}
+        self.heard: dict[str, float] = {}
+        """When each nsqd last answered, by `clock`."""
+
+    def ask(self, at_ms: int | None = None, patience: float | None = None) -> Report:
+        """Ask all nsqd. With `at_ms`, in milliseconds since 1970, also for the offsets at that time.
+
+        Waits `patience` seconds, by default not for long. Raises ``NoNodes`` if no nsqlookupd answers, and
+        ``HttpFailed`` with failOnUnreachable.
+        """
+        at = "" if at_ms is None else (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)).isoformat()
+        topics: dict[str, list[str]] = {}
+        for node in self._nodes.all():
+            topics.setdefault(node.http, []).append(node.topic)
+            self._tcp[node.http] = node.tcp
+        requests = {
+            (nsqd, names, at): self._begin(nsqd, names, at)
+            for nsqd, all_names in topics.items()
+            for names in _joined(all_names)
+        }
+        wait(requests.values(), timeout=_PATIENCE if patience is None else patience)
+        logs: dict[tuple[str, str], TopicLog] = {}
+        silent: dict[str, str] = {}
+        lacking = set()
+        for (nsqd, names, _), request in requests.items():
+            try:
+                answer = self._answer(nsqd, names, at, request)
+            except HttpFailed as error:
+                silent[nsqd] = str(error)
+                continue
+            self.heard[nsqd] = self._clock()
+            if answer is None:
+                lacking.add(nsqd)
+            else:
+                logs.update(((each.topic, nsqd), each) for each in _parsed(nsqd, answer))
+        for text in silent.values():
+            if self._options.fail_on_unreachable:
+                raise HttpFailed(text)
+            log.warning("an nsqd is left out of this batch: %s", text)
+        return Report(logs, silent, frozenset(lacking))
+
+    def require(self, at_ms: int | None = None) -> Report:
+        """As `ask`, from every nsqd. Raises ``NoNodes`` if one cannot be reached or has no retained log."""
+        report = self.ask(at_ms, self._options.connect_timeout)
+        if report.silent:
+            raise NoNodes("mode=log needs an answer of every nsqd at the start: " + "; ".join(report.silent.values()))
+        if report.lacking:
+            raise NoNodes(f"mode=log: {', '.join(sorted(report.lacking))} cannot be read by offset (Go's nsqd cannot)")
+        return report
+
+    def offers_log(self) -> bool:
+        """Whether every nsqd that answers retains every topic that it has, at least one does, and all may be read."""
+        self._nodes.require()
+        if not all(node.http for node in self._nodes.all()):
+            return False
+        timeout = self._options.connect_timeout
+        report = self.ask(patience=timeout)
+        if report.lacking or not report.logs or not all(each.is_retained for each in report.logs.values()):
+            return False
+        # An nsqd with an auth server has no /topic/read.
+        one_of_each = {each.nsqd: each for each in report.logs.values()}.values()
+        place = {each.nsqd: {"topic": each.topic, "from": str(each.next)} for each in one_of_each}
+        return all(exists(nsqd, "topic/read", timeout, **at) for nsqd, at in place.items())
+
+    def tcp_of(self, nsqd: str) -> str:
+        """The TCP address of an nsqd, or the same address if it is unknown."""
+        return self._tcp.get(nsqd, nsqd)
+
+    def _begin(self, nsqd: str, names: str, at: str) -> Future[dict[str, Any] | None]:
+        # A request that is still under way is not made again: an nsqd that hangs takes one thread.
+        request = self._asked.get((nsqd, names + at))
+        if request is None:
+            arguments = {"topics": names} | ({"at": at} if at else {})
+            request = self._pool.submit(ask, nsqd, "topic/offsets", self._options.connect_timeout, **arguments)
+            self._asked[nsqd, names + at] = request
+        return request
+
+    def _answer(self, nsqd: str, names: str, at: str, request: Future[Any]) -> Any:
+        if not request.done():
+            raise HttpFailed(f"http://{nsqd}/topic/offsets: no answer yet")
+        del self._asked[nsqd, names + at]
+        return request.result()
+
+
+def _joined(names: Iterable[str]) -> Iterable[str]:
+    each = sorted(set(names))
+    return (",".join(each[begin : begin + _TOPICS_PER_REQUEST]) for begin in range(0, len(each), _TOPICS_PER_REQUEST))
+
+
+def _parsed(nsqd: str, answer: Any) -> list[TopicLog]:
+    try:
+        return [
+            TopicLog(
+                topic,
+                nsqd,
+                int(each["first"]),
+                int(each["next"]),
+                int(each["bytes"]),
+                each["retained"] is True,
+                each["last_timestamp"],
+                int(each.get("offset", 0)),
+            )
+            for topic, each in answer["topics"].items()
+        ]
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise HttpFailed(f"{nsqd}: cannot parse the answer of /topic/offsets: {error!r}") from None

@@ -1,0 +1,110 @@
+"""mode=log in a real Spark: what is retained is read by offset, the same rows whenever a batch is asked for."""
+
+import itertools
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests.spark.session.test_source import bodies_of, run_to_the_end
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def retaining(tmp_path_factory):
+    """An nsqd that retains all messages for an hour."""
+    folder = tmp_path_factory.mktemp("retaining")
+    config = folder / "nsqd.cfg"
+    config.write_text('[[policies]]\nretain_for = "1h"\n')
+    with NsqdProcess(installed_nsqd(), folder, options=[f"--config={config}"]) as nsqd:
+        yield nsqd
+
+
+@pytest.fixture
+def send(retaining, topic):
+    """Publish this number of distinct bodies to the test's topic and return them."""
+    numbers = itertools.count()
+
+    def publish(count: int) -> list[bytes]:
+        bodies = [b"body %06d" % next(numbers) for _ in range(count)]
+        assert retaining.asks("POST", f"/mpub?topic={topic}", b"\n".join(bodies)).status == 200
+        return bodies
+
+    return publish
+
+
+@pytest.fixture
+def options(retaining, topic) -> dict[str, str]:
+    return {"subscribe": topic, "nsqdHttpAddresses": retaining.http_address, "startingOffsets": "earliest"}
+
+
+def test_two_runs_write_every_message_to_the_table_once(spark, options, send, tmp_path):
+    stream = spark.readStream.format("nsq").options(**options, maxOffsetsPerTrigger="300").load()
+    bodies = send(500)
+    assert run_to_the_end(stream, tmp_path / "checkpoint", path=tmp_path / "table") == 500
+    bodies += send(3)
+    assert run_to_the_end(stream, tmp_path / "checkpoint", path=tmp_path / "table") == 3
+    assert bodies_of(spark.read.parquet(str(tmp_path / "table"))) == bodies
+
+
+def test_a_batch_that_fails_is_the_same_after_a_restart(spark, options, send, tmp_path):
+    bodies = send(20)
+    seen: list[list[bytes]] = []
+    failures = itertools.count(1)
+
+    def handle(frame: DataFrame, _: int) -> None:
+        seen.append(bodies_of(frame))
+        if next(failures) == 1:
+            send(5)
+            raise RuntimeError("the sink failed")
+
+    stream = spark.readStream.format("nsq").options(**options).load()
+    with pytest.raises(Exception, match="the sink failed"):
+        run_to_the_end(stream, tmp_path / "checkpoint", each=handle)
+    run_to_the_end(stream, tmp_path / "checkpoint", each=handle)
+    assert seen[:2] == [bodies, bodies]
+    assert [len(each) for each in seen[2:]] == [5]
+
+
+def test_a_batch_read_has_the_columns_of_a_log_in_several_tasks(spark, options, send, retaining, topic):
+    bodies = send(10)
+    frame = spark.read.format("nsq").options(**options, minPartitions="3").load()
+    assert frame.rdd.getNumPartitions() == 3
+    rows: list[Any] = frame.orderBy("offset").collect()
+    assert [(row.offset, bytes(row.body)) for row in rows] == list(enumerate(bodies))
+    [place] = {(row.topic, row.channel, row.partition) for row in rows}
+    assert place == (topic, None, retaining.http_address)
+    # Nothing was consumed, so the same read has the same rows, and those that were published since.
+    send(2)
+    assert frame.count() == 10
+    assert spark.read.format("nsq").options(**options).load().count() == 12
+
+
+def test_a_checkpoint_belongs_to_one_mode(spark, options, send, tmp_path):
+    send(1)
+    stream = spark.readStream.format("nsq").options(**options).load()
+    run_to_the_end(stream, tmp_path / "checkpoint", path=tmp_path / "table")
+    (tmp_path / "spool").mkdir()
+    spool = {"mode": "spool", "channel": "c", "spoolDir": str(tmp_path / "spool"), "nsqdTcpAddresses": "127.0.0.1:1"}
+    other = spark.readStream.format("nsq").options(**options | spool).load()
+    with pytest.raises(Exception, match="the checkpoint was written with mode=log and cannot be continued"):
+        run_to_the_end(other, tmp_path / "checkpoint", path=tmp_path / "table")
+
+
+def test_the_progress_says_how_far_behind_the_query_is(spark, options, send, retaining, tmp_path):
+    send(7)
+    stream = spark.readStream.format("nsq").options(**options, maxOffsetsPerTrigger="3").load()
+    query = (
+        stream.writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    first = query.recentProgress[0]["sources"][0]
+    assert first["numInputRows"] == 3
+    latest = first["latestOffset"]
+    assert retaining.http_address in str(latest)
+    assert "maxOffsetsBehindLatest" in str(latest)

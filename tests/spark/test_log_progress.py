@@ -1,0 +1,197 @@
+"""Offsets, batches and lags of mode=log, with real daemons."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from pyspark_nsq.log_plan import Range, limited
+from pyspark_nsq.log_progress import LogProgress, batch_ranges
+from pyspark_nsq.log_reader import MessagesLost, read_range
+from pyspark_nsq.nodes import NoNodes
+from pyspark_nsq.options import OptionError, ReadOptions, read_options
+from pyspark_nsq.topic_logs import TopicLogs
+from tests.cluster.hostile import DRIPPING, HostileServer
+
+
+def publish(nsqd: NsqdProcess, topic: str, *messages: bytes) -> None:
+    assert nsqd.asks("POST", f"/mpub?topic={topic}", b"\n".join(messages)).status == 200
+
+
+def retention(folder: Path) -> str:
+    """The option of an nsqd that retains all messages."""
+    config = folder / "nsqd.cfg"
+    config.write_text('[[policies]]\nretain_for = "1h"\n')
+    return f"--config={config}"
+
+
+@pytest.fixture(scope="module")
+def retaining(tmp_path_factory):
+    """An nsqd that retains all messages for an hour."""
+    folder = tmp_path_factory.mktemp("retaining")
+    with NsqdProcess(installed_nsqd(), folder, options=[retention(folder)]) as nsqd:
+        yield nsqd
+
+
+@pytest.fixture
+def options_of(retaining, topic):
+    def options(use: str = "stream", **more: str) -> ReadOptions:
+        written = {"subscribe": topic, "nsqdHttpAddresses": retaining.http_address}
+        often = {"pollIntervalMs": "0"} if use == "stream" else {}
+        return read_options(written | often | more, use)
+
+    return options
+
+
+def through_json(offset: dict[str, Any]) -> dict[str, Any]:
+    """As Spark stores it."""
+    loaded: dict[str, Any] = json.loads(json.dumps(offset))
+    return loaded
+
+
+def bodies(ranges: list[Range], options: ReadOptions) -> list[bytes]:
+    return [body for each in ranges for batch, _ in read_range(each, options) for body in batch["body"].to_pylist()]
+
+
+def test_a_stream_begins_at_the_latest_and_reads_what_follows(retaining, topic, options_of):
+    publish(retaining, topic, b"before")
+    progress = LogProgress(options_of())
+    first = progress.next(progress.initial(), None)
+    assert progress.ranges(first) == []  # the batch that puts the beginning into the checkpoint
+    assert progress.next(first, None) == first
+    publish(retaining, topic, b"one")
+    publish(retaining, topic, b"two")
+    end = progress.next(first, None)
+    assert bodies(progress.ranges(through_json(end)), options_of()) == [b"one", b"two"]
+    assert progress.report()["backlog"] == 0
+    publish(retaining, topic, b"three")
+    # After a restart the end alone gives the same batch, whatever was published meanwhile.
+    assert bodies(LogProgress(options_of()).ranges(through_json(end)), options_of()) == [b"one", b"two"]
+
+
+def test_a_batch_begins_at_the_earliest_and_ends_at_the_latest(retaining, topic, options_of):
+    publish(retaining, topic, *[b"%d" % each for each in range(10)])
+    options = options_of("batch", minPartitions="3")
+    ranges = batch_ranges(options)
+    assert [(each.begin, each.end) for each in ranges] == [(0, 3), (3, 6), (6, 10)]
+    assert bodies(ranges, options) == [b"%d" % each for each in range(10)]
+
+
+def test_a_stream_that_begins_earlier_reads_what_is_retained_in_limited_batches(retaining, topic, options_of):
+    publish(retaining, topic, *[b"%d" % each for each in range(10)])
+    options = options_of(startingOffsets="earliest")
+    progress, read, offset = LogProgress(options), [], None
+    offset = progress.initial()
+    sizes = []
+    while (end := progress.next(offset, 4)) != offset:
+        read += bodies(progress.ranges(end), options)
+        sizes.append(len(read))
+        offset = through_json(end)
+    assert (sizes, read) == ([4, 8, 10], [b"%d" % each for each in range(10)])
+
+
+def test_places_are_named_by_offset_and_by_time(retaining, topic, options_of):
+    times = []
+    for body in (b"0", b"1", b"2"):
+        publish(retaining, topic, body)
+        times.append(retaining.asks("GET", f"/topic/offsets?topic={topic}").json()["last_timestamp"])
+        while time.time_ns() // 1_000_000 <= times[-1] // 1_000_000 + 1:
+            time.sleep(0.001)
+    # The first millisecond that is not before the message.
+    later = {"startingTimestamp": str(times[0] // 1_000_000 + 1)}
+    nsqd = retaining.http_address
+    for more, expected in (
+        ({"startingOffsets": json.dumps({topic: {nsqd: 1}})}, [b"1", b"2"]),
+        (
+            {"startingOffsets": json.dumps({topic: {nsqd: -2}}), "endingOffsets": json.dumps({topic: {nsqd: 2}})},
+            [b"0", b"1"],
+        ),
+        (later, [b"1", b"2"]),
+        (later | {"endingTimestamp": str(times[1] // 1_000_000 + 1)}, [b"1"]),
+    ):
+        options = options_of("batch", **more)
+        assert bodies(batch_ranges(options), options) == expected
+    with pytest.raises(OptionError, match="startingTimestamp: there is no later message"):
+        batch_ranges(options_of("batch", startingTimestamp="9999999999999"))
+    with pytest.raises(OptionError, match=r"startingOffsets must name every nsqd of every topic, .* on 127\.0\.0\.1:1"):
+        batch_ranges(options_of("batch", startingOffsets=json.dumps({topic: {nsqd: 0, "127.0.0.1:1": 0}})))
+
+
+def test_all_topics_that_match_a_pattern_are_read(retaining, topic, options_of):
+    for name in (f"{topic}.a", f"{topic}.b", f"x{topic}.a"):
+        publish(retaining, name, name.encode())
+    pattern = {"subscribe": "", "subscribePattern": topic.replace(".", r"\.") + r"\.[ab]"}
+    options = options_of("batch", **pattern)
+    assert bodies(batch_ranges(options), options) == [f"{topic}.a".encode(), f"{topic}.b".encode()]
+
+
+def test_released_messages_fail_the_query_unless_that_is_allowed(tmp_path):
+    with NsqdProcess(installed_nsqd(), tmp_path, options=[retention(tmp_path)]) as nsqd:
+        written = {"subscribe": "t", "nsqdHttpAddresses": nsqd.http_address, "pollIntervalMs": "0"}
+        publish(nsqd, "t", b"old")
+        progress = LogProgress(read_options(written | {"startingOffsets": "earliest"}, "stream"))
+        end = progress.next(progress.initial(), None)
+        assert nsqd.asks("POST", "/topic/empty?topic=t").status == 200
+        publish(nsqd, "t", b"new")
+        end = progress.next(end, None) | {"plan": [["t", nsqd.http_address, "", 0, 1]]}
+        options = read_options(written, "stream")
+        with pytest.raises(MessagesLost, match=r"1 messages of t on nsqd .*, from offset 0, were released"):
+            bodies(progress.ranges(end), options)
+        assert bodies(progress.ranges(end), read_options(written | {"failOnDataLoss": "false"}, "stream")) == [b"new"]
+
+
+def test_an_nsqd_that_lost_its_data_fails_the_query_unless_that_is_allowed(retaining, topic, options_of):
+    publish(retaining, topic, b"one")
+    ahead = {"version": 1, "offsets": {topic: {retaining.http_address: 7}}, "plan": []}
+    with pytest.raises(MessagesLost, match="has only 1 messages of .*, and 7 were read"):
+        LogProgress(options_of()).next(ahead, None)
+    options = options_of(failOnDataLoss="false")
+    progress = LogProgress(options)
+    assert bodies(progress.ranges(progress.next(ahead, None)), options) == [b"one"]
+
+
+def test_a_query_that_stops_reads_what_there_was(retaining, topic, options_of):
+    publish(retaining, topic, b"one")
+    options = options_of(startingOffsets="earliest")
+    progress = LogProgress(options)
+    progress.stop_at_current_end()
+    first = progress.next(progress.initial(), None)
+    publish(retaining, topic, b"two")
+    assert bodies(progress.ranges(first), options) == [b"one"]
+    assert progress.next(first, None) == first
+
+
+def test_an_nsqd_that_does_not_answer_delays_only_its_own_messages(retaining, topic, options_of):
+    publish(retaining, topic, b"one")
+    with HostileServer(DRIPPING[0]) as hanging:
+        options = options_of(
+            startingOffsets="earliest",
+            nsqdHttpAddresses=f"{retaining.http_address},{hanging.address}",
+            connectTimeoutMs="1000",
+        )
+        progress = LogProgress(options)
+        end = progress.next(progress.initial(), None)
+        assert bodies(progress.ranges(end), options) == [b"one"]
+        report = progress.report()["nsqds"]
+        assert hanging.address in report[hanging.address]["unreachable"]
+        assert report[hanging.address]["heardSecondsAgo"] is None
+        assert report[retaining.http_address]["messages"] == 0
+        with pytest.raises(NoNodes, match="needs an answer of every nsqd"):
+            LogProgress(
+                options_of(nsqdHttpAddresses=f"{retaining.http_address},{hanging.address}", connectTimeoutMs="1000")
+            ).initial()
+
+
+def test_a_log_is_offered_only_where_it_is_retained(retaining, topic, options_of, tmp_path):
+    publish(retaining, topic, b"one")
+    assert TopicLogs(options_of()).offers_log()
+    with NsqdProcess(installed_nsqd(), tmp_path) as nsqd:
+        publish(nsqd, topic, b"one")
+        assert not TopicLogs(options_of(nsqdHttpAddresses=nsqd.http_address)).offers_log()
+
+
+def test_a_limit_is_divided_in_proportion_to_what_waits():
+    assert limited({"t": {"a": 0, "b": 5}}, {"t": {"a": 30, "b": 15}}, 8) == {"t": {"a": 6, "b": 7}}
