@@ -152,6 +152,6 @@ def test_a_clock_that_jumps_releases_only_what_is_old_by_it_and_no_offset_is_use
     clock.jump("+0")
     daemon = start(*options, command=clock.command)
     assert offsets() == (first, end)
-    assert daemon.http("topic/read", topic="t", **{"from": 0})[0] == 410
+    assert daemon.http("topic/read", None, topic="t", **{"from": 0})[0] == 410
     publish_and_finish(160)
     assert offsets()[1] == 200

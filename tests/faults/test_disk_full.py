@@ -192,7 +192,7 @@ def test_a_full_disk_refuses_rewinds_which_then_change_nothing(start: StartDaemo
         assert len(statuses) < 20_000
     assert statuses[-1] == rewind(daemon, "0") == 500
     assert daemon.unfinished("t") == {"c": 0}
-    assert bodies[0] in daemon.http("topic/read", topic="t", to=1, **{"from": 0})[1]
+    assert bodies[0] in daemon.http("topic/read", None, topic="t", to=1, **{"from": 0})[1]
     filler.unlink()
     wait_until(lambda: daemon.ping() == "OK")
     assert rewind(daemon, "0") == 200
