@@ -355,23 +355,32 @@ def _cut_payloads(block: bytes, base: int, expected: int, limit: int) -> Frames 
 
     None unless the first of them has the expected offset. It ends before a gap, and before the offset `limit`.
     """
-    # Hot: runs for everything that is read by offset. The locals save lookups in other modules.
-    crc, extend, unpack, deferred = crc32c, extend_crc32c, unpack_header, DEFERRED
+    # Hot: runs for everything that is read by offset. The locals save lookups in other modules, and their types let
+    # compiled code compute with numbers instead of objects.
+    crc, extend, unpack = crc32c, extend_crc32c, unpack_header
+    header_size, mark_size, group_magic, messages, deferred = HEADER_SIZE, MARK_SIZE, GROUP_MAGIC, MESSAGES, DEFERRED
+    header_crc: int
+    payload_crc: int
+    first_seq: int
+    due_ns: int
+    size: int
+    length: int
+    kind: int
     pieces: list[bytes] = []
     offset, next_seq = expected, 0
     at, available = 0, len(block)
-    last = available - HEADER_SIZE
+    last = available - header_size
     while at <= last:
         magic, header_crc, payload_crc, first_seq, due_ns, size, length, kind = unpack(block, at)
-        begin = at + HEADER_SIZE
-        if magic != GROUP_MAGIC or crc(block[at + MARK_SIZE : begin]) != header_crc ^ ((base + at) & LOW_32):
+        begin = at + header_size
+        if magic != group_magic or crc(block[at + mark_size : begin]) != header_crc ^ ((base + at) & LOW_32):
             break
         frames_begin = begin if length == 1 else begin + length * CHECKSUM_SIZE
         end = frames_begin + size
-        stop = end if length == 1 else end + HEADER_SIZE
+        stop = end if length == 1 else end + header_size
         if stop > available:
             break
-        if kind in MESSAGE_KINDS:
+        if kind in (messages, deferred):
             if (first_seq if kind == deferred else first_seq + due_ns) != offset or offset >= limit:
                 break
             frames = block[frames_begin:end]
@@ -379,7 +388,7 @@ def _cut_payloads(block: bytes, base: int, expected: int, limit: int) -> Frames 
                 break
             pieces.append(frames)
             offset += length
-            if kind != deferred:
+            if kind == messages:
                 next_seq = first_seq + length
         at = stop
     return Frames(expected, offset, pieces, base + at, next_seq) if pieces else None

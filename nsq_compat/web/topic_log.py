@@ -148,19 +148,18 @@ class TopicLogApi:
             bytes(MAX_READ_BYTES)
         reader = self._readers.pop((log, begin), None) or OffsetReader(log, begin)
         pieces: list[bytes] = []
-        waiting: list[bytes] = []  # frames that are not joined yet
         first = following = begin
-        left, unjoined, step = size, 0, _LEAST_BYTES
-        while following < end and (left >= _LEAST_BYTES or left == size):
-            if left < size:
+        left, step = size, _LEAST_BYTES
+        while following < end and (left >= _LEAST_BYTES or not pieces):
+            if pieces:
                 yield_to_loop()
             frames = _read_log(topic, partial(reader.read_frames, min(left, step)))
             if frames is None:
-                if left == size:  # the rest is lost
+                if not pieces:  # the rest is lost
                     first = following = end
                 break
             if frames.offset != following:
-                if left < size:
+                if pieces:
                     break  # the next answer begins with the gap
                 self._require(topic, log, begin)  # it may have been released just now
                 first = min(frames.offset, end)
@@ -169,16 +168,10 @@ class TopicLogApi:
             following = max(first, frames.next_offset)
             if not frames.pieces:
                 break  # the gap ends behind what was asked for
-            waiting += frames.pieces
-            length = sum(map(len, frames.pieces))
-            left -= length
-            unjoined += length
-            if unjoined >= _STEP_BYTES // 2:
-                pieces.append(b"".join(waiting))
-                waiting, unjoined = [], 0
-            step = max(1, min(_STEP_BYTES, length * _STEP_GROUPS // len(frames.pieces)))
-        if waiting:
-            pieces.append(b"".join(waiting))
+            piece = b"".join(frames.pieces)
+            pieces.append(piece)
+            left -= len(piece)
+            step = max(1, min(_STEP_BYTES, len(piece) * _STEP_GROUPS // len(frames.pieces)))
         if reader.offset == following:
             self._readers[log, following] = reader
             if len(self._readers) > _MAX_READERS:
