@@ -1,8 +1,9 @@
 """F7: the wall clock of a live process jumps by an hour in either direction; no request waits, and no message is early
-or late.
+or late. F22: what a policy retains for a time.
 """
 
 import glob
+import json
 import os
 import time
 from itertools import pairwise
@@ -117,3 +118,40 @@ def test_ids_keep_growing_after_a_restart_with_an_earlier_clock(start: StartDaem
         first, second = consumer.subscribes(ready=2).takes(2)
         assert (first.body, second.body) == (b"first", b"second")
         assert first.id < second.id
+
+
+def test_a_clock_that_jumps_releases_only_what_is_old_by_it_and_no_offset_is_used_again(
+    start: StartDaemon, clock, tmp_path
+):
+    config = tmp_path / "nsqd.toml"
+    config.write_text('[[policies]]\ntopic = "t"\nretain_for = "2h"\n')
+    options = (f"--config={config}", "--max-bytes-per-file=2000", "--sync-timeout=50ms")
+    daemon = start(*options, command=clock.command)
+    daemon.create_channel("t", "c")
+
+    def publish_and_finish(begin: int) -> None:
+        bodies = [b"%04d" % number + bytes(200) for number in range(begin, begin + 40)]
+        daemon.publishes(*bodies)
+        assert daemon.consumes(len(bodies)) == bodies
+
+    def offsets() -> tuple[int, int]:
+        found = json.loads(daemon.http("topic/offsets", topic="t")[1])
+        return found["first"], found["next"]
+
+    publish_and_finish(0)
+    for number, offset in enumerate(["-1h", "+1h"], 1):
+        clock.jump(offset)
+        publish_and_finish(40 * number)
+        assert offsets() == (0, 40 * number + 40), "nothing is older than two hours"
+    clock.jump("+4h")
+    publish_and_finish(120)
+    wait_until(lambda: 40 < offsets()[0] < 160, 150)  # files are deleted as a whole
+    first, end = offsets()
+    assert end == 160
+    daemon.kill()
+    clock.jump("+0")
+    daemon = start(*options, command=clock.command)
+    assert offsets() == (first, end)
+    assert daemon.http("topic/read", None, topic="t", **{"from": 0})[0] == 410
+    publish_and_finish(160)
+    assert offsets()[1] == 200

@@ -1,6 +1,8 @@
 """F4: the disk is full for some time: publishes are refused with an error, everything else continues."""
 
+import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -156,3 +158,65 @@ def test_at_level_memory_a_full_disk_refuses_when_memory_is_used_up(start: Start
     drain(daemon, set(acknowledged))
     filler.unlink()
     wait_until(lambda: daemon.ping() == "OK")
+
+
+def rewind(daemon: Daemon, to: str) -> int:
+    """The status of the answer."""
+    return daemon.http("channel/rewind", b"", topic="t", channel="c", to=to)[0]
+
+
+def offsets(daemon: Daemon) -> tuple[int, int]:
+    found = json.loads(daemon.http("topic/offsets", topic="t")[1])
+    return found["first"], found["next"]
+
+
+RETAINED = '[[policies]]\ntopic = "t"\nretain_for = "1h"\n'
+
+
+def test_a_full_disk_refuses_rewinds_which_then_change_nothing(start: StartDaemon, disk, tmp_path):
+    config = tmp_path / "nsqd.toml"
+    config.write_text(RETAINED)
+    daemon = start(f"--config={config}", data_path=disk)
+    daemon.create_channel("t", "c")
+    bodies = [BODY % number for number in range(500)]
+    daemon.publishes(*bodies)
+    drain(daemon, set(bodies))
+    filler = fill(disk)
+    more, _ = publish_until_refused(daemon, len(bodies))
+    bodies += more
+    drain(daemon, set(more))
+    wait_until(lambda: daemon.unfinished("t") == {"c": 0})
+    statuses = [200]
+    while statuses[-1] == 200:  # a few fit into space that the log has reserved
+        statuses.append(rewind(daemon, "latest"))
+        assert len(statuses) < 20_000
+    assert statuses[-1] == rewind(daemon, "0") == 500
+    assert daemon.unfinished("t") == {"c": 0}
+    assert bodies[0] in daemon.http("topic/read", None, topic="t", to=1, **{"from": 0})[1]
+    filler.unlink()
+    wait_until(lambda: daemon.ping() == "OK")
+    assert rewind(daemon, "0") == 200
+    daemon.kill()
+    daemon = start(f"--config={config}", data_path=disk)
+    assert offsets(daemon) == (0, len(bodies))
+    drain(daemon, set(bodies))
+
+
+def test_a_disk_filled_by_retained_messages_recovers_when_the_policy_is_shortened(start: StartDaemon, disk, tmp_path):
+    config = tmp_path / "nsqd.toml"
+    config.write_text(RETAINED)
+    (disk / "other").write_bytes(bytes(DISK_MB * 500_000))
+    daemon = start(f"--config={config}", "--max-bytes-per-file=200000", "--sync-timeout=50ms", data_path=disk)
+    daemon.create_channel("t", "c")
+    acknowledged, refusal = publish_until_refused(daemon)
+    assert "no space left" in refusal
+    drain(daemon, set(acknowledged))
+    wait_until(lambda: daemon.unfinished("t") == {"c": 0})
+    assert offsets(daemon) == (0, len(acknowledged)), "what is retained is not deleted to make room"
+    assert daemon.ping().startswith("NOK")
+    config.write_text('[[policies]]\ntopic = "t"\nretain_bytes = 300000\n')
+    daemon.send_signal(signal.SIGHUP)
+    wait_until(lambda: daemon.ping() == "OK")
+    wait_until(lambda: offsets(daemon)[0] > 0)
+    daemon.publishes(b"after")
+    assert offsets(daemon)[1] == len(acknowledged) + 1

@@ -16,7 +16,7 @@ import pytest
 
 from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon, wait_until
-from tests.v2_client import GONE
+from tests.v2_client import GONE, Message, split_frames
 
 REWINDS = 200
 KILLS = 12
@@ -133,3 +133,47 @@ def test_a_rewind_that_was_answered_survives_kill_9(start: StartDaemon, config: 
     status, answer = daemon.http("topic/offsets", topic="t")
     assert status == 200
     assert (json.loads(answer)["first"], json.loads(answer)["next"]) == (0, len(published))
+
+
+def test_readers_and_a_rewound_channel_get_everything_but_what_is_damaged(start: StartDaemon, config: str) -> None:
+    random = Random(11)
+    options = (config, "--max-bytes-per-file=15000")
+    daemon = start(*options)
+    daemon.create_channel("t", "c")
+    bodies = [b"%04d" % number + bytes(random.randrange(100)) for number in range(1500)]
+    with daemon.client() as producer:
+        for begin in range(0, len(bodies), 50):
+            producer.publishes(*bodies[begin : begin + 50])
+    assert daemon.consumes(len(bodies)) == bodies
+    daemon.stop()
+    files = sorted((daemon.data_path / "nsq_compat" / "t.topic").glob("log.*"))
+    for path in (files[1], files[2], *files[5:-1]):
+        content = bytearray(path.read_bytes())
+        place = random.randrange(len(content) // 3, len(content) // 2)
+        content[place : place + 500] = random.choice([bytes(500), random.randbytes(500), content[:500]])
+        path.write_bytes(content)
+    files[4].unlink()  # and the one before it is whole
+
+    daemon = start(*options, data_path=daemon.data_path)
+    found: dict[int, bytes] = {}
+    lost: set[int] = set()
+    following = 0
+    while following < len(bodies):
+        answer = daemon.asks(
+            "GET", f"/topic/read?topic=t&from={following}&max_bytes={random.choice([1, 5000, 50_000])}"
+        )
+        first, end = (int(answer.headers[f"x-nsq-{which}-offset"]) for which in ("first", "next"))
+        if first > following:
+            assert answer.headers["x-nsq-gap"] == f"{following}-{first - 1}"
+            lost |= set(range(following, first))
+        frames, _ = split_frames(answer.body)
+        found.update(enumerate((Message.of(frame).body for frame in frames), first))
+        assert len(frames) == end - first
+        following = end
+    assert len(lost) > 100
+    assert found == {offset: body for offset, body in enumerate(bodies) if offset not in lost}
+    assert rewind(daemon, 0)["depth"] == len(bodies)
+    assert daemon.consumes(len(found)) == list(found.values())
+    wait_until(partial(is_drained, daemon))
+    assert "damaged at" in daemon.log
+    assert f"LOG({files[3]}): no messages from offset" in daemon.log
