@@ -117,6 +117,8 @@ class Daemon:
         self.drained = Event()
         self.draining = False
         self._drain = gevent.Greenlet(self._wait_until_drained)
+        self._waiters: list[tuple[Callable[[], bool], Event]] = []
+        self._waker = gevent.spawn(self._wake_waiters)
         tick = LoopTick(loop)
         self._listen(tick)
         info = PeerInfo(
@@ -338,9 +340,22 @@ class Daemon:
         self.wait_until(lambda: transfer.is_over, _TRANSFER_SECONDS)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition() and time.monotonic() < deadline:
+        if condition():
+            return
+        waiter = (condition, Event())
+        self._waiters.append(waiter)
+        if self._waker.ready():
+            self._waker = gevent.spawn(self._wake_waiters)
+        waiter[1].wait(seconds)
+        self._waiters.remove(waiter)
+
+    def _wake_waiters(self) -> None:
+        # One timer for all: thousands of clients may wait for the next message of a topic.
+        while self._waiters:
             gevent.sleep(_POLL_SECONDS)
+            for condition, is_met in self._waiters:
+                if condition():
+                    is_met.set()
 
     def set_policies(self, written: object) -> None:
         self._apply(Policies(written))

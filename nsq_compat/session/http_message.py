@@ -1,5 +1,6 @@
 """HTTP/1.1 messages as values, and responses as bytes: the interface of sessions with the applications of ``web``."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -38,8 +39,8 @@ class Response(NamedTuple):
     """The connection closes after this response."""
     reason: str = ""
     """The text after the status, if it is not the usual one."""
-    rest: tuple[bytes, ...] = ()
-    """The rest of a long body, sent in pieces with other clients served in between."""
+    rest: deque[bytes] | tuple[()] = ()
+    """The rest of a long body, sent in pieces with other clients served in between. What is sent is removed."""
 
 
 class Admission(NamedTuple):

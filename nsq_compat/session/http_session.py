@@ -302,8 +302,8 @@ class HttpSession(HttpConversation):
             if last is not None and last[0] is response and last[1] == second:
                 self._replies.append(last[2])
                 return
-        if response.rest and request.method != "HEAD":
-            self._rest.extend(response.rest)
+        if isinstance(response.rest, deque) and response.rest and request.method != "HEAD":
+            self._rest = response.rest
             self._closes_after_rest = not keep_alive
         else:
             self.closing = self.closing or not keep_alive

@@ -13,6 +13,7 @@ import html
 import logging
 import posixpath
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
@@ -148,7 +149,7 @@ def encoded_json(body: bytes) -> Response:
 def long_response(pieces: Iterable[bytes], content_type: tuple[str, str]) -> Response:
     """A response in V1 made of short pieces, which are joined into fewer, longer ones."""
     body, *rest = _joined(pieces)
-    return Response(200, body, (content_type, V1), rest=tuple(rest))
+    return Response(200, body, (content_type, V1), rest=deque(rest))
 
 
 def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -4,11 +4,13 @@ They do not exist in NSQ (docs/http-api.md: reading by offset). WHEN is `oldest`
 3339, or a duration ago, such as 15m.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import ref
 
 from nsq_compat.log.offsets import OffsetReader, offset_at, oldest, published_since, retained
 from nsq_compat.log.topic_log import TopicLog
@@ -33,6 +35,8 @@ LATEST: Final = "latest"
 DEFAULT_READ_BYTES: Final = 1 << 20
 MAX_READ_BYTES: Final = 1 << 24
 MAX_WAIT_MS: Final = 60_000
+_MAX_UNSENT_BYTES: Final = 1 << 26
+"""Answers that clients have not taken yet. Beyond it, no answer has more than one step."""
 _STEP_BYTES: Final = 1 << 18
 _STEP_GROUPS: Final = 256
 """About what is read from the log before other clients are served: some 0.2 ms of work."""
@@ -42,6 +46,12 @@ _MAX_READERS: Final = 16
 _OCTETS: Final = ("Content-Type", "application/octet-stream")
 
 
+class _Pieces(deque[bytes]):
+    """An answer, from which pieces are removed as they are sent."""
+
+    largest = 0
+
+
 class TopicLogApi:
     def __init__(self, service: NsqdService) -> None:
         self._service = service
@@ -49,6 +59,7 @@ class TopicLogApi:
         """Answers of /topic/read with messages."""
         self.gone = 0
         """Requests for offsets that were released."""
+        self._unsent: list[ref[_Pieces]] = []
         self._readers: dict[tuple[TopicLog, int], OffsetReader] = {}
         """By the offset at which their last answer ended, from which most clients read on."""
         service.metrics.collect_from(self._collect)
@@ -147,11 +158,14 @@ class TopicLogApi:
             # Returning it to the system and getting it back took half of the CPU time of large answers.
             bytes(MAX_READ_BYTES)
         reader = self._readers.pop((log, begin), None) or OffsetReader(log, begin)
-        pieces: list[bytes] = []
+        pieces = _Pieces()
+        self._unsent.append(ref(pieces))
         first = following = begin
         left, step = size, _LEAST_BYTES
         while following < end and (left >= _LEAST_BYTES or not pieces):
             if pieces:
+                if self._unsent_bytes() > _MAX_UNSENT_BYTES:
+                    break
                 yield_to_loop()
             frames = _read_log(topic, partial(reader.read_frames, min(left, step)))
             if frames is None:
@@ -170,6 +184,7 @@ class TopicLogApi:
                 break  # the gap ends behind what was asked for
             piece = b"".join(frames.pieces)
             pieces.append(piece)
+            pieces.largest = max(pieces.largest, len(piece))
             left -= len(piece)
             step = max(1, min(_STEP_BYTES, len(piece) * _STEP_GROUPS // len(frames.pieces)))
         if reader.offset == following:
@@ -180,7 +195,13 @@ class TopicLogApi:
         if first > begin:
             headers.append(("X-NSQ-Gap", f"{begin}-{first - 1}"))
         self.reads += bool(pieces)
-        return Response(200, pieces[0] if pieces else b"", tuple(headers), rest=tuple(pieces[1:]))
+        return Response(200, pieces.popleft() if pieces else b"", tuple(headers), rest=pieces)
+
+    def _unsent_bytes(self) -> int:
+        """The approximate size of the answers that clients have not taken, and of those that are being read."""
+        unsent = [rest for each in self._unsent if (rest := each())]
+        self._unsent = [ref(rest) for rest in unsent]
+        return sum(len(rest) * rest.largest for rest in unsent)
 
     def _rewind(self, request: Request) -> Response:
         topic, query = self._topic_of(request), parse_query(request.query)

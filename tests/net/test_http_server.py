@@ -6,6 +6,7 @@ import resource
 import socket
 import ssl
 import struct
+from collections import deque
 from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple
 
@@ -63,7 +64,7 @@ class Echo:
         if request.path == "/huge":
             return Response(200, b"x" * 8_000_000)
         if request.path == "/long":
-            return Response(200, b"0", rest=tuple(b"%d" % (number % 10) * 8_000 for number in range(1000)))
+            return Response(200, b"0", rest=deque(b"%d" % (number % 10) * 8_000 for number in range(1000)))
         if request.path == "/wait":
             self.waiting.set()
             self.go.wait()

@@ -19,6 +19,7 @@ from nsq_compat.protocol.message import body, message_id
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import QueueLimits
+from nsq_compat.web import topic_log
 from tests.faults.disk import SimulatedDisk
 from tests.web.conftest import SECOND, Caller, Daemon, code, refused
 
@@ -198,7 +199,7 @@ def test_a_gap_that_ends_behind_the_range_brings_no_later_messages(call, daemon,
         _, place, _ = split_location(log.locate([lost])[lost])
         segment._files.pwrite(segment._descriptors.use(segment.file), b"\xa5" * 8, place)
     response = call("GET", "/topic/read?topic=t&from=6&to=7")
-    assert (response.body, response.rest) == (b"", ())
+    assert not response.body + b"".join(response.rest)
     assert dict(response.headers)["X-NSQ-Gap"] == "6-6"
     assert dict(response.headers)["X-NSQ-Next-Offset"] == "7"
     assert bodies(call, "from=6&to=9") == [b"8"]
@@ -231,6 +232,22 @@ def test_at_level_memory_what_waits_in_memory_is_written_first(call, daemon, tmp
     assert bodies(call, "from=4") == [b"1", b"2"]
     daemon.while_waiting = lambda: topic.publish([b"new"], 50.0, daemon.wall_ns)
     assert bodies(call, "from=6&wait=1500") == [b"new"]
+
+
+def test_answers_that_are_not_taken_are_bounded_together(call, daemon, topic, monkeypatch):
+    monkeypatch.setattr(topic_log, "_MAX_UNSENT_BYTES", 5_000_000)
+    for _ in range(40):
+        topic.publish([bytes(1000)] * 100, 50.0, daemon.wall_ns)
+    read = "/topic/read?topic=t&from=10&max_bytes=16777216"
+    whole = call("GET", read)
+    assert len(whole.body) + sum(map(len, whole.rest)) > 4_000_000
+    kept = [whole, call("GET", read), *(call("GET", read) for _ in range(20))]
+    assert max(len(each.body) + sum(map(len, each.rest)) for each in kept[2:]) < 300_000
+    for each in kept:
+        while each.rest:
+            each.rest.popleft()  # as it is sent
+    again = call("GET", read)
+    assert len(again.body) + sum(map(len, again.rest)) > 4_000_000
 
 
 def test_an_emptied_topic_has_no_times(call, topic):
