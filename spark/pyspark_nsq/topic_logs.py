@@ -1,7 +1,7 @@
 """The logs of a query's topics, as their nsqd report them (mode=log), for the driver.
 
 All nsqd are asked side by side, each once for all topics. An nsqd that does not answer delays a batch by `_PATIENCE` at
-most: its topics are left out until it answers.
+most, and the next ones not at all: its topics are left out until it answers.
 """
 
 import logging
@@ -71,12 +71,17 @@ class TopicLogs:
         for node in self._nodes.all():
             topics.setdefault(node.http, []).append(node.topic)
             self._tcp[node.http] = node.tcp
+        hanging = set(self._asked.values())
         requests = {
             (nsqd, names, at): self._begin(nsqd, names, at)
             for nsqd, all_names in topics.items()
             for names in _joined(all_names)
         }
-        wait(requests.values(), timeout=_PATIENCE if patience is None else patience)
+        if patience is None:
+            # An nsqd that did not answer the last time holds nothing up.
+            wait(set(requests.values()) - hanging, timeout=_PATIENCE)
+        else:
+            wait(requests.values(), timeout=patience)
         logs: dict[tuple[str, str], TopicLog] = {}
         silent: dict[str, str] = {}
         lacking = set()
