@@ -1,7 +1,9 @@
 """NSQ for Apache Spark: ``format("nsq")`` reads without loss and with repeatable micro-batches, and writes.
 
-nsqd forgets a finished message, but Spark may ask for a batch again. Therefore a task writes received messages durably
-to a spool before it finishes them, and seals the part of the spool that belongs to its batch. Spark reads the spool.
+With mode=log, a batch is a range of offsets, for which nsqd gives the same messages whenever it is asked. With
+mode=spool, messages come from a channel. nsqd forgets a finished message, but Spark may ask for a batch again.
+Therefore a task writes received messages durably to a spool before it finishes them, and seals the part of the spool
+that belongs to its batch. Spark reads the spool.
 
     source          ``format("nsq")``: the classes that Spark calls for reading
     sink            the classes that Spark calls for writing
@@ -13,6 +15,10 @@ to a spool before it finishes them, and seals the part of the spool that belongs
     drain           a reading task on an executor: receive, spool, FIN, seal
     decode          message frames to Arrow columns
     connection      a connection to one nsqd on a plain socket
+    log_progress    offsets and batches of a query (mode=log), on the driver
+    topic_logs      what all nsqd report of their logs
+    log_plan        distribution of a batch of mode=log over tasks
+    log_reader      a reading task of mode=log
     batch_spool     the spools of batch reads, and when they are deleted
     spool           the layout of the spool on disk, and its cleaning
     spool_file      a file of chunks with checksums
