@@ -57,6 +57,7 @@ class TopicLogs:
         self._pool = ThreadPoolExecutor(_MAX_REQUESTS, "nsqd offsets")
         self._asked: dict[tuple[str, str], Future[dict[str, Any] | None]] = {}
         self._tcp: dict[str, str] = {}
+        self._silent: set[str] = set()
         self.heard: dict[str, float] = {}
         """When each nsqd last answered, by `clock`."""
 
@@ -96,10 +97,12 @@ class TopicLogs:
                 lacking.add(nsqd)
             else:
                 logs.update(((each.topic, nsqd), each) for each in _parsed(nsqd, answer))
-        for text in silent.values():
+        for nsqd, text in silent.items():
             if self._options.fail_on_unreachable:
                 raise HttpFailed(text)
-            log.warning("an nsqd is left out of this batch: %s", text)
+            if nsqd not in self._silent:  # it is asked several times a second
+                log.warning("an nsqd is left out of batches until it answers: %s", text)
+        self._silent = set(silent)
         return Report(logs, silent, frozenset(lacking))
 
     def require(self, at_ms: int | None = None) -> Report:

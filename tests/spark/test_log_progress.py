@@ -164,7 +164,7 @@ def test_a_query_that_stops_reads_what_there_was(retaining, topic, options_of):
     assert progress.next(first, None) == first
 
 
-def test_an_nsqd_that_does_not_answer_delays_only_its_own_messages(retaining, topic, options_of):
+def test_an_nsqd_that_does_not_answer_delays_only_its_own_messages(retaining, topic, options_of, caplog):
     publish(retaining, topic, b"one")
     with HostileServer(DRIPPING[0]) as hanging:
         options = options_of(
@@ -175,6 +175,8 @@ def test_an_nsqd_that_does_not_answer_delays_only_its_own_messages(retaining, to
         progress = LogProgress(options)
         end = progress.next(progress.initial(), None)
         assert bodies(progress.ranges(end), options) == [b"one"]
+        assert progress.next(end, None) == end
+        assert caplog.text.count("is left out of batches until it answers") == 1
         report = progress.report()["nsqds"]
         assert hanging.address in report[hanging.address]["unreachable"]
         assert report[hanging.address]["heardSecondsAgo"] is None
