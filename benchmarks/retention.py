@@ -306,7 +306,7 @@ class Measurement:
 
         with self._nsqd(self._full) as nsqd:
             offsets, _ = Client(nsqd).ask("GET", "/topic/offsets", topic=TOPIC)
-        for _ in range(5):
+        for _ in range(self._arguments.rounds):
             with self._nsqd(self._full) as nsqd:
                 client = Client(nsqd)
                 for what in ("first request after a start, cold", *["cold"] * 10):
@@ -329,14 +329,14 @@ class Measurement:
     def _throughput(self) -> Iterator[tuple[str, str]]:
         for topic, group in {TOPIC: GROUP, **SMALL_TOPICS}.items():
             cached(self._full, topic, 1 << 31)
-            for size in (_READ_BYTES, _SMALL_READ_BYTES):
-                with self._nsqd(self._full) as nsqd:
+            with self._nsqd(self._full) as nsqd:
+                for size in (_READ_BYTES, _SMALL_READ_BYTES):
                     rates = [self._read_rate(nsqd, topic, size) for _ in range(self._arguments.rounds)]
-                yield (
-                    f"`/topic/read`, groups of {group}, max_bytes={size}",
-                    f"{statistics.median(cpu for cpu, _ in rates):.2f} GB per CPU second,"
-                    f" {statistics.median(rate for _, rate in rates):.2f} GB/s",
-                )
+                    yield (
+                        f"`/topic/read`, groups of {group}, max_bytes={size}",
+                        f"{statistics.median(cpu for cpu, _ in rates):.2f} GB per CPU second,"
+                        f" {statistics.median(rate for _, rate in rates):.2f} GB/s",
+                    )
 
     def _read_rate(self, nsqd: Nsqd, topic: str, size: int) -> tuple[float, float]:
         """GB per CPU second of nsqd, and per second."""
@@ -383,10 +383,11 @@ class Measurement:
             for _ in range(self._arguments.rounds):
                 with self._nsqd(self._full) as nsqd:
                     alone.append(load(self._generator, SUBJECTS["bystander"], nsqd, words, "a quiet publisher"))
-                with self._nsqd(self._full) as nsqd, reading(nsqd, topic, _READ_BYTES) as sizes:
-                    began = time.monotonic()
-                    beside.append(load(self._generator, SUBJECTS["bystander"], nsqd, words, "a publisher and a reader"))
-                    rates.append(sum(sizes) / 1e9 / (time.monotonic() - began))
+                    with reading(nsqd, topic, _READ_BYTES) as sizes:
+                        began = time.monotonic()
+                        quiet = load(self._generator, SUBJECTS["bystander"], nsqd, words, "a publisher and a reader")
+                        beside.append(quiet)
+                        rates.append(sum(sizes) / 1e9 / (time.monotonic() - began))
             p50 = _ratio(list(zip(beside, alone, strict=True)), lambda run: run.p50)
             p99 = _ratio(list(zip(beside, alone, strict=True)), lambda run: run.p99)
             yield (
