@@ -383,11 +383,10 @@ class Measurement:
             for _ in range(self._arguments.rounds):
                 with self._nsqd(self._full) as nsqd:
                     alone.append(load(self._generator, SUBJECTS["bystander"], nsqd, words, "a quiet publisher"))
-                    with reading(nsqd, topic, _READ_BYTES) as sizes:
-                        began = time.monotonic()
-                        quiet = load(self._generator, SUBJECTS["bystander"], nsqd, words, "a publisher and a reader")
-                        beside.append(quiet)
-                        rates.append(sum(sizes) / 1e9 / (time.monotonic() - began))
+                with self._nsqd(self._full) as nsqd, reading(nsqd, topic, _READ_BYTES) as sizes:
+                    began = time.monotonic()
+                    beside.append(load(self._generator, SUBJECTS["bystander"], nsqd, words, "a publisher and a reader"))
+                    rates.append(sum(sizes) / 1e9 / (time.monotonic() - began))
             p50 = _ratio(list(zip(beside, alone, strict=True)), lambda run: run.p50)
             p99 = _ratio(list(zip(beside, alone, strict=True)), lambda run: run.p99)
             yield (

@@ -8,6 +8,9 @@ a failing server:
   thread, which therefore ends too (`bounded_http`).
 - *A bound for every answer*, in bytes as received: nothing is decompressed.
 
+Many nsqd never make a call, so `requests` is imported at the start only if servers are configured: it takes a third of
+the time of a start.
+
 A call has a connection of its own (nsqd). URLs may have a secret in their query: no error text shows any part of them,
 and the libraries' own logging is off.
 """
@@ -16,7 +19,7 @@ import random
 import ssl
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urlsplit
 
 import gevent
@@ -24,19 +27,14 @@ from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
 from nsq_compat import __version__
-from nsq_compat.bounded_http import (
-    FAILURES,
-    AnswerTooLarge,
-    Deadline,
-    bounded_session,
-    exchange,
-    reason_of,
-)
 from nsq_compat.nsqd.durability import in_thread
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.go_json import INT64, JsonError, dumps, loads_object
 from nsq_compat.session.authorization import MAX_ANSWER_BYTES as MAX_GRANTS_BYTES
 from nsq_compat.session.authorization import AuthFailed, Credentials, Grants, read_answer
+
+if TYPE_CHECKING:
+    from nsq_compat.bounded_http import Deadline
 
 MAX_ANSWER_BYTES: Final = 4 << 20
 """Of a body, unless the caller allows less."""
@@ -77,6 +75,10 @@ class HttpCalls:
         self._pools: dict[str, ThreadPool] = {}
         self._stopping = Event()
 
+    def prepare(self) -> None:
+        """Import what a call needs. Otherwise the first call does, while all clients wait."""
+        import nsq_compat.bounded_http  # noqa: F401
+
     def stop(self) -> None:
         """End all calls under way, and let none begin."""
         self._stopping.set()
@@ -86,6 +88,8 @@ class HttpCalls:
 
         Raises ``CallFailed``, also for every status except 200.
         """
+        from nsq_compat.bounded_http import Deadline
+
         deadline = Deadline(self._request_timeout)
         late = CallFailed(self._too_late)
         try:
@@ -105,8 +109,10 @@ class HttpCalls:
     def _too_late(self) -> str:
         return f"no answer within {self._request_timeout:g}s"
 
-    def _outcome(self, url: str, body: bytes | None, max_answer: int, deadline: Deadline) -> bytes | CallFailed:
+    def _outcome(self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline") -> bytes | CallFailed:
         """Make the call, in a thread. An exception that leaves a thread is printed by gevent, so it is returned."""
+        from nsq_compat.bounded_http import FAILURES, AnswerTooLarge, reason_of
+
         try:
             return self._ask(url, body, max_answer, deadline)
         # A new one in each case: the traceback of the old one keeps all of the call for the garbage collector.
@@ -117,7 +123,9 @@ class HttpCalls:
         except FAILURES as error:
             return CallFailed(self._too_late if deadline.left <= 0 else reason_of(error))
 
-    def _ask(self, url: str, body: bytes | None, max_answer: int, deadline: Deadline) -> bytes:
+    def _ask(self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline") -> bytes:
+        from nsq_compat.bounded_http import bounded_session, exchange
+
         with bounded_session(tls=self._tls) as session:
             session.headers.clear()
             session.headers.update(_HEADERS)

@@ -78,11 +78,14 @@ def make_http_calls(options: NsqdOptions) -> HttpCalls:
         tls = client_tls(options.tls_root_ca_file, options.tls_min_version)
     except OSError as error:
         raise OptionError(f"failed to build client TLS config - {reason(error)}") from error
-    return HttpCalls(
+    calls = HttpCalls(
         connect_timeout=options.http_client_connect_timeout / SECOND,
         request_timeout=options.http_client_request_timeout / SECOND,
         tls=tls,
     )
+    if options.auth_http_addresses or options.nsqlookupd_tcp_addresses:
+        calls.prepare()
+    return calls
 
 
 def lock_data_path(files: Files, data_path: str) -> DataPathLock:
