@@ -24,3 +24,13 @@ def spark() -> Iterator[SparkSession]:
     pyspark_nsq.register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def speculating(spark: SparkSession) -> SparkSession:
+    """A session with spark.speculation on."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
+    session.conf.set("spark.speculation", "true")
+    pyspark_nsq.register(session)
+    return session
