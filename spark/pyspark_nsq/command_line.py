@@ -15,6 +15,7 @@ from typing import Any, Final
 from pyspark_nsq.option_table import BATCH, LOG, SPOOL, STREAM
 from pyspark_nsq.options import OptionError, read_options, write_options
 
+_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _SENTENCE: Final = re.compile(r"pyspark_nsq\.[\w.]+: (.+)")
 
 
@@ -151,12 +152,19 @@ def _named(pairs: Sequence[str], flag: str) -> dict[str, str]:
 
 
 def session(name: str) -> Any:
-    """Get the session of spark-submit and register ``format("nsq")``."""
+    """Get the session of spark-submit and register ``format("nsq")``.
+
+    A shuffle has as many partitions as there are cores, unless spark.sql.shuffle.partitions is set: Spark's 200 would
+    make 200 files a batch of a table.
+    """
     from pyspark.sql import SparkSession
 
     from pyspark_nsq import register
 
     spark = SparkSession.builder.appName(name).getOrCreate()
+    context = spark.sparkContext
+    if not context.getConf().contains(_PARTITIONS):
+        spark.conf.set(_PARTITIONS, str(context.defaultParallelism))
     register(spark)
     return spark
 

@@ -1,5 +1,6 @@
 """One local Spark session for all tests in this folder."""
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_nsq
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +36,31 @@ def speculating(spark: SparkSession) -> SparkSession:
     session.conf.set("spark.speculation", "true")
     pyspark_nsq.register(session)
     return session
+
+
+@pytest.fixture(scope="session")
+def retaining(tmp_path_factory):
+    """An nsqd that retains all messages for an hour."""
+    folder = tmp_path_factory.mktemp("retaining")
+    config = folder / "nsqd.cfg"
+    config.write_text('[[policies]]\nretain_for = "1h"\n')
+    with NsqdProcess(installed_nsqd(), folder, options=[f"--config={config}"]) as nsqd:
+        yield nsqd
+
+
+@pytest.fixture
+def send(retaining, topic):
+    """Publish this number of distinct bodies to the test's topic and return them."""
+    numbers = itertools.count()
+
+    def publish(count: int) -> list[bytes]:
+        bodies = [b"body %06d" % next(numbers) for _ in range(count)]
+        assert retaining.asks("POST", f"/mpub?topic={topic}", b"\n".join(bodies)).status == 200
+        return bodies
+
+    return publish
+
+
+@pytest.fixture
+def options(retaining, topic) -> dict[str, str]:
+    return {"subscribe": topic, "nsqdHttpAddresses": retaining.http_address, "startingOffsets": "earliest"}
