@@ -1,5 +1,6 @@
-"""One local Spark session for all tests in this folder."""
+"""One local Spark session for all tests in this folder, and an nsqd that retains messages."""
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_nsq
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests.spark.conftest import Publish
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +27,26 @@ def spark() -> Iterator[SparkSession]:
     pyspark_nsq.register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def retaining(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
+    """An nsqd that retains all messages for an hour."""
+    folder = tmp_path_factory.mktemp("retaining")
+    config = folder / "nsqd.cfg"
+    config.write_text('[[policies]]\nretain_for = "1h"\n')
+    with NsqdProcess(installed_nsqd(), folder, options=[f"--config={config}"]) as nsqd:
+        yield nsqd
+
+
+@pytest.fixture
+def send(retaining: NsqdProcess, topic: str) -> Publish:
+    """Publish this number of distinct bodies to the test's topic on `retaining`, and return them."""
+    numbers = itertools.count()
+
+    def publish(count: int) -> list[bytes]:
+        bodies = [b"body %06d" % next(numbers) for _ in range(count)]
+        assert retaining.asks("POST", f"/mpub?topic={topic}", b"\n".join(bodies)).status == 200
+        return bodies
+
+    return publish

@@ -6,33 +6,9 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.spark.session.test_source import bodies_of, run_to_the_end
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def retaining(tmp_path_factory):
-    """An nsqd that retains all messages for an hour."""
-    folder = tmp_path_factory.mktemp("retaining")
-    config = folder / "nsqd.cfg"
-    config.write_text('[[policies]]\nretain_for = "1h"\n')
-    with NsqdProcess(installed_nsqd(), folder, options=[f"--config={config}"]) as nsqd:
-        yield nsqd
-
-
-@pytest.fixture
-def send(retaining, topic):
-    """Publish this number of distinct bodies to the test's topic and return them."""
-    numbers = itertools.count()
-
-    def publish(count: int) -> list[bytes]:
-        bodies = [b"body %06d" % next(numbers) for _ in range(count)]
-        assert retaining.asks("POST", f"/mpub?topic={topic}", b"\n".join(bodies)).status == 200
-        return bodies
-
-    return publish
 
 
 @pytest.fixture
