@@ -45,9 +45,13 @@ class Subject:
     format: str
     sink: str
     bodies: Sequence[bytes] = _ALIKE
+    mode: str = "spool"
 
 
 SUBJECTS = (
+    Subject("noop, mode=log", "nsq", "noop", mode="log"),
+    Subject("noop, mixed sizes, mode=log", "nsq", "noop", _MIXED, mode="log"),
+    Subject("parquet, mode=log", "nsq", "parquet", mode="log"),
     Subject("noop", "nsq", "noop"),
     Subject("noop, mixed sizes", "nsq", "noop", _MIXED),
     Subject("noop, no spool", "nsq-direct", "noop"),
@@ -137,13 +141,16 @@ def measure(session: Session, subject: Subject, options: argparse.Namespace, mes
         spool = Path(folder) / "spool"
         spool.mkdir()
         read = {
+            "mode": subject.mode,
             "subscribe": _TOPIC,
-            "channel": _CHANNEL,
-            "nsqdTcpAddresses": ",".join(each.tcp_address for each in nsqds),
             "nsqdHttpAddresses": ",".join(each.http_address for each in nsqds),
-            "spoolDir": str(spool),
             "maxMessagesPerTrigger": str(options.per_trigger),
         }
+        if subject.mode == "log":
+            read |= {"startingOffsets": "earliest", "minPartitions": str(options.partitions)}
+        else:
+            tcp = ",".join(each.tcp_address for each in nsqds)
+            read |= {"channel": _CHANNEL, "nsqdTcpAddresses": tcp, "spoolDir": str(spool)}
         query = {"format": subject.format, "sink": subject.sink, "options": read, "folder": f"{folder}/{uuid.uuid4()}"}
         before = _cpu(session, nsqds)
         report = session.run(query)
@@ -205,18 +212,21 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--pynsq-messages", type=int, default=100_000)
     parser.add_argument("--per-trigger", type=int, default=250_000)
+    parser.add_argument("--partitions", type=int, default=2, help="tasks of a micro-batch in mode=log (default: 2)")
+    parser.add_argument("--only", default="", help="part of the names of the subjects to measure (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-ups", type=int, default=2, help="rounds with half the messages that are not counted")
     parser.add_argument(
         "--patience", type=float, default=0.0, help="longest wait before each run for the machine to be idle"
     )
     options = parser.parse_args()
-    results: dict[str, list[Run]] = {name: [] for name in (*(subject.name for subject in SUBJECTS), _PYNSQ)}
+    subjects = [subject for subject in SUBJECTS if options.only in subject.name]
+    results: dict[str, list[Run]] = {name: [] for name in (*(subject.name for subject in subjects), _PYNSQ)}
     with session(options.master) as spark:
-        for subject in SUBJECTS * options.warm_ups:
+        for subject in subjects * options.warm_ups:
             measure(spark, subject, options, options.messages // 2)
         for _ in range(options.rounds):
-            for subject in SUBJECTS:
+            for subject in subjects:
                 machine.wait_until_idle(options.patience)
                 results[subject.name].append(measure(spark, subject, options, options.messages))
             machine.wait_until_idle(options.patience)
@@ -233,7 +243,8 @@ def main() -> None:
     print(table(results))
     print()
     for sink in ("noop", "parquet"):
-        print(cost_of_the_spool(results, sink))
+        if f"{sink}, no spool" in results:
+            print(cost_of_the_spool(results, sink))
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def test_spark_runs_until_the_demonstration_ends(daemons: list[str], tmp_path: P
     while not any(line.startswith("batch ") for line in counts.read_text().splitlines()):
         assert demo.poll() is None
         time.sleep(0.1)
-    assert processes_naming(f"--spool={tmp_path}")
+    assert processes_naming(f"--checkpoint={tmp_path}")
     assert demo.stdout is not None
     assert any(f"first table; to watch, run in another terminal: tail -f {counts}" in line for line in demo.stdout)
     demo.send_signal(signal.SIGINT)

@@ -28,7 +28,7 @@ from typing import NoReturn, Protocol, TextIO
 
 from nsq_conformance.clients import ClientFailed
 from nsq_conformance.daemon_process import DaemonFailed
-from nsq_conformance.demo.comparison import compare, language_reference, say
+from nsq_conformance.demo.comparison import compare, language_reference, retain, say
 from nsq_conformance.demo.spark import CHANNEL, SparkCounts
 from nsq_conformance.demo.stream import CHANNELS, TOPIC, EventStream
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
@@ -77,25 +77,30 @@ def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
     check_ports(options)
     folder = Path(cleaning.enter_context(tempfile.TemporaryDirectory(prefix="nsq-demo-")))
     nsqlookupd, nsqd, nsqadmin = start_cluster(options, folder, cleaning)
-    compare(nsqd, nsqlookupd, options.file or language_reference(), folder, cleaning)
+    is_retained = retain(nsqd, TOPIC)
+    file = options.file or language_reference()
+    compare(nsqd, nsqlookupd, file, folder, cleaning, is_retained=is_retained)
     with_spark = not options.no_spark
     if options.once and not with_spark:
         return
     # Created before the first event, so that no channel misses one and nsqlookupd knows the topic.
-    for channel in (*CHANNELS, *([CHANNEL] if with_spark else ())):
+    for channel in (*CHANNELS, *([CHANNEL] if with_spark and not is_retained else ())):
         nsqd.create_channel(TOPIC, channel)
     stream = cleaning.enter_context(EventStream(nsqd.tcp_address, nsqlookupd.http_address))
     say(f"events go through topic {TOPIC}, channels {' and '.join(CHANNELS)}, until the end")
     running: list[Running] = [nsqlookupd, nsqd, nsqadmin, stream]
     if with_spark:
-        counts = SparkCounts(nsqlookupd.http_address, folder / "spark", once=options.once)
+        spark = folder / "spark"
+        counts = SparkCounts(nsqlookupd.http_address, spark, once=options.once, is_retained=is_retained)
         running.append(cleaning.enter_context(counts))
+        how = "by offset, without a channel" if is_retained else f"on channel {CHANNEL}"
         if options.once:
-            say(f"Spark counts them, on channel {CHANNEL}, which takes a minute, or several on a busy machine")
+            say(f"Spark counts them, {how}, which takes a minute, or several on a busy machine")
             print(counts.wait(), end="", flush=True)
             return
-        say(f"Spark counts them, on channel {CHANNEL}; its first table takes a minute, or several on a busy machine")
-        say(f"nsqadmin reports that {CHANNEL} has no consumer between two batches, when Spark is not connected")
+        say(f"Spark counts them, {how}; its first table takes a minute, or several on a busy machine")
+        if not is_retained:
+            say(f"nsqadmin reports that {CHANNEL} has no consumer between two batches, when Spark is not connected")
     stay_until_asked_to_stop(nsqlookupd, nsqd, nsqadmin, running)
 
 

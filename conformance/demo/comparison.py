@@ -17,7 +17,6 @@ from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 from nsq_conformance.pynsq_client import numbered_lines
 
 _TOPIC, _CHANNEL, _REPLAY = "lines", "demo", "replay"
-_POLICIES = [{"topic": _TOPIC, "retain_for": "24h"}]
 
 
 def language_reference() -> Path:
@@ -28,7 +27,21 @@ def language_reference() -> Path:
     return Path(found.origin)
 
 
-def compare(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, file: Path, folder: Path, cleaning: ExitStack) -> None:
+def retain(nsqd: NsqdProcess, *topics: str) -> bool:
+    """Let nsqd retain what these topics and the comparison publish. Returns whether it can."""
+    policies = [{"topic": topic, "retain_for": "24h"} for topic in (_TOPIC, *topics)]
+    return nsqd.asks("PUT", "/config/policies", json.dumps(policies).encode()).status == 200
+
+
+def compare(
+    nsqd: NsqdProcess,
+    nsqlookupd: NsqlookupdProcess,
+    file: Path,
+    folder: Path,
+    cleaning: ExitStack,
+    *,
+    is_retained: bool,
+) -> None:
     """Send, receive, compare, and print the result; `folder` is for received lines.
 
     Raises ClientFailed, and SystemExit with the lines that differ.
@@ -36,7 +49,6 @@ def compare(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, file: Path, folder
     count = len(numbered_lines(file))
     say(f"sending the {count} lines of {file} through topic {_TOPIC}, channel {_CHANNEL}")
     out = folder / "received"
-    is_retained = nsqd.asks("PUT", "/config/policies", json.dumps(_POLICIES).encode()).status == 200
     before = nsqd.asks("GET", f"/topic/offsets?topic={_TOPIC}")  # an earlier run may have used the data path
     send_and_receive(nsqd, nsqlookupd, file, out, cleaning)
     end_if_different(file, out)

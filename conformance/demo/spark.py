@@ -1,4 +1,7 @@
-"""Runs spark/jobs/windowed_counts.py on the stream of events, submitted as by a user, with its own channel."""
+"""Runs spark/jobs/windowed_counts.py on the stream of events, submitted as by a user.
+
+It reads by offset if nsqd retains the events, otherwise on a channel of its own.
+"""
 
 import os
 import signal
@@ -26,13 +29,14 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
 }
 _JOB = (
-    *(f"--topic={TOPIC}", f"--channel={CHANNEL}"),
+    f"--topic={TOPIC}",
     # Longer than the latest event, so that none is dropped.
     *("--key=key", "--time=time", "--window=10 seconds", "--watermark=2 minutes"),
 )
 _FOR_EVER = ("--every=5 seconds", "--show-every=30")
 # More windows than there can be, so that all are shown. On a busy machine the job may need several batches.
 _ONCE = ("--once", "--option=maxMessagesPerTrigger=1000", "--windows=100")
+_BY_OFFSET = ("--option=startingOffsets=earliest",)
 _ONCE_SECONDS = 600.0
 _STOP_SECONDS = 20.0
 _LAST_LINES = 15
@@ -41,11 +45,11 @@ _LAST_LINES = 15
 class SparkCounts:
     """The Spark job, which writes its progress and its table to the file `counts`; a context manager.
 
-    With `once` it ends when it has counted the events that waited at its start. `folder` is for its spool, checkpoint
-    and both files.
+    With `once` it ends when it has counted the events that were there at its start. `folder` is for its checkpoint, its
+    spool and both files.
     """
 
-    def __init__(self, lookupd_http_address: str, folder: Path, *, once: bool) -> None:
+    def __init__(self, lookupd_http_address: str, folder: Path, *, once: bool, is_retained: bool) -> None:
         self._folder = folder
         self.counts = folder / "counts"
         self._log = folder / "log"
@@ -58,7 +62,7 @@ class SparkCounts:
             *_JOB,
             *(_ONCE if once else _FOR_EVER),
             f"--lookupd-http-address={lookupd_http_address}",
-            f"--spool={folder / 'spool'}",
+            *(_BY_OFFSET if is_retained else (f"--channel={CHANNEL}", f"--spool={folder / 'spool'}")),
             f"--checkpoint={folder / 'checkpoint'}",
         ]
 

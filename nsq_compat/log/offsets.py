@@ -1,8 +1,9 @@
 """Finds messages by offset or by time of publishing, and reads them in the order of their offsets, deferred ones too.
 
-A group's header says its offset, so a place is found by bisection and without an index: first among the segments, by
-their first messages, then within one, by the first group after a position. Each step reads a few kilobytes, and only
-the first message of each segment is remembered. Times are those of the ids, which never go back, as far as they differ.
+A group's header says its offset, so a place is found without an index: first among the segments, by bisection of their
+first messages, then within one, by the first group after a position, where a few guesses come before the bisection.
+Each step reads a few kilobytes, and only the first message of each segment is remembered. Times are those of the ids,
+which never go back, as far as they differ.
 """
 
 from bisect import bisect_right
@@ -32,6 +33,7 @@ from nsq_compat.protocol.message import message_id, message_ids, publish_tick, t
 from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, MESSAGES
 
 _NO_LIMIT: Final = 1 << 62
+_GUESSES: Final = 4
 _NS_PER_SECOND: Final = 1_000_000_000
 
 
@@ -45,34 +47,47 @@ class Retention(NamedTuple):
     size: int | None
 
 
-IsLater = Callable[[First], bool]
-"""Whether a message comes after the one that is sought. Once it is true it is so for all later messages."""
+class Later(NamedTuple):
+    """The messages after a place that is sought. `is_true` says whether a message is one; later ones are too.
+
+    `value` of a message grows roughly evenly with its position in a log, and is about `sought` at that place.
+    """
+
+    is_true: Callable[[First], bool]
+    value: Callable[[First], int]
+    sought: int
 
 
-def later_than_offset(offset: int) -> IsLater:
-    return lambda first: first.offset > offset
+def later_than_offset(offset: int) -> Later:
+    return Later(lambda first: first.offset > offset, lambda first: first.offset, offset)
 
 
-def _later_than_id(sought: bytes) -> IsLater:
-    return lambda first: first.message_id > sought
+def _later_than_id(sought: bytes) -> Later:
+    return Later(lambda first: first.message_id > sought, _tick, publish_tick(sought))
 
 
-def published_since(time_ns: int) -> IsLater:
-    """True for messages published at that time or later."""
+def published_since(time_ns: int) -> Later:
+    """Those that were published at that time or later."""
     tick = tick_of(time_ns)
 
-    def is_later(first: First) -> bool:
-        own = publish_tick(first.message_id)
+    def is_true(first: First) -> bool:
+        own = _tick(first)
         return own > tick or (own == tick and first.timestamp_ns >= time_ns)
 
-    return is_later
+    return Later(is_true, _tick, tick)
+
+
+def _tick(first: First) -> int:
+    return publish_tick(first.message_id)
 
 
 def first_of(segment: Segment) -> First | None:
     """The first message of a segment; None if it has none. Raises ``OSError``."""
-    if segment.first is None and not segment.released:
-        found = _next_group(segment, FIRST_GROUP, segment.end)
+    if segment.first is None and not segment.released and segment.searched < segment.end:
+        end = segment.end
+        found = _next_group(segment, FIRST_GROUP, end)
         segment.first = found[1] if found is not None else None
+        segment.searched = end
     return segment.first
 
 
@@ -129,45 +144,59 @@ def segment_of(log: ReadableLog, offset: int) -> int:
     return place[0].number if place is not None else 0
 
 
-def last_before(log: ReadableLog, is_later: IsLater) -> tuple[Segment, int] | None:
+def last_before(log: ReadableLog, later: Later) -> tuple[Segment, int] | None:
     """The segment and position of a group that is not later, shortly before the first later one.
 
     None if all retained messages are later. Raises ``OSError``.
     """
     segments = [segment for segment in retained(log) if segment.end > FIRST_GROUP]
     low, high = -1, len(segments)
+    before: First | None = None
+    after: First | None = None
     while high - low > 1:
         middle = (low + high) // 2
         probe = middle
         first = None
         while probe < high and (first := first_of(segments[probe])) is None:
             probe += 1
-        if first is None or is_later(first):
-            high = middle
+        if first is None or later.is_true(first):
+            high, after = middle, first or after
         else:
-            low = probe
-    if low < 0:
+            low, before = probe, first
+    if low < 0 or before is None:
         return None
     segment = segments[low]
     begin, end = FIRST_GROUP, segment.end
+    guesses = _GUESSES if after is not None else 0
     while end - begin > NEAR:
         middle = (begin + end) // 2
+        if guesses and after is not None:
+            # Each read may wait for the disk. Two good guesses, shortly before the place and behind it, replace ten.
+            guesses -= 1
+            margin = NEAR // 2 if guesses % 2 == 0 else -NEAR // 2
+            middle = min(max(_guess(later, before, after, begin, end) + margin, begin + 1), end - 1)
         found = _next_group(segment, middle, end)
-        if found is None or is_later(found[1]):
-            end = middle
+        if found is None or later.is_true(found[1]):
+            end, after = middle, found[1] if found is not None else after
         else:
-            begin = found[0]
+            begin, before = found
     return segment, begin
 
 
-def offset_at(log: ReadableLog, is_later: IsLater, end: int) -> int:
+def _guess(later: Later, before: First, after: First, begin: int, end: int) -> int:
+    """Where the place that is sought should be, between the positions of two messages."""
+    low, high = later.value(before), later.value(after)
+    return begin + (end - begin) * (later.sought - low) // max(1, high - low)
+
+
+def offset_at(log: ReadableLog, later: Later, end: int) -> int:
     """The offset of the first retained message that is later; `end` if there is none. Raises ``OSError``."""
-    place = last_before(log, is_later)
+    place = last_before(log, later)
     reader = OffsetReader(log, 0, place)
     while groups := reader.read(NEAR):
         for group in groups:
             for number, frame in enumerate(group.frames):
-                if is_later(_first(group.offset + number, frame)):
+                if later.is_true(_first(group.offset + number, frame)):
                     return max(group.offset + number, log.emptied_at)
     return end
 

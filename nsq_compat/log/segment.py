@@ -302,7 +302,8 @@ class Segment:
         self.index_is_used = False  # since the last `forget_index`
         self.searches: dict[tuple[int, int], int] = {}  # the offsets that unfinished searches in damage have reached
         self.first_id: bytes | None = None  # cached by `first_id_of`
-        self.first: First | None = None  # cached by ``offsets.first_of``
+        self.first: First | None = None  # cached by ``offsets.first_of``, which has searched up to `searched`
+        self.searched = 0
         self.abandoned = False
         self.poisoned = False
         self.released = False
@@ -422,6 +423,7 @@ class Segment:
         self._descriptors.read_faults.forget(self)
         self.released = True
         self.index, self.partial_index, self.first_id, self.first = Index(), None, None, None
+        self.searched = 0
         self.end = self._reserved = self._prepared = FIRST_GROUP
 
     def remove(self) -> None:

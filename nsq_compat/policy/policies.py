@@ -179,6 +179,11 @@ class Policies:
                     found.append(number)
         return found
 
+    def retaining(self, topic: str) -> int:
+        """The number of the policy that says what a topic retains; 0 if none does."""
+        numbered = enumerate(self._policies, 1)
+        return next((number for number, each in numbered if each.settings.retention and each.fits(topic, "")), 0)
+
 
 # --- Validation of settings -------------------------------------------------------------------------------------------
 

@@ -38,6 +38,8 @@ Spark's daemon, where monkey-patching is not allowed. Only ``source``, ``sink`` 
 ``drain`` first, then ``spool``.
 """
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,14 +47,16 @@ from typing import Any
 def register(spark: Any) -> None:
     """Register ``format("nsq")`` with a session. Not needed if the package is installed on driver and executors.
 
-    Raises ``ValueError`` if the session has spark.speculation on. Without `register`, tasks raise it before they
-    receive messages.
+    On one machine (``local[...]``), workers then use the Python of this program, unless PYSPARK_PYTHON or the setting
+    spark.pyspark.python names another. Spark itself would use the first ``python3`` on PATH.
     """
-    from pyspark_nsq.options import SPECULATION, OptionError
     from pyspark_nsq.source import NsqDataSource
 
-    if spark.conf.get("spark.speculation", "false").lower() == "true":
-        raise OptionError(SPECULATION)
+    # Spark Connect has no context.
+    context = getattr(spark, "sparkContext", None)
+    is_chosen = "PYSPARK_PYTHON" in os.environ or spark.conf.get("spark.pyspark.python", "")
+    if context is not None and context.master.startswith("local") and not is_chosen:
+        context.pythonExec = sys.executable
     spark.dataSource.register(NsqDataSource)
 
 

@@ -100,7 +100,7 @@ def _delete(folder: Path) -> int:
         piece.rows for seq in spool.batches() for each in spool.partitions(seq) for piece in each.sealed() or ()
     )
     spool.clean(0)
-    left = sum(piece.rows for piece in spool.orphans())
+    left = spool.count_orphans()
     if left:
         # These messages are finished at nsqd and in no DataFrame: this is the only copy.
         (folder / _EXPIRES).unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pyspark_nsq.log_plan import Range, limited, parts, split
 from pyspark_nsq.log_reader import PATIENCE, LogUnreadable, MessagesLost
-from pyspark_nsq.nodes import NoNodes
+from pyspark_nsq.nodes import Interval, NoNodes
 from pyspark_nsq.option_parsers import EARLIEST, EARLIEST_OFFSET, LATEST, LATEST_OFFSET, Positions
 from pyspark_nsq.options import OptionError, ReadOptions
 from pyspark_nsq.topic_logs import Report, TopicLog, TopicLogs, log
@@ -36,7 +36,8 @@ class LogProgress:
         self._clock = clock
         self._logs = TopicLogs(options, clock)
         self._initial: Offset | None = None
-        self._polled: float | None = None
+        # Spark asks 100 times a second.
+        self._polls = Interval(options.poll_interval, clock)
         self._stops = False
         self._last: Positions | None = None
         self._heard_now: Logs = {}
@@ -74,7 +75,7 @@ class LogProgress:
         """
         positions = _positions(start)
         is_first = "initial" in start
-        if not is_first and not self._stops and self._is_too_soon():
+        if not is_first and not self._stops and not self._polls.is_due():
             return start
         give_up = self._clock() + PATIENCE
         while True:
@@ -200,14 +201,6 @@ class LogProgress:
         if self._options.fail_on_data_loss:
             raise MessagesLost(f"{text}. With failOnDataLoss=false its messages are read from the first")
         log.error("%s; they are read from the first", text)
-
-    def _is_too_soon(self) -> bool:
-        # Spark asks 100 times a second.
-        now = self._clock()
-        if self._polled is not None and now - self._polled < self._options.poll_interval:
-            return True
-        self._polled = now
-        return False
 
 
 def batch_ranges(options: ReadOptions) -> list[Range]:

@@ -86,6 +86,22 @@ def _exchange(
     return answer.status, answer.body
 
 
+class Interval:
+    """Whether something is due again: at the first call, and `seconds` after the last time. `clock` is monotonic."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._last: float | None = None
+
+    def is_due(self) -> bool:
+        now = self._clock()
+        if self._last is not None and now - self._last < self._seconds:
+            return False
+        self._last = now
+        return True
+
+
 class Nodes:
     """The nodes that have a query's topics. They are looked up again every `lookup_interval`. `clock` is monotonic."""
 

@@ -18,10 +18,10 @@ from pyspark_nsq.option_table import BATCH, LOG, OPTIONS, SPOOL, STAGED, STREAM,
 _USE_NAMES: Final = {STREAM: "a stream read", BATCH: "a batch read", WRITE: "writing"}
 
 SPECULATION: Final = (
-    "spark.speculation must be false (spark-submit --conf spark.speculation=false): a second attempt at a task would "
-    "take messages that belong to no batch"
+    "spark.speculation must be false with mode=spool (spark-submit --conf spark.speculation=false): a second attempt "
+    "at a task would take messages that belong to no batch"
 )
-"""The error for a session with speculative execution."""
+"""The error for speculative execution."""
 
 # Options that Spark itself adds or uses.
 _SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "path", "queryname"})

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pyspark_nsq.nodes import Node
 from pyspark_nsq.options import ReadOptions
-from pyspark_nsq.spool import Piece
+from pyspark_nsq.spool import Orphan
 
 _NSQD: Final = "nsqd"
 _ORPHAN: Final = "orphan"
@@ -54,14 +54,14 @@ def _split(count: int, tasks: int) -> list[int]:
     return [count * (each + 1) // tasks - count * each // tasks for each in range(tasks)]
 
 
-def to_json(plan: Sequence[Piece | Share]) -> list[list[Any]]:
+def to_json(plan: Sequence[Orphan | Share]) -> list[list[Any]]:
     return [
-        [_ORPHAN, each.file, each.size, each.rows]
-        if isinstance(each, Piece)
+        [_ORPHAN, each.file, each.start, each.size]
+        if isinstance(each, Orphan)
         else [_NSQD, each.topic, each.nsqd, each.count, each.http]
         for each in plan
     ]
 
 
-def from_json(plan: list[list[Any]]) -> list[Piece | Share]:
-    return [Piece(*rest) if kind == _ORPHAN else Share(*rest) for kind, *rest in plan]
+def from_json(plan: list[list[Any]]) -> list[Orphan | Share]:
+    return [Orphan(*rest) if kind == _ORPHAN else Share(*rest) for kind, *rest in plan]

@@ -14,10 +14,10 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
-from pyspark_nsq.nodes import Nodes
+from pyspark_nsq.nodes import Interval, Nodes
 from pyspark_nsq.options import ReadOptions
 from pyspark_nsq.plan import Share, from_json, plan_batch, to_json
-from pyspark_nsq.spool import Piece, Spool
+from pyspark_nsq.spool import Orphan, Spool
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,8 @@ class Progress:
         self._initial: Offset | None = None
         self._spool: Spool | None = None
         self._cleaned: int | None = None
-        self._polled: float | None = None
+        # Spark asks 100 times a second.
+        self._polls = Interval(options.poll_interval, clock)
         self._left: int | None = None
         self._planned_last: int | None = None
 
@@ -65,7 +66,7 @@ class Progress:
     def next(self, start: Offset, limit: int | None) -> Offset:
         """The end of the batch after `start`, or `start` if there is nothing to read."""
         spool = self._spool_of(start)
-        if self._left is None and self._is_too_soon():
+        if self._left is None and not self._polls.is_due():
             return start
         if self._left is not None:
             self._left += self._unread(start)
@@ -75,7 +76,7 @@ class Progress:
         self.backlog = sum(depth or 0 for _, depth in backlog)
         if self._left is not None:
             limit = self._left if limit is None else min(limit, self._left)
-        plan: list[Piece | Share] = [*spool.orphans(), *plan_batch(backlog, limit, self._options)]
+        plan: list[Orphan | Share] = [*spool.orphans(), *plan_batch(backlog, limit, self._options)]
         planned = sum(each.count for each in plan if isinstance(each, Share))
         if not plan:
             return start
@@ -125,14 +126,6 @@ class Progress:
         if self._spool is None or self._spool.folder.name != offset["stream"]:
             self._spool = open_spool(self._options, offset["stream"])
         return self._spool
-
-    def _is_too_soon(self) -> bool:
-        # Spark asks 100 times a second.
-        now = self._clock()
-        if self._polled is not None and now - self._polled < self._options.poll_interval:
-            return True
-        self._polled = now
-        return False
 
 
 def open_spool(options: ReadOptions, stream: str) -> Spool:

@@ -36,7 +36,7 @@ from pyspark_nsq.plan import Share, from_json, plan_batch
 from pyspark_nsq.progress import Offset, Progress, open_spool
 from pyspark_nsq.rows import SPARK_SCHEMA, Origin, columns, log_columns
 from pyspark_nsq.sink import NsqStreamWriter, NsqWriter, check_columns
-from pyspark_nsq.spool import Piece, Spool
+from pyspark_nsq.spool import Orphan, Spool
 from pyspark_nsq.spool_file import SpoolError
 from pyspark_nsq.topic_logs import TopicLogs
 
@@ -95,7 +95,7 @@ def writing(given: Mapping[str, str], schema: StructType, overwrite: bool) -> Wr
 class NsqPartition(InputPartition):
     """One task: its stream, batch and number, and what it reads."""
 
-    def __init__(self, stream: str, seq: int, part: int, work: Piece | Share) -> None:
+    def __init__(self, stream: str, seq: int, part: int, work: Orphan | Share) -> None:
         super().__init__((stream, seq, part))
         self.stream = stream
         self.seq = seq
@@ -240,9 +240,8 @@ def read(
         if options.fail_on_data_loss:
             raise
         return
-    if isinstance(partition.work, Piece):
-        folder.create()
-        pieces = folder.seal([partition.work])
+    if isinstance(partition.work, Orphan):
+        pieces = spool.seal_orphan(folder, partition.work)
     else:
         if folder.sealed() is None:
             _refuse_speculation()
@@ -270,7 +269,7 @@ def _refuse_speculation() -> None:
         raise OptionError(SPECULATION)
 
 
-def _partitions(stream: str, seq: int, plan: Sequence[Piece | Share]) -> list[NsqPartition]:
+def _partitions(stream: str, seq: int, plan: Sequence[Orphan | Share]) -> list[NsqPartition]:
     return [NsqPartition(stream, seq, part, work) for part, work in enumerate(plan)]
 
 

@@ -5,7 +5,7 @@ nsqd forgets a finished message, and Spark may ask for a batch again; until it i
     <spoolDir>/<stream>/          one query (one checkpoint)
         cleaned                   batches up to this number are deleted
         suspects/                 ids that may be delivered again (`suspects`)
-        orphans/                  chunks that belong to no batch yet
+        orphans/                  files with chunks that belong to no batch yet, from the offset in their names on
         <seq>/<part>/             one task of one batch
             <attempt>.spool       messages received by one attempt (`spool_file`)
             SEALED                the byte ranges of files that are the partition; never changes
@@ -17,6 +17,8 @@ Invariants:
 - An attempt finishes (FIN) a message only when it is on disk in a file that still exists.
 - Cleaning deletes only messages that SEALED names. An attempt that Spark believed dead may have spooled and finished
   more; these messages have no other copy. They become orphans, and a later batch contains them.
+- Cleaning reads no message: a file that is longer than SEALED says is moved to the orphans as it is. The task that
+  reads it records its ids as suspects. Until then tasks find them in the file.
 """
 
 import contextlib
@@ -25,8 +27,8 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +39,6 @@ from pyspark_nsq.spool_file import (
     SpoolError,
     SpoolFile,
     chunks,
-    encode,
     spool_errors,
     sync_folder,
     write_and_sync,
@@ -56,11 +57,24 @@ _MAX_CLOCK_SKEW: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The first `size` bytes of a file, with `rows` messages. `file` is relative to the stream's folder."""
+    """`rows` messages from offset `start` of a file on. `file` is relative to the stream's folder.
+
+    Up to offset `size`, the file has no other messages.
+    """
 
     file: str
     size: int
     rows: int
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """The messages of a file from offset `start` up to offset `size` that belong to no batch yet."""
+
+    file: str
+    start: int
+    size: int
 
 
 class Spool:
@@ -113,16 +127,48 @@ class Spool:
         folder = self.folder / str(seq)
         return [self.partition(seq, int(name)) for name in sorted(os.listdir(folder), key=int)]
 
-    def orphans(self) -> list[Piece]:
-        """Messages that belong to no batch yet."""
-        folder = self.folder / _ORPHANS
-        files = sorted(each for each in folder.iterdir() if each.suffix == _SPOOL) if folder.is_dir() else []
-        found = [piece for piece in (_whole(self.folder, each) for each in files) if piece.rows]
+    def orphans(self) -> list[Orphan]:
+        """Messages that belong to no batch yet, as far as the names and sizes of files tell."""
+        found = self._orphans()
         if not found:
             return []
         partitions = [partition for seq in self.batches() for partition in self.partitions(seq)]
         taken = {piece.file for partition in partitions for piece in partition.sealed() or ()}
-        return [piece for piece in found if piece.file not in taken]
+        return [each for each in found if each.file not in taken]
+
+    def _orphans(self) -> list[Orphan]:
+        folder = self.folder / _ORPHANS
+        files = sorted(each for each in folder.iterdir() if each.suffix == _SPOOL) if folder.is_dir() else []
+        found = (Orphan(str(each.relative_to(self.folder)), _start(each.name), _size(each)) for each in files)
+        return [each for each in found if each.size > each.start]
+
+    def read_orphan(self, orphan: Orphan) -> Iterator[pa.RecordBatch]:
+        """Yield its intact chunks."""
+        return (chunk.batch for chunk in chunks(self.folder / orphan.file, orphan.size, orphan.start))
+
+    def count_orphans(self) -> int:
+        """The number of messages that belong to no batch yet."""
+        return sum(batch.num_rows for each in self.orphans() for batch in self.read_orphan(each))
+
+    def seal_orphan(self, partition: "Partition", orphan: Orphan) -> list[Piece]:
+        """Seal a partition with the messages of an orphan, unless it is sealed already; returns its content."""
+        sealed = partition.sealed()
+        if sealed is not None:
+            return sealed
+        partition.create()
+        batches = list(self.read_orphan(orphan))
+        for origin, ids in _ids(batches).items():
+            self.suspects.add(origin, ids, f"orphan {orphan.file}")
+        rows = sum(each.num_rows for each in batches)
+        return partition.seal([Piece(orphan.file, orphan.size, rows, orphan.start)])
+
+    def suspected(self, origin: Origin) -> set[str]:
+        """The ids that `origin` may deliver again: the recorded ones, and those of orphans."""
+        ids = self.suspects.of(origin)
+        for each in self._orphans():
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, with its batch: the ids are recorded
+                ids |= _ids(self.read_orphan(each)).get(origin, set())
+        return ids
 
     def suspect_all_before_restart(self, origin: Origin, started: int) -> None:
         """Record all messages that were spooled before `started`, the start time of their nsqd, as suspects.
@@ -155,7 +201,7 @@ class Spool:
         write_atomically(self.folder / _CLEANED, str(last).encode())
         for seq in due:
             for partition in self.partitions(seq):
-                partition.clean(self.suspects)
+                partition.clean()
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self.folder / str(seq))
         return last
@@ -203,8 +249,7 @@ class Partition:
         """Seal the partition with `pieces`, unless it is sealed already; returns its content."""
         temporary = self.folder / f"{uuid.uuid4().hex}.tmp"
         with spool_errors(self.folder):
-            content = [{"file": each.file, "size": each.size, "rows": each.rows} for each in pieces]
-            write_and_sync(temporary, json.dumps(content).encode())
+            write_and_sync(temporary, json.dumps([asdict(each) for each in pieces]).encode())
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, self._seal)
             temporary.unlink()
@@ -218,7 +263,7 @@ class Partition:
         for piece in pieces:
             rows = 0
             with spool_errors(self._stream_folder / piece.file):
-                for chunk in chunks(self._stream_folder / piece.file, piece.size):
+                for chunk in chunks(self._stream_folder / piece.file, piece.size, piece.start):
                     rows += chunk.batch.num_rows
                     yield chunk.batch
             if rows != piece.rows:
@@ -226,26 +271,22 @@ class Partition:
                     f"spoolDir: {self._stream_folder / piece.file} is damaged: {rows} rows of {piece.rows} are left"
                 )
 
-    def clean(self, suspects: Suspects) -> None:
-        """Delete the messages that SEALED names, and make the others orphans."""
+    def clean(self) -> None:
+        """Delete the files of which SEALED names all bytes, and move the others to the orphans."""
         sealed = self.sealed()
         # A committed batch is sealed; the folder of a task that never ran has no files.
-        named = {each.file: each.size for each in sealed or ()}
-        for file in self.files():
-            name = str(file.relative_to(self._stream_folder))
-            self._save_orphans(file, named.pop(name, 0), suspects)
-            file.unlink(missing_ok=True)
-        for name in named:
-            (self._stream_folder / name).unlink(missing_ok=True)
+        named = {self._stream_folder / each.file: each.size for each in sealed or ()}
+        for file, after in (dict.fromkeys(self.files(), 0) | named).items():
+            if _size(file) > after:
+                self._make_orphan(file, after)
+            else:
+                file.unlink(missing_ok=True)
 
-    def _save_orphans(self, file: Path, after: int, suspects: Suspects) -> None:
-        tail = [chunk.batch for chunk in chunks(file) if chunk.end > after]
-        if not tail:
-            return
-        for origin, ids in _ids(tail).items():
-            suspects.add(origin, ids)
-        # The name is always the same: cleaning may be interrupted before the file is deleted, and repeated.
-        write_atomically(self._stream_folder / _ORPHANS / file.name, b"".join(map(encode, tail)))
+    def _make_orphan(self, file: Path, after: int) -> None:
+        # An attempt that still writes the file finds it gone, and then finishes no more messages.
+        folder = self._stream_folder / _ORPHANS
+        os.replace(file, folder / f"{file.name.partition('.')[0]}.{after}{_SPOOL}")
+        sync_folder(folder)
 
 
 def ids_in(folder: Path, pieces: list[Piece]) -> dict[Origin, set[str]]:
@@ -253,11 +294,25 @@ def ids_in(folder: Path, pieces: list[Piece]) -> dict[Origin, set[str]]:
     return _ids(chunk.batch for piece in pieces for chunk in chunks(folder / piece.file, piece.size))
 
 
-def _ids(batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]) -> dict[Origin, set[str]]:
+def _ids(batches: Iterable[pa.RecordBatch]) -> dict[Origin, set[str]]:
     found: dict[Origin, set[str]] = {}
     for batch in batches:
         found.setdefault(origin_of(batch), set()).update(batch.column("id").to_pylist())
     return found
+
+
+def _start(name: str) -> int:
+    """The offset where the messages of an orphan begin, by the name of its file."""
+    _, start, *rest = name.split(".")
+    return int(start) if rest else 0
+
+
+def _size(file: Path) -> int:
+    """The file's size; 0 if it is gone."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _mtime(file: Path) -> float:

@@ -31,7 +31,7 @@ class SpoolError(Exception):
 
 
 class Abandoned(Exception):
-    """Another attempt has finished this partition, and its files were deleted; this attempt must not continue."""
+    """Another attempt has finished this partition, and the spool was cleaned; this attempt must not continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class SpoolFile:
             os.fdatasync(self._file)
             self.size = os.lseek(self._file, 0, os.SEEK_CUR)
             self.rows += batch.num_rows
-            if os.fstat(self._file).st_nlink == 0:
-                raise Abandoned(f"{self.path} was deleted: another attempt has finished this partition")
+            if not self.path.exists():
+                raise Abandoned(f"{self.path} is gone: another attempt has finished this partition")
 
     def close(self) -> None:
         os.close(self._file)
@@ -83,14 +83,17 @@ def encode(batch: pa.RecordBatch) -> pa.Buffer:
     return pa.py_buffer(framed)
 
 
-def chunks(path: Path, end: int | None = None) -> Iterator[Chunk]:
-    """Yield the intact chunks of a file up to offset `end`, as views of the mapped file. Stops at the first damage."""
+def chunks(path: Path, end: int | None = None, start: int = 0) -> Iterator[Chunk]:
+    """Yield the intact chunks of a file from offset `start` up to offset `end`, as views of the mapped file.
+
+    Stops at the first damage.
+    """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
             return
         view = pa.py_buffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
-    position, end = 0, size if end is None else min(end, size)
+    position, end = start, size if end is None else min(end, size)
     while position + _HEADER.size <= end:
         magic, checksum, _, length = _HEADER.unpack_from(view, position)
         stop = position + _HEADER.size + length

@@ -71,7 +71,7 @@ def _list(given: argparse.Namespace) -> None:
             # Spark counts batches from 0. The spool of a batch read has one, with the number 0.
             batches = f"batches {seqs[0] - 1} to {seqs[-1] - 1}" if seqs and seqs[0] else f"{len(seqs) or 'no'} batches"
             rows = sum(batch.num_rows for batch in _batches(spool, -1))
-            orphans = sum(piece.rows for piece in spool.orphans())
+            orphans = spool.count_orphans()
             print(f"{folder.name}: {batches}, {rows} messages, of which {orphans} belong to no batch yet")
 
 
@@ -111,7 +111,8 @@ def _batches(spool: Spool, after: int) -> Iterator[pa.RecordBatch]:
             for partition in spool.partitions(seq):
                 sealed = partition.sealed()
                 yield from partition.read(partition.pieces() if sealed is None else sealed)
-    yield from spool.partition(0, 0).read(spool.orphans())
+    for orphan in spool.orphans():
+        yield from spool.read_orphan(orphan)
 
 
 def _packets(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pyspark_nsq.nodes import Node
 from pyspark_nsq.options import read_options
 from pyspark_nsq.plan import Share, from_json, plan_batch, to_json
-from pyspark_nsq.spool import Piece
+from pyspark_nsq.spool import Orphan
 
 WRITTEN = {"subscribe": "t", "channel": "c", "nsqdTcpAddresses": "n:1", "spoolDir": "/spool"}
 
@@ -51,5 +51,5 @@ def test_a_node_with_unknown_backlog_gets_full_shares():
 
 
 def test_a_plan_survives_sparks_json():
-    plan: list[Piece | Share] = [Piece("orphans/a.spool", 500, 3), Share("t", "n:1", 7)]
+    plan: list[Orphan | Share] = [Orphan("orphans/a.500.spool", 500, 900), Share("t", "n:1", 7)]
     assert from_json(json.loads(json.dumps(to_json(plan)))) == plan

@@ -14,7 +14,7 @@ from pyspark_nsq.options import ReadOptions
 from pyspark_nsq.plan import Share, from_json
 from pyspark_nsq.progress import Offset, Progress, open_spool
 from pyspark_nsq.rows import Origin
-from pyspark_nsq.spool import Piece, Spool
+from pyspark_nsq.spool import Orphan, Spool
 from pyspark_nsq.spool_file import SpoolError
 from tests.spark.conftest import OptionsWith
 from tests.spark.frames import bodies_of
@@ -32,9 +32,8 @@ def run_batch(options: ReadOptions, end: Offset) -> list[bytes]:
                 spool, partition, Origin(work.topic, options.channel, work.nsqd), work.count, options, http=work.http
             )
         else:
-            assert isinstance(work, Piece)
-            partition.create()
-            pieces = partition.seal([work])
+            assert isinstance(work, Orphan)
+            pieces = spool.seal_orphan(partition, work)
         bodies += bodies_of(partition, pieces)
     return bodies
 

@@ -9,7 +9,7 @@ import pytest
 from nsq_compat.protocol.frames import Message
 from pyspark_nsq.rows import Origin
 from pyspark_nsq.spool import Partition, Piece, Spool
-from pyspark_nsq.spool_file import SpoolError, SpoolFile
+from pyspark_nsq.spool_file import Abandoned, SpoolError, SpoolFile
 from tests.spark import frames
 
 ORIGIN = Origin("t", "c", "n:1")
@@ -35,7 +35,7 @@ def rows_of(partition: Partition) -> list[bytes]:
 
 
 def orphaned(spool: Spool) -> list[bytes]:
-    return frames.bodies_of(spool.partition(0, 0), spool.orphans())
+    return [body for each in spool.orphans() for batch in spool.read_orphan(each) for body in batch["body"].to_pylist()]
 
 
 def test_a_missing_folder_is_an_error_that_says_what_to_do(tmp_path):
@@ -98,7 +98,13 @@ def test_messages_spooled_after_the_seal_become_orphans_and_suspects(spool):
     spooled(partition, b"three").close()
     spool.clean(1)
     assert sorted(orphaned(spool)) == [b"three", b"two"]
-    assert spool.suspects.of(ORIGIN) == {"three".rjust(16, "0"), "two".rjust(16, "0")}
+    suspects = {"three".rjust(16, "0"), "two".rjust(16, "0")}
+    assert spool.suspected(ORIGIN) == suspects
+    for part, orphan in enumerate(spool.orphans()):
+        spool.seal_orphan(spool.partition(2, part), orphan)
+    spool.clean(2)
+    assert spool.orphans() == []
+    assert spool.suspected(ORIGIN) == suspects
 
 
 def test_an_orphan_belongs_to_one_batch_and_is_deleted_with_it(spool):
@@ -106,12 +112,54 @@ def test_an_orphan_belongs_to_one_batch_and_is_deleted_with_it(spool):
     spool.clean(1)
     (orphan,) = spool.orphans()
     partition = spool.partition(2, 0)
-    partition.create()
-    partition.seal([orphan])
+    spool.seal_orphan(partition, orphan)
     assert rows_of(partition) == [b"one"]
     assert spool.orphans() == []
     spool.clean(2)
     assert not list((spool.folder / "orphans").iterdir())
+
+
+def test_an_attempt_whose_file_became_an_orphan_finishes_no_more_messages(spool):
+    partition = spool.partition(1, 0)
+    file = spooled(partition, b"one")
+    partition.seal([])
+    spool.clean(1)
+    (orphan,) = spool.orphans()
+    with pytest.raises(Abandoned):
+        file.append(batch_of(b"two"))
+    file.close()
+    # What it had spooled by then is an orphan again when the batch of the first one is deleted.
+    spool.seal_orphan(spool.partition(2, 0), orphan)
+    assert rows_of(spool.partition(2, 0)) == [b"one"]
+    spool.clean(2)
+    assert orphaned(spool) == [b"two"]
+
+
+def test_an_orphan_that_a_crash_cut_off_is_deleted_with_its_batch(spool):
+    partition = spool.partition(1, 0)
+    file = spooled(partition, b"one", b"two")
+    file.close()
+    file.path.write_bytes(file.path.read_bytes()[:-1])
+    spool.clean(1)
+    (orphan,) = spool.orphans()
+    spool.seal_orphan(spool.partition(2, 0), orphan)
+    assert rows_of(spool.partition(2, 0)) == [b"one"]
+    spool.clean(2)
+    assert spool.orphans() == []
+
+
+def test_cleaning_reads_no_message(spool, monkeypatch):
+    for part in range(2):
+        partition = spool.partition(1, part)
+        spooled(partition, b"one", b"two").close()
+        partition.seal([] if part else partition.pieces())
+
+    def refuse(*_: object) -> None:
+        pytest.fail("a file was read")
+
+    monkeypatch.setattr("pyspark_nsq.spool.chunks", refuse)
+    spool.clean(1)
+    assert [each.start for each in spool.orphans()] == [0]
 
 
 def test_young_batches_are_not_deleted(spool):
@@ -152,7 +200,7 @@ def test_messages_spooled_after_a_recorded_start_are_not_suspects(spool):
 def test_interrupted_cleaning_is_repeated(spool):
     partition = spool.partition(1, 0)
     spooled(partition, b"one").close()
-    partition.clean(spool.suspects)
+    partition.clean()
     spool.clean(1)
     spool.clean(1)
     assert orphaned(spool) == [b"one"]

@@ -70,9 +70,10 @@ def test_reading_up_to_an_offset_leaves_out_later_chunks(tmp_path):
     assert bodies_in(file.path, size) == [[b"one"]]
 
 
-def test_a_deleted_file_cannot_be_appended_to(tmp_path):
+@pytest.mark.parametrize("take_away", [Path.unlink, lambda path: path.rename(path.with_suffix(".orphan"))])
+def test_a_deleted_or_moved_file_cannot_be_appended_to(tmp_path, take_away):
     file = SpoolFile(tmp_path / "gone")
-    file.path.unlink()
+    take_away(file.path)
     with pytest.raises(Abandoned):
         file.append(batch_of(b"one"))
     file.close()

@@ -1,19 +1,19 @@
-"""/policies: which policies are in force on which node, what applies to which channel, and changes of them.
+"""/policies: which policies are in force on which node, what applies to which topic or channel, and changes of them.
 
 Policies are edited in a form, reviewed, and then put into force on chosen nodes (PUT /config/policies of nsqd). A
 node's config file stays as it is, and applies again after SIGHUP or a restart, so the pages show what to write there.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from flask import Blueprint, render_template, request
 
 from nsq_compat.cluster.http_client import call_all, named
-from nsq_compat.cluster.stats import ChannelStats
-from nsq_compat.policy.policies import DROP_OLDEST, REJECT, Policies, Policy, PolicyError
+from nsq_compat.cluster.stats import TopicStats
+from nsq_compat.policy.policies import DROP_OLDEST, REJECT, Applied, Policies, Policy, PolicyError
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import check_form, require
 from nsq_compat.web.admin.queries import STATS_SHARE, Queries
@@ -94,7 +94,7 @@ def _in_force(queries: Queries) -> NodePolicies:
 
 @dataclass(frozen=True)
 class Applies:
-    """What applies to a channel on some of its nodes: settings, and the numbers of the policies on these nodes."""
+    """What applies on some nodes: settings, and the numbers of the policies on these nodes."""
 
     settings: Mapping[str, Any]
     numbers: Sequence[int]
@@ -103,21 +103,45 @@ class Applies:
 
 @dataclass(frozen=True)
 class Row:
-    channel: ChannelStats
+    """A channel or, without a name of one, what a topic retains."""
+
+    topic_name: str
+    channel_name: str
     applies: Sequence[Applies]
     """One for each kind; several mean that the nodes differ."""
 
+    @property
+    def has_policy(self) -> bool:
+        return any(each.settings for each in self.applies)
 
-def _row(channel: ChannelStats, parsed: Mapping[str, Policies]) -> Row:
-    kinds: dict[str, Applies] = {}
-    for part in channel.nodes:
+
+def _rows(topic: TopicStats, parsed: Mapping[str, Policies]) -> Iterator[Row]:
+    retained = []
+    for part in topic.nodes:
         found = parsed.get(part.node)
-        numbers = [] if found is None else found.numbers_for(*channel.key)
-        key = json.dumps([dict(part.policy), numbers], sort_keys=True)
+        number = 0 if found is None else found.retaining(topic.topic_name)
+        settings: Mapping[str, Any] = {}
+        if found is not None and number:
+            retention = found.for_channel(topic.topic_name, "").retention
+            settings = Applied(retention=retention).to_settings(topic.topic_name, "")
+        retained.append(Applies(settings, [number] if number else [], [part.node]))
+    yield Row(topic.topic_name, "", _joined(retained))
+    for channel in topic.channels:
+        parts = []
+        for here in channel.nodes:
+            found = parsed.get(here.node)
+            parts.append(Applies(here.policy, [] if found is None else found.numbers_for(*channel.key), [here.node]))
+        yield Row(topic.topic_name, channel.channel_name, _joined(parts))
+
+
+def _joined(parts: Sequence[Applies]) -> list[Applies]:
+    """Those that are the same on several nodes as one."""
+    kinds: dict[str, Applies] = {}
+    for each in parts:
+        key = json.dumps([dict(each.settings), each.numbers], sort_keys=True)
         before = kinds.get(key)
-        nodes = [*(before.nodes if before else ()), part.node]
-        kinds[key] = Applies(part.policy, numbers, nodes)
-    return Row(channel, list(kinds.values()))
+        kinds[key] = replace(each, nodes=[*(before.nodes if before else ()), *each.nodes])
+    return list(kinds.values())
 
 
 @policies.get("/policies")
@@ -126,20 +150,22 @@ def show() -> str:
     found = _in_force(queries)
     parsed = {node: one for group in found.groups if (one := _parsed(group.written)) for node in group.nodes}
     everything = request.args.get("all") == "1"
-    channels = [
-        channel
+    rows = [
+        row
         for topic in queries.snapshot().topics
-        for channel in topic.channels
-        if everything or any(part.policy for part in channel.nodes)
+        for row in _rows(topic, parsed)
+        if row.has_policy or (everything and row.channel_name)
     ]
     page = page_of(
-        channels, request.args, {"name": lambda each: each.key}, lambda each: f"{each.topic_name}/{each.channel_name}"
+        rows,
+        request.args,
+        {"name": lambda each: (each.topic_name, each.channel_name)},
+        lambda each: f"{each.topic_name}/{each.channel_name}",
     )
     return render_template(
         "policies/show.html",
         found=found,
         page=page,
-        rows=[_row(channel, parsed) for channel in page.rows],
         everything=everything,
         settings=SETTINGS,
         warnings=queries.warnings,

@@ -50,3 +50,13 @@ def send(retaining: NsqdProcess, topic: str) -> Publish:
         return bodies
 
     return publish
+
+
+@pytest.fixture
+def speculating(spark: SparkSession) -> SparkSession:
+    """A session with spark.speculation on."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
+    session.conf.set("spark.speculation", "true")
+    pyspark_nsq.register(session)
+    return session

@@ -84,3 +84,8 @@ def test_the_progress_says_how_far_behind_the_query_is(spark, options, send, ret
     latest = first["latestOffset"]
     assert retaining.http_address in str(latest)
     assert "maxOffsetsBehindLatest" in str(latest)
+
+
+def test_speculation_is_allowed_because_a_second_attempt_takes_nothing(speculating, options, send):
+    bodies = send(4)
+    assert bodies_of(speculating.read.format("nsq").options(**options).load()) == bodies

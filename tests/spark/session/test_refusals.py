@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import pyspark_nsq
 from nsq_conformance.nsqd_process import NsqdProcess
-from pyspark_nsq.source import NsqDataSource
 from tests.spark.conftest import Publish, small_disk
 
 pytestmark = pytest.mark.timeout(300)
@@ -50,20 +48,10 @@ def loaded(spark: SparkSession, options: dict[str, str]) -> DataFrame:
 both = pytest.mark.parametrize("run", [as_a_stream, as_a_batch])
 
 
-@pytest.fixture
-def speculating(spark: SparkSession) -> SparkSession:
-    """A session with spark.speculation on that has not called `register`."""
-    session = spark.newSession()
-    session.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
-    session.conf.set("spark.speculation", "true")
-    session.dataSource.register(NsqDataSource)
-    return session
-
-
 @both
 @pytest.mark.usefixtures("waiting")
-def test_speculation_is_refused_without_register_too(speculating, written, tmp_path, run):
-    with pytest.raises(Exception, match="spark.speculation must be false"):
+def test_speculation_is_refused_with_mode_spool(speculating, written, tmp_path, run):
+    with pytest.raises(Exception, match="spark.speculation must be false with mode=spool"):
         run(speculating, written, tmp_path)
 
 
@@ -89,12 +77,7 @@ def test_a_program_submitted_with_speculation_reads_nothing(written, tmp_path):
         env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd(), "SPARK_LOCAL_IP": "127.0.0.1"},
     )
     assert ended.returncode == 1
-    assert "spark.speculation must be false (spark-submit --conf spark.speculation=false)" in ended.stderr
-
-
-def test_speculation_is_refused_by_register(speculating):
-    with pytest.raises(ValueError, match="spark.speculation must be false"):
-        pyspark_nsq.register(speculating)
+    assert "spark.speculation must be false with mode=spool (spark-submit --conf" in ended.stderr
 
 
 @pytest.mark.usefixtures("waiting")

@@ -1,6 +1,10 @@
 """The data source in a real Spark."""
 
 import itertools
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,3 +103,33 @@ def test_an_acknowledged_read_leaves_no_files(spark, written, publish, tmp_path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(Exception, match="Either it was removed"):
         frame.count()
+
+
+PROGRAM = """
+import json, sys
+from pyspark.sql import SparkSession
+import pyspark_nsq
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+pyspark_nsq.register(spark)
+print(spark.read.format("nsq").options(**json.loads(sys.argv[1])).load().count(), "messages")
+"""
+
+
+def test_a_program_needs_no_activated_environment(written, publish, tmp_path):
+    publish(3)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    # The first python3 on PATH, which Spark's workers use by default, cannot run them.
+    other = tmp_path / "bin" / "python3"
+    other.parent.mkdir()
+    other.write_text("#!/bin/sh\nexit 1\n")
+    other.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    environment |= {"PATH": f"{other.parent}:{os.environ['PATH']}", "PYTHONPATH": os.getcwd()}
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "program.py", json.dumps(written)],
+        capture_output=True,
+        text=True,
+        env=environment | {"SPARK_LOCAL_IP": "127.0.0.1"},
+    )
+    assert "3 messages" in ended.stdout, ended.stderr

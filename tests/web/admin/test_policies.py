@@ -36,7 +36,7 @@ def test_nodes_that_differ_are_marked_and_what_applies_names_policy_and_node(bro
     assert f"orders.eu / archive nodes differ {other.address} 1 max_depth 1,000" in page
     assert "orders.eu / mail" not in page
     assert "orders.eu / mail" in shown(browser.get("/policies?all=1"))
-    assert "No channel with “nothing” in its name has a policy." in shown(browser.get("/policies?q=nothing"))
+    assert "No topic or channel with “nothing” in its name has a policy." in shown(browser.get("/policies?q=nothing"))
 
 
 def test_nodes_with_the_same_policies_are_one_group(browser, nsqd, other):
@@ -47,6 +47,15 @@ def test_nodes_with_the_same_policies_are_one_group(browser, nsqd, other):
     assert "On 2 nodes all the same" in page
     assert "max_depth: 1,000" in page
     assert "orders.eu / archive both nodes 1 max_depth 1,000" in page
+
+
+def test_what_a_topic_retains_is_among_what_applies(browser, nsqd, other):
+    for node, hours in ((nsqd, 72), (other, 24)):
+        node.says("config/policies", [FULL, {"topic": "orders.*", "retain_for": f"{hours}h"}])
+    page = shown(browser.get("/policies"))
+    assert f"orders.eu nodes differ {nsqd.address} 2 retain_for 72h" in page
+    assert f"orders.eu nodes differ {other.address} 2 retain_for 24h" in page
+    assert "orders.eu / mail" not in page
 
 
 def test_gos_nsqd_has_no_policies_and_a_silent_node_is_named(browser, nsqd, other):
