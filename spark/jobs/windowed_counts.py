@@ -10,8 +10,7 @@ a Parquet table, once. Without --path the last windows are printed as a table wh
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -60,20 +59,6 @@ class CountsTable:
         return "\n".join("  ".join(cells) for cells in [head, *rows])
 
 
-class Periodic:
-    """Calls `action` every `seconds`, if it is itself called often enough; never if `seconds` is None."""
-
-    def __init__(self, seconds: float | None, action: Callable[[], None]) -> None:
-        self._seconds = seconds
-        self._action = action
-        self._last = time.monotonic()
-
-    def __call__(self) -> None:
-        if self._seconds is not None and time.monotonic() - self._last >= self._seconds:
-            self._last = time.monotonic()
-            self._action()
-
-
 def counted(messages: DataFrame, given: argparse.Namespace) -> DataFrame:
     """Rows of window, key, events. For an event without a time, the publish time counts; a missing key is (none)."""
     text = sql.col("body").cast("string")
@@ -119,7 +104,7 @@ def job(given: argparse.Namespace) -> None:
         return
     table = CountsTable(given.windows, given.keys)
     shown = counts.writeStream.outputMode("update").foreachBatch(lambda frame, _: table.update(frame.collect()))
-    command_line.start(shown, given, Periodic(given.show_every, table.show))
+    command_line.start(shown, given, command_line.Periodic(given.show_every, table.show))
     print(table.text(), flush=True)
 
 

@@ -29,6 +29,7 @@ that belongs to its batch. Spark reads the spool.
     spool_tool      ``python -m pyspark_nsq.spool_tool``: shows a spool and publishes its messages again
     reader          `run_reader`: pynsq's handlers on a cluster
     duplicates      `once`: de-duplication of a stream
+    parquet_table   a table of Parquet files that has each row once for any reader
     command_line    flags and error reports shared by the pipelines in ``spark/jobs``
     options         validation of the user's options
     option_table    the table of options

@@ -10,10 +10,16 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from pyspark_nsq.nodes import HttpFailed, NoNodes
 from pyspark_nsq.option_table import BATCH, LOG, SPOOL, STREAM
 from pyspark_nsq.options import OptionError, read_options, write_options
+from pyspark_nsq.parquet_table import ParquetTable, by_hour
+
+COMPACTING_SECONDS: Final = 60
+"""How often a stream looks for hours to compact."""
 
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _SENTENCE: Final = re.compile(r"pyspark_nsq\.[\w.]+: (.+)")
@@ -32,7 +38,7 @@ def run(parser: argparse.ArgumentParser, job: Callable[[argparse.Namespace], Non
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     except Exception as error:
-        sentence = _sentence_in(error)
+        sentence = str(error) if isinstance(error, NoNodes | HttpFailed) else _sentence_in(error)
         if sentence is None:
             raise
         print(f"{parser.prog}: {sentence}", file=sys.stderr)
@@ -105,11 +111,27 @@ def add_streaming_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_argument("--every", metavar="INTERVAL", help='interval of batches, "10 seconds" (default: no pause)')
 
 
-def add_writing_flags(parser: argparse.ArgumentParser) -> None:
+def add_table_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a table of Parquet files; `fill` uses them."""
+    flags = parser.add_argument_group("the table")
+    flags.add_argument(
+        "--path", required=True, metavar="FOLDER", help="the table; FOLDER.state beside it shows how far it is"
+    )
+    flags.add_argument(
+        "--compact-after",
+        type=float,
+        metavar="HOURS",
+        help="rewrite the small files of an hour this long after its end (default: never)",
+    )
+
+
+def add_writing_flags(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add the flags of the target; `writing` converts them to options."""
     flags = parser.add_argument_group("writing")
-    flags.add_argument("--to-topic", required=True)
-    flags.add_argument("--to-nsqd-tcp-address", action="append", required=True, metavar="HOST:PORT", help="repeatable")
+    flags.add_argument("--to-topic", required=required)
+    flags.add_argument(
+        "--to-nsqd-tcp-address", action="append", default=[], required=required, metavar="HOST:PORT", help="repeatable"
+    )
     flags.add_argument(
         "--to-option",
         action="append",
@@ -129,6 +151,13 @@ def reading(given: argparse.Namespace, use: str = STREAM) -> dict[str, str]:
     options |= _named(given.option, "--option")
     read_options(options, use)
     return options
+
+
+def reading_from_earliest(given: argparse.Namespace) -> dict[str, str]:
+    """`reading` for a stream that begins with the earliest message, unless an option says otherwise."""
+    options = reading(given)
+    begins = any(name.lower() in ("startingoffsets", "startingtimestamp") for name in options)
+    return options if begins or options["mode"] == SPOOL else options | {"startingOffsets": "earliest"}
 
 
 def reading_once(given: argparse.Namespace) -> dict[str, str]:
@@ -194,6 +223,34 @@ def start(writer: Any, given: argparse.Namespace, meanwhile: Callable[[], None] 
         query.stop()
         line.show(query.recentProgress)
         line.end()
+
+
+def fill(rows: Any, given: argparse.Namespace, column: str = "timestamp") -> None:
+    """Run a stream that writes its rows to the table of `given`, by the day and hour in this column."""
+    with ParquetTable(given.path) as table:
+
+        def compact() -> None:
+            if given.compact_after is not None:
+                before = datetime.now(UTC) - timedelta(hours=given.compact_after)
+                if hours := table.compact(rows.sparkSession, before):
+                    print(f"compacted {hours} hours of {given.path}", flush=True)
+
+        start(by_hour(rows, column).writeStream.foreachBatch(table.write), given, Periodic(COMPACTING_SECONDS, compact))
+        compact()
+
+
+class Periodic:
+    """Calls `action` every `seconds`, if it is itself called often enough; never if `seconds` is None."""
+
+    def __init__(self, seconds: float | None, action: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._action = action
+        self._last = time.monotonic()
+
+    def __call__(self) -> None:
+        if self._seconds is not None and time.monotonic() - self._last >= self._seconds:
+            self._last = time.monotonic()
+            self._action()
 
 
 class ProgressLine:

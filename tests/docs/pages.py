@@ -174,6 +174,6 @@ NOT_RUN: Final[Mapping[tuple[str, str], str]] = {
         "systemctl enable --now nsqd",
     ): "no systemd; tests/nsqd/test_systemd.py starts the daemons as the units do",
     ("docs/spark.md", "```python"): "tests/spark/session does the same in a real session",
-    ("docs/spark.md", "```bash"): "tests/spark/session/test_jobs.py submits them",
+    ("docs/spark-jobs.md", "```bash"): "tests/spark/session/test_jobs.py runs each job with its flags",
 }
 """Keys are the page and the first line of a block, or the page and a language for all its blocks of that language."""

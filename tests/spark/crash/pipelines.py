@@ -44,7 +44,7 @@ def main() -> None:
         run("publisher", f"--path={folder / 'lines'}", f"--to-topic={to}", f"--to-nsqd-tcp-address={node[0]}")
 
     publish(topic, nsqd[0])
-    run("nsq_to_parquet", *stream("table"), f"--path={folder / 'rows'}")
+    run("lake", *stream("table"), f"--path={folder / 'rows'}")
     times = ["--key=page", "--time=at", "--watermark=0 seconds"]
     run("windowed_counts", *stream("windows"), *times, f"--path={folder / 'counts'}")
     run("nsq_to_nsq", *stream("copy"), f"--to-topic={topic}.copy", f"--to-nsqd-tcp-address={nsqd[0][0]}")
@@ -55,9 +55,9 @@ def main() -> None:
     read = SparkSession.builder.getOrCreate().read
     table, drained, single = (read.parquet(str(folder / name)).select("body") for name in ("rows", "drained", "single"))
     events = read.parquet(str(folder / "counts")).groupBy().sum("events").first()[0]
-    found = {"nsq_to_parquet": counted(table), "batch_drain": counted(drained), "redundant_pairs": counted(single)}
+    found = {"lake": counted(table), "batch_drain": counted(drained), "redundant_pairs": counted(single)}
     # The messages published here are read below.
-    found |= {"publisher": found["nsq_to_parquet"], "nsq_to_nsq": found["batch_drain"]}
+    found |= {"publisher": found["lake"], "nsq_to_nsq": found["batch_drain"]}
     print(json.dumps(found | {"windowed_counts": [events, events]}), flush=True)
 
 

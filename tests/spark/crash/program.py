@@ -11,9 +11,15 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from tests.spark.crash.dying_source import DyingDataSource
-from tests.spark.crash.works import copy_all, copy_log, handle_all, republish_all
+from tests.spark.crash.works import copy_all, copy_log, fill_lake, handle_all, republish_all
 
-WORKS = {"copy": copy_all, "copy_log": copy_log, "handle": handle_all, "republish": republish_all}
+WORKS = {
+    "copy": copy_all,
+    "copy_log": copy_log,
+    "fill_lake": fill_lake,
+    "handle": handle_all,
+    "republish": republish_all,
+}
 
 
 def session(master: str) -> SparkSession:

@@ -15,7 +15,6 @@ import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess
 from tests.spark.crash.conftest import NSQD
-from tests.spark.crash.program import WORKS
 from tests.spark.crash.running import Program, Work, environment, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -104,7 +103,7 @@ def master(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_streams_arrive_once(master, options, nsqd, topic, tmp_path, tell):
     bodies = b"\n".join(b"body %d" % number for number in range(MESSAGES))
     with Program(master.url, tmp_path) as program:
-        for work in WORKS:
+        for work in STREAMS:
             own, folder = f"{topic}.{work}", tmp_path / work
             folder.mkdir()
             for each in (own, f"{own}.copy"):
@@ -133,7 +132,8 @@ def test_pipelines_lose_and_repeat_nothing(master, nsqd, topic, tmp_path, tell):
             "folder": str(tmp_path),
         }
         found = submit(master.url, tmp_path, Path(__file__).with_name("pipelines.py"), json.dumps(asked))
-    jobs = [each.stem for each in Path("spark/jobs").glob("*.py")]
+    # `replay` reads only by offset, which Go's nsqd does not offer.
+    jobs = {each.stem for each in Path("spark/jobs").glob("*.py")} - {"replay"}
     expected = dict.fromkeys(jobs, len(events)) | {"windowed_counts": LINES}
     for name, (rows, distinct) in found.items():
         lost = expected[name] - distinct

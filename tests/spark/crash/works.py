@@ -10,14 +10,17 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
+import pyarrow.dataset
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 import pyspark_nsq
 from pyspark_nsq.nodes import HttpFailed, ask
+from pyspark_nsq.parquet_table import ParquetTable, by_hour
 from pyspark_nsq.reader import Message
 
 COMMAND = 250
@@ -137,6 +140,18 @@ def copy_log(spark: SparkSession, options: dict[str, str], folder: Path) -> tupl
     writer.option("path", str(folder / "table")).trigger(availableNow=True).start().awaitTermination()
     bodies = spark.read.parquet(str(folder / "table")).select("body")
     return bodies.count(), bodies.distinct().count()
+
+
+def fill_lake(spark: SparkSession, options: dict[str, str], folder: Path) -> tuple[int, int]:
+    """As `copy_log`, with the table of ``spark/jobs/lake.py``, and counted by a reader that is not Spark."""
+    with ParquetTable(str(folder / "lake")) as table:
+        stream = by_hour(spark.readStream.format("nsq").options(**options, diary=str(folder)).load())
+        writer = stream.writeStream.option("checkpointLocation", str(folder / "checkpoint"))
+        writer.foreachBatch(table.write).trigger(availableNow=True).start().awaitTermination()
+        table.compact(spark, datetime.now(UTC) + timedelta(days=1))
+    rows = pyarrow.dataset.dataset(folder / "lake", format="parquet", partitioning="hive")
+    bodies = rows.to_table(["body"]).column("body")
+    return len(bodies), len(bodies.unique())
 
 
 def waiting_bodies(spark: SparkSession, options: dict[str, str], topic: str) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""One local Spark session for all tests in this folder."""
+"""One local Spark session for all tests in this folder, and an nsqd that retains messages."""
 
 import itertools
 import os
@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 import pyspark_nsq
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests.spark.conftest import Publish
 
 
 @pytest.fixture(scope="session")
@@ -28,18 +29,8 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
-@pytest.fixture
-def speculating(spark: SparkSession) -> SparkSession:
-    """A session with spark.speculation on."""
-    session = spark.newSession()
-    session.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
-    session.conf.set("spark.speculation", "true")
-    pyspark_nsq.register(session)
-    return session
-
-
 @pytest.fixture(scope="session")
-def retaining(tmp_path_factory):
+def retaining(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
     """An nsqd that retains all messages for an hour."""
     folder = tmp_path_factory.mktemp("retaining")
     config = folder / "nsqd.cfg"
@@ -49,8 +40,8 @@ def retaining(tmp_path_factory):
 
 
 @pytest.fixture
-def send(retaining, topic):
-    """Publish this number of distinct bodies to the test's topic and return them."""
+def send(retaining: NsqdProcess, topic: str) -> Publish:
+    """Publish this number of distinct bodies to the test's topic on `retaining`, and return them."""
     numbers = itertools.count()
 
     def publish(count: int) -> list[bytes]:
@@ -62,5 +53,16 @@ def send(retaining, topic):
 
 
 @pytest.fixture
-def options(retaining, topic) -> dict[str, str]:
+def speculating(spark: SparkSession) -> SparkSession:
+    """A session with spark.speculation on."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
+    session.conf.set("spark.speculation", "true")
+    pyspark_nsq.register(session)
+    return session
+
+
+@pytest.fixture
+def options(retaining: NsqdProcess, topic: str) -> dict[str, str]:
+    """The options of reading the test's topic from `retaining`, from its first message."""
     return {"subscribe": topic, "nsqdHttpAddresses": retaining.http_address, "startingOffsets": "earliest"}

@@ -3,9 +3,13 @@
 import importlib
 import json
 import shutil
+import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
 
@@ -14,7 +18,7 @@ from pyspark_nsq import command_line
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("spark")]
 
-JOBS = ("batch_drain", "nsq_to_nsq", "nsq_to_parquet", "publisher", "redundant_pairs", "windowed_counts")
+JOBS = ("batch_drain", "lake", "nsq_to_nsq", "publisher", "redundant_pairs", "replay", "windowed_counts")
 
 
 def run(name: str, *arguments: object) -> int:
@@ -37,6 +41,15 @@ def source(nsqd: NsqdProcess, topic: str, tmp_path: Path) -> list[str]:
 def stream(source: list[str], tmp_path: Path) -> list[str]:
     """Flags for a streaming job that reads the test's topic."""
     return [*source, "--once", f"--checkpoint={tmp_path / 'checkpoint'}"]
+
+
+@pytest.fixture
+def log(retaining: NsqdProcess, topic: str, tmp_path: Path) -> list[str]:
+    """Flags for a streaming job that reads the test's topic by offset."""
+    return [
+        *(f"--topic={topic}", f"--nsqd-http-address={retaining.http_address}"),
+        *("--once", f"--checkpoint={tmp_path / 'checkpoint'}", f"--path={tmp_path / 'table'}"),
+    ]
 
 
 def post(nsqd: NsqdProcess, topic: str, bodies: Sequence[bytes]) -> None:
@@ -69,11 +82,11 @@ def test_lines_are_published_filtered_and_drained(nsqd, topic, source, stream, t
 def test_a_redelivered_message_is_in_the_table_once(spark, publish, stream, tmp_path, capsys):
     bodies = publish(5)
     table = tmp_path / "table"
-    assert run("nsq_to_parquet", *stream, f"--path={table}") == 0
+    assert run("lake", *stream, f"--path={table}") == 0
     (spooled,) = (tmp_path / "spool").glob("*/1/0/*.spool")
     shutil.copy(spooled, spooled.parents[2] / "orphans")
     bodies += publish(1)
-    assert run("nsq_to_parquet", *stream, f"--path={table}") == 0
+    assert run("lake", *stream, f"--path={table}") == 0
     assert "6 messages so far" in (fields_of := capsys.readouterr().out)
     assert "5 left out" in fields_of
     assert bodies_in(spark, table) == sorted(bodies)
@@ -86,10 +99,10 @@ def test_a_message_that_waited_long_is_not_dropped_as_late(spark, nsqd, topic, s
         for each, body in ((other, b"published first, read last"), (nsqd, b"published last")):
             each.create_channel(topic, "c")
             post(each, topic, [body])
-        assert run("nsq_to_parquet", *forgetful) == 0
+        assert run("lake", *forgetful) == 0
         assert bodies_in(spark, tmp_path / "table") == [b"published last"]
         both = [f"--nsqd-tcp-address={other.tcp_address}", f"--nsqd-http-address={other.http_address}"]
-        assert run("nsq_to_parquet", *forgetful, *both) == 0
+        assert run("lake", *forgetful, *both) == 0
     assert bodies_in(spark, tmp_path / "table") == [b"published first, read last", b"published last"]
 
 
@@ -101,6 +114,90 @@ def test_copies_from_two_nsqd_become_one_row(spark, nsqd, topic, stream, tmp_pat
         both = [*stream, f"--nsqd-tcp-address={twin.tcp_address}", f"--nsqd-http-address={twin.http_address}"]
         assert run("redundant_pairs", *both, f"--path={tmp_path / 'table'}") == 0
     assert bodies_in(spark, tmp_path / "table") == [b"one", b"three", b"two"]
+
+
+def forget_commit(checkpoint: Path) -> None:
+    """As if Spark had died after the last batch was written and before it was committed: the batch is repeated."""
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink()
+
+
+def seen_by_pyarrow(table: Path) -> pa.Table:
+    """What a reader sees that knows only the folder, nothing of Spark."""
+    return pyarrow.dataset.dataset(table, format="parquet", partitioning="hive").to_table()
+
+
+def test_the_lake_has_every_message_once_for_a_reader_that_is_not_spark(spark, send, log, tmp_path, capsys):
+    bodies = send(500)
+    assert run("lake", *log, "--option=maxOffsetsPerTrigger=200") == 0
+    forget_commit(tmp_path / "checkpoint")
+    bodies += send(3)
+    assert run("lake", *log) == 0
+    assert "3 messages so far" in capsys.readouterr().out
+    rows = seen_by_pyarrow(tmp_path / "table")
+    assert sorted(rows.column("body").to_pylist()) == sorted(bodies)
+    assert sorted(rows.column("offset").to_pylist()) == list(range(503))
+    hours = {f"{at:%Y-%m-%d %H}" for at in rows.column("timestamp").to_pylist()}
+    folders = {f"{file.parent.parent.name[4:]} {file.parent.name[5:]}" for file in (tmp_path / "table").glob("*/*/*")}
+    assert hours == folders
+    assert bodies_in(spark, tmp_path / "table") == sorted(bodies)
+
+
+def test_the_lake_is_compacted(spark, send, log, tmp_path, capsys):
+    bodies = send(50)
+    assert run("lake", *log, "--option=maxOffsetsPerTrigger=20", "--compact-after=1") == 0
+    assert len(list((tmp_path / "table").glob("*/*/*"))) >= 3
+    # An hour counts as over two hours before its end.
+    assert run("lake", *log, "--compact-after=-2") == 0
+    assert "compacted" in capsys.readouterr().out
+    assert len(list((tmp_path / "table").glob("*/*/*"))) == len(list((tmp_path / "table").glob("*/*")))
+    assert sorted(seen_by_pyarrow(tmp_path / "table").column("body").to_pylist()) == bodies
+    assert bodies_in(spark, tmp_path / "table") == bodies
+
+
+def now() -> str:
+    """The time after all messages that were published, and before all that will be, to the millisecond."""
+    began = time.time()
+    while time.time() < began + 0.002:
+        time.sleep(0.0005)
+    stamp = datetime.fromtimestamp(int(time.time() * 1000) / 1000, UTC).isoformat()
+    while time.time() < began + 0.004:
+        time.sleep(0.0005)
+    return stamp
+
+
+def test_a_time_is_counted_and_replayed_to_a_topic_and_to_a_table(spark, retaining, topic, send, log, tmp_path, capsys):
+    send(5)
+    begin = now()
+    chosen = send(7)
+    end = now()
+    send(3)
+    span = [*log[:2], f"--from={begin}", f"--to={end}"]
+    assert run("replay", *span, "--dry-run") == 0
+    address = retaining.http_address
+    assert f": 7 messages of {topic} on {address}\n7 messages would be replayed" in capsys.readouterr().out
+    retaining.create_channel(f"{topic}.again", "c")
+    target = [f"--to-topic={topic}.again", f"--to-nsqd-tcp-address={retaining.tcp_address}"]
+    assert run("replay", *span, *target) == 0
+    assert "7 messages; 7 of 7 replayed" in capsys.readouterr().out
+    assert retaining.channel_stats(f"{topic}.again", "c")["message_count"] == 7
+    # The same command again finds that the table has everything.
+    for _ in range(2):
+        assert run("replay", *span, f"--path={tmp_path / 'table'}") == 0
+        assert sorted(seen_by_pyarrow(tmp_path / "table").column("body").to_pylist()) == chosen
+
+
+def test_replay_refuses_a_time_that_is_not_over_and_a_channel(log, source, capsys):
+    assert run("replay", *log[:2], "--from=2026-11-25T08:00", "--to=2100-01-01", "--path=/nowhere") == 2
+    assert "--to must not be later than now" in capsys.readouterr().err
+    assert run("replay", *log[:2], "--day=2026-11-25", "--to=2026-11-26", "--path=/nowhere") == 2
+    assert "give either --day, or --from and a later --to" in capsys.readouterr().err
+    assert run("replay", *source, "--day=2026-11-25", "--path=/nowhere") == 2
+    assert "--spool: only what nsqd retains" in capsys.readouterr().err
+    unreachable = ["--topic=t", "--nsqd-http-address=127.0.0.1:1"]
+    assert run("replay", *unreachable, "--day=2025-11-25", "--path=/nowhere") == 1
+    assert capsys.readouterr().err.startswith("replay.py: mode=log needs an answer of every nsqd")
 
 
 def event(key: str, time: object) -> bytes:
@@ -154,9 +251,9 @@ def test_every_job_has_a_test():
 
 
 def test_wrong_flags_are_reported_before_spark_is_called(stream, capsys):
-    assert run("nsq_to_parquet", *stream, "--path=/nowhere", "--channel=c#ephemeral") == 2
-    assert capsys.readouterr().err.startswith("nsq_to_parquet.py: channel must be a channel without #ephemeral")
-    assert run("nsq_to_parquet", *stream, "--path=/nowhere", "--option=tls") == 2
+    assert run("lake", *stream, "--path=/nowhere", "--channel=c#ephemeral") == 2
+    assert capsys.readouterr().err.startswith("lake.py: channel must be a channel without #ephemeral")
+    assert run("lake", *stream, "--path=/nowhere", "--option=tls") == 2
     assert "--option must be NAME=VALUE" in capsys.readouterr().err
 
 
