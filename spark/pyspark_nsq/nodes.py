@@ -188,12 +188,15 @@ class Nodes:
                 f"{name}: no nsqd can be reached; start one, or set other addresses: " + "; ".join(complaints)
             )
 
-    def create_channels(self) -> None:
-        """Create the channel on every node, so that it gets all messages. A failure is retried at the next call."""
+    def create_channels(self, patience: float | None = None) -> None:
+        """Create the channel on every node, so that it gets all messages. A failure is retried at the next call.
+
+        For `patience` see ``SideBySide.ask``; with failOnUnreachable, every nsqd is waited for.
+        """
         if not self._options.create_channel:
             return
         missing = [node for node in self.all() if node.http and node not in self._with_channel]
-        for node, answer in self._creations.ask(missing).items():
+        for node, answer in self._creations.ask(missing, self._patience(patience)).items():
             if isinstance(answer, HttpFailed):
                 self._complain(node, answer)
             else:
@@ -207,11 +210,11 @@ class Nodes:
     def backlog(self, patience: float | None = None) -> list[tuple[Node, int | None]]:
         """Return every node with the depth of the channel there, or None if the node has no HTTP address.
 
-        Unreachable nodes are left out; with failOnUnreachable they raise ``HttpFailed``. For `patience` see
-        ``SideBySide.ask``.
+        Unreachable nodes are left out; with failOnUnreachable they raise ``HttpFailed``. `patience` is as in
+        `create_channels`.
         """
         nodes = self.all()
-        depths = self._depths_of.ask([node for node in nodes if node.http], patience)
+        depths = self._depths_of.ask([node for node in nodes if node.http], self._patience(patience))
         silent: dict[str, str] = {}
         found: list[tuple[Node, int | None]] = []
         for node in nodes:
@@ -227,6 +230,9 @@ class Nodes:
                 found.append((node, sum(answer)))
         self.silent = silent
         return found
+
+    def _patience(self, given: float | None) -> float | None:
+        return self._options.connect_timeout if given is None and self._options.fail_on_unreachable else given
 
     def report(self) -> dict[str, dict[str, Any]]:
         """For each nsqd, by its HTTP address, what it had when it was last heard, and why it is not heard now."""

@@ -63,6 +63,8 @@ class TopicLogs:
         Waits `patience` seconds, by default not for long. Raises ``NoNodes`` if no nsqlookupd answers, and
         ``HttpFailed`` with failOnUnreachable.
         """
+        if patience is None and self._options.fail_on_unreachable:
+            patience = self._options.connect_timeout
         at = "" if at_ms is None else (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)).isoformat()
         topics: dict[str, list[str]] = {}
         for node in self._nodes.all():

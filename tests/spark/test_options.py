@@ -1,5 +1,7 @@
 """Options: accepted names and values, and error messages for others."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,3 +142,10 @@ def test_writing_has_its_own_options():
 def test_invalid_options_of_writing_are_refused(given, complaint):
     with pytest.raises(OptionError, match=complaint):
         write_options(given)
+
+
+def test_an_older_spark_is_refused_in_a_sentence():
+    lacking = "sys.modules['pyspark.sql.streaming.datasource'] = None"
+    program = f"import sys, pyspark.sql.datasource; {lacking}; import pyspark_nsq.source"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1].startswith("ImportError: pyspark_nsq needs Spark 4.2 or newer")
