@@ -19,8 +19,7 @@ import pyspark_nsq
 from nsq_compat.protocol import command_writer
 from pyspark_nsq.connection import NsqConnection
 from pyspark_nsq.decode import decode, finish
-from pyspark_nsq.option_table import STREAM
-from pyspark_nsq.options import ReadOptions, read_options
+from pyspark_nsq.options import ReadOptions
 from pyspark_nsq.plan import Share
 from pyspark_nsq.rows import Origin, columns, spooled
 from pyspark_nsq.source import NsqDataSource, NsqPartition, NsqStreamReader
@@ -32,7 +31,7 @@ class DirectDataSource(NsqDataSource):
         return "nsq-direct"
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:  # noqa: N802 - Spark's name
-        return DirectReader(read_options(self.options, STREAM), schema.names)
+        return DirectReader(self.options, schema)
 
 
 class DirectReader(NsqStreamReader):

@@ -1,5 +1,6 @@
 """The program ``nsqd``: reads the command line, runs the daemon, and exits."""
 
+import errno
 import signal
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from nsq_compat import version_text
 from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options, report_unknown_keys
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import configure
-from nsq_compat.log.data_path import DataPathError
+from nsq_compat.log.data_path import DataPathError, reason
 from nsq_compat.log.metadata import MetadataError
 from nsq_compat.net.process import (
     Supervisor,
@@ -53,7 +54,11 @@ def main() -> None:
     except MetadataError as error:
         exit_fatal(PROGRAM, f"failed to load metadata - {error}")
     except OSError as error:
-        exit_fatal(PROGRAM, f"failed to read the data path - {error}; see Read errors in docs/runbook.md")
+        section = "The disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Read errors"
+        where = error.filename or options.data_path
+        exit_fatal(
+            PROGRAM, f"failed to load the data path - {where}: {reason(error)}; see {section} in docs/runbook.md"
+        )
     exempt_from_collection()
     supervisor.ready()
     gevent.wait([stop, daemon.drained], count=1)

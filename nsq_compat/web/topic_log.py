@@ -112,15 +112,16 @@ class TopicLogApi:
 
     def _offsets_of(self, topic: Topic, query: Mapping[str, str]) -> dict[str, Any]:
         log = _log_of(topic)
-        end = _durable_end(topic, log, topic.next_offset)
+        # What is acknowledged is synced, but for what an earlier run of nsqd wrote until the first sync.
+        end = _durable_end(topic, log, 0 if log.synced_offset else topic.next_offset)
         first = _read_log(topic, lambda: oldest(log))
-        latest = read_in_steps(lambda: log.latest(1)) if first is not None else ()
+        last = _read_log(topic, lambda: _timestamp_at(log, end - 1)) if first is not None else None
         retention = topic.store.retention if topic.store is not None else None
         answer: dict[str, Any] = {
             "first": end if first is None else first.offset,
             "next": end,
             "first_timestamp": None if first is None else first.timestamp_ns,
-            "last_timestamp": timestamp_ns(latest[-1].frames[-1]) if latest else None,
+            "last_timestamp": last,
             "bytes": sum(segment.end for segment in retained(log)),
             "retained": retention is not None,
             **Applied(retention=retention).to_settings(topic.name, ""),
@@ -284,6 +285,15 @@ def _read_log(topic: Topic, read: Callable[[], Read]) -> Read:
         return read()
 
     return read_in_steps(step)
+
+
+def _timestamp_at(log: TopicLog, offset: int) -> int | None:
+    """When the last message up to this offset was published, which is one of the latest; None if it is damaged."""
+    groups = log.latest(1)
+    if groups and groups[-1].offset > offset:  # of producers that have no OK yet
+        groups = OffsetReader(log, offset).read(1)
+    frames = [frame for each in groups for frame in each.frames[: max(0, offset + 1 - each.offset)]]
+    return timestamp_ns(frames[-1]) if frames else None
 
 
 def _first(topic: Topic, log: TopicLog) -> int:

@@ -19,6 +19,8 @@ that belongs to its batch. Spark reads the spool.
     topic_logs      what all nsqd report of their logs
     log_plan        distribution of a batch of mode=log over tasks
     log_reader      a reading task of mode=log
+    filters         which offsets the filters of a query need (mode=log)
+    sql_table       the options of ``CREATE TABLE ... USING nsq``
     batch_spool     the spools of batch reads, and when they are deleted
     spool           the layout of the spool on disk, and its cleaning
     spool_file      a file of chunks with checksums
@@ -46,19 +48,22 @@ from typing import Any
 
 
 def register(spark: Any) -> None:
-    """Register ``format("nsq")`` with a session. Not needed if the package is installed on driver and executors.
+    """Register ``format("nsq")`` with a session, and let Spark push filters down to Python data sources.
+
+    Without it, Spark finds the package by itself if it is installed on driver and executors, but pushes no filters.
 
     On one machine (``local[...]``), workers then use the Python of this program, unless PYSPARK_PYTHON or the setting
     spark.pyspark.python names another. Spark itself would use the first ``python3`` on PATH.
     """
-    from pyspark_nsq.source import NsqDataSource
+    from pyspark_nsq.source import FilteringDataSource
 
     # Spark Connect has no context.
     context = getattr(spark, "sparkContext", None)
     is_chosen = "PYSPARK_PYTHON" in os.environ or spark.conf.get("spark.pyspark.python", "")
     if context is not None and context.master.startswith("local") and not is_chosen:
         context.pythonExec = sys.executable
-    spark.dataSource.register(NsqDataSource)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.dataSource.register(FilteringDataSource)
 
 
 def ack(frame: Any) -> int:

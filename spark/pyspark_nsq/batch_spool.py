@@ -24,6 +24,7 @@ METADATA: Final = "nsq.spool"
 
 _PREFIX: Final = "batch-"
 _PLAN: Final = "plan"
+_SOURCE: Final = "source"
 _EXPIRES: Final = "expires"
 
 
@@ -33,8 +34,9 @@ class NoSpool(ValueError):
 
 def metadata_of(options: Mapping[str, str], name: str) -> dict[str, str]:
     """The metadata of a read's columns; none without a spool. `options` are the user's, not validated yet."""
-    root = next((value for key, value in options.items() if key.lower() == "spooldir"), "")
-    return {METADATA: str(Path(root) / f"{_PREFIX}{name}")} if root else {}
+    given = {key.lower(): value.strip() for key, value in options.items()}
+    root = given.get("spooldir", "")
+    return {METADATA: str(Path(root) / f"{_PREFIX}{given.get('spoolname') or name}")} if root else {}
 
 
 def check_schema(metadata: Iterable[Mapping[str, Any]], options: Mapping[str, str], name: str) -> None:
@@ -47,11 +49,39 @@ def check_schema(metadata: Iterable[Mapping[str, Any]], options: Mapping[str, st
 
 
 def spool_of(options: ReadOptions, name: str) -> Spool:
-    return Spool(options.spool_dir, _PREFIX + name)
+    return Spool(options.spool_dir, _PREFIX + (options.spool_name or name))
+
+
+def require_no_other(options: ReadOptions) -> None:
+    """Raise ``OptionError`` if an earlier read of the same channel has messages and may not expire.
+
+    Its job died, or it was never acknowledged: a new read would not get these messages, and nothing would tell.
+    """
+    if options.keep_spool is not None:
+        return
+    for mark in sorted(Path(options.spool_dir).glob(f"{_PREFIX}*/{_SOURCE}")):
+        folder = mark.parent
+        try:
+            is_same = json.loads(mark.read_bytes()) == _source(options)
+        except FileNotFoundError:  # another process has deleted it
+            continue
+        if is_same and saved_plan(Spool(folder.parent, folder.name)):
+            name = folder.name.removeprefix(_PREFIX)
+            raise OptionError(
+                f"an earlier read of channel {options.channel} was not acknowledged, and its messages are in {folder}. "
+                f"Set spoolName={name} to read them again, then call ack; or delete them with pyspark_nsq.spool_tool "
+                f"purge {options.spool_dir} {folder.name}; or set keepSpool to milliseconds, after which such spools "
+                "are deleted, to read on without them"
+            )
+
+
+def _source(options: ReadOptions) -> dict[str, Any]:
+    return {"topics": sorted(options.topics), "channel": options.channel}
 
 
 def save_plan(spool: Spool, shares: Sequence[Share], options: ReadOptions) -> None:
-    """Save a read's plan, and the time when its spool expires, in the spool."""
+    """Save a read's plan, what it reads, and the time when its spool expires, in the spool."""
+    write_atomically(spool.folder / _SOURCE, json.dumps(_source(options)).encode())
     if options.keep_spool is not None:
         write_atomically(spool.folder / _EXPIRES, str(time.time() + options.keep_spool).encode())
     write_atomically(spool.folder / _PLAN, json.dumps(to_json(shares)).encode())

@@ -22,6 +22,7 @@ from pyspark_nsq.parquet_table import ParquetTable, by_hour
 COMPACTING_SECONDS: Final = 60
 """How often a stream looks for hours to compact."""
 
+_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _SENTENCE: Final = re.compile(r"pyspark_nsq\.[\w.]+: (.+)")
 
 
@@ -181,12 +182,19 @@ def _named(pairs: Sequence[str], flag: str) -> dict[str, str]:
 
 
 def session(name: str) -> Any:
-    """Get the session of spark-submit and register ``format("nsq")``."""
+    """Get the session of spark-submit and register ``format("nsq")``.
+
+    A shuffle has as many partitions as there are cores, unless spark.sql.shuffle.partitions is set: Spark's 200 would
+    make 200 files a batch of a table.
+    """
     from pyspark.sql import SparkSession
 
     from pyspark_nsq import register
 
     spark = SparkSession.builder.appName(name).getOrCreate()
+    context = spark.sparkContext
+    if not context.getConf().contains(_PARTITIONS):
+        spark.conf.set(_PARTITIONS, str(context.defaultParallelism))
     register(spark)
     return spark
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from pyspark_nsq.filters import NO_BOUNDS, Bounds
 from pyspark_nsq.log_plan import Range, limited, parts, split
 from pyspark_nsq.log_reader import PATIENCE, LogUnreadable, MessagesLost
 from pyspark_nsq.nodes import Interval, NoNodes
@@ -203,19 +204,23 @@ class LogProgress:
         log.error("%s; they are read from the first", text)
 
 
-def batch_ranges(options: ReadOptions) -> list[Range]:
-    """The tasks of a batch read. Raises ``NoNodes`` if not every nsqd answers, and ``OptionError``."""
+def batch_ranges(options: ReadOptions, bounds: Bounds = NO_BOUNDS) -> list[Range]:
+    """The tasks of a batch read of the messages within bounds.
+
+    Raises ``NoNodes`` if not every nsqd answers, and ``OptionError``.
+    """
     logs = TopicLogs(options)
     begins = logs.require(options.starting_timestamp).logs
     begin = starting(options, begins, EARLIEST)
     ends = begins if options.ending_timestamp is None else logs.require(options.ending_timestamp).logs
     end = ending(options, ends)
-    whole = [
-        Range(topic, nsqd, at, end[topic][nsqd], logs.tcp_of(nsqd))
+    since = {} if bounds.since_ms is None else logs.require(bounds.since_ms).logs
+    everything = (
+        Range(topic, nsqd, max(at, since[topic, nsqd].offset if since else 0), end[topic][nsqd], logs.tcp_of(nsqd))
         for topic, nsqds in begin.items()
         for nsqd, at in nsqds.items()
-        if at < end[topic][nsqd]
-    ]
+    )
+    whole = [each for each in map(bounds.of, everything) if each.begin < each.end]
     counts = [each.end - each.begin for each in whole]
     return [
         task

@@ -5,9 +5,10 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, reason_of
@@ -20,6 +21,11 @@ _MAX_RESPONSE_BYTES = 32 << 20
 # Polls of /stats within one second while a topic still copies messages to its channels.
 _MAX_POLLS = 50
 _MAX_WARNINGS = 5
+_MAX_REQUESTS = 64
+_PATIENCE = 0.5
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Answer = TypeVar("_Answer")
 
 
 class HttpFailed(Exception):
@@ -86,6 +92,39 @@ def _exchange(
     return answer.status, answer.body
 
 
+Answers = dict[_Key, _Answer | HttpFailed]
+
+
+class SideBySide(Generic[_Key, _Answer]):
+    """Requests to many daemons at once. One that hangs takes a thread, and delays the first answers only."""
+
+    def __init__(self, request: Callable[[_Key], _Answer], name: Callable[[_Key], str]) -> None:
+        self._request = request
+        self._name = name
+        self._pool = ThreadPoolExecutor(_MAX_REQUESTS, "nsqd requests")
+        self._asked: dict[_Key, Future[_Answer]] = {}
+
+    def ask(self, keys: Iterable[_Key], patience: float | None = None) -> Answers[_Key, _Answer]:
+        """The answers, or what failed; waits `patience` seconds, by default not for long.
+
+        A request that is still under way is not made again, and by default not waited for again.
+        """
+        hanging = set(self._asked.values())
+        requests = {key: self._asked.get(key) or self._pool.submit(self._request, key) for key in keys}
+        self._asked |= requests
+        wait(set(requests.values()) - (hanging if patience is None else set()), patience or _PATIENCE)
+        return {key: self._answer(key, request) for key, request in requests.items()}
+
+    def _answer(self, key: _Key, request: Future[_Answer]) -> _Answer | HttpFailed:
+        if not request.done():
+            return HttpFailed(f"{self._name(key)}: no answer yet")
+        del self._asked[key]
+        try:
+            return request.result()
+        except HttpFailed as error:
+            return error
+
+
 class Interval:
     """Whether something is due again: at the first call, and `seconds` after the last time. `clock` is monotonic."""
 
@@ -112,6 +151,14 @@ class Nodes:
         self._asked: float | None = None
         self._with_channel: set[Node] = set()
         self._skipped: set[str] = set()
+        self._lookups = SideBySide(self._ask_lookupd, lambda asked: f"http://{asked[0]}/{asked[1] or 'topics'}")
+        self._depths_of = SideBySide(self._depths, lambda node: f"http://{node.http}/stats")
+        self._creations = SideBySide(self._create_channel, lambda node: f"http://{node.http}/channel/create")
+        self._trials = SideBySide(self._try, lambda node: node.http or node.tcp)
+        self.heard: dict[Node, tuple[float, int]] = {}
+        """When each node with an HTTP address last told its depth, by `clock`, and the depth."""
+        self.silent: dict[str, str] = {}
+        """Why the depths of nsqd are missing, by their HTTP addresses."""
 
     def all(self) -> list[Node]:
         """Return the nodes in sorted order, so that plans are stable.
@@ -129,14 +176,12 @@ class Nodes:
 
     def require(self) -> None:
         """Raise ``NoNodes`` if no named nsqd, or no nsqlookupd, can be reached."""
-        complaints = []
-        for node in self.all():
-            try:
-                self._try(node)
-            except (HttpFailed, OSError) as error:
-                complaints.append(f"{node.tcp}: {error}")
-            else:
+        nodes, complaints = self.all(), list[str]()
+        for patience in (_PATIENCE, self._options.connect_timeout):
+            answers = self._trials.ask(nodes, patience)
+            if not all(isinstance(each, HttpFailed) for each in answers.values()):
                 return
+            complaints = [f"{node.tcp}: {error}" for node, error in answers.items()]
         if complaints and not self._options.lookupd_http_addresses:
             name = "nsqdTcpAddresses" if self._options.nsqd_tcp_addresses else "nsqdHttpAddresses"
             raise NoNodes(
@@ -145,30 +190,59 @@ class Nodes:
 
     def create_channels(self) -> None:
         """Create the channel on every node, so that it gets all messages. A failure is retried at the next call."""
-        options = self._options
-        for node in self.all():
-            if not options.create_channel or not node.http or node in self._with_channel:
-                continue
-            try:
-                if not options.lookupd_http_addresses:
-                    self._tell(node, "topic/create", topic=node.topic)
-                self._tell(node, "channel/create", topic=node.topic, channel=options.channel)
+        if not self._options.create_channel:
+            return
+        missing = [node for node in self.all() if node.http and node not in self._with_channel]
+        for node, answer in self._creations.ask(missing).items():
+            if isinstance(answer, HttpFailed):
+                self._complain(node, answer)
+            else:
                 self._with_channel.add(node)
-            except HttpFailed as error:
-                self._complain(error)
 
-    def backlog(self) -> list[tuple[Node, int | None]]:
+    def _create_channel(self, node: Node) -> None:
+        if not self._options.lookupd_http_addresses:
+            self._tell(node, "topic/create", topic=node.topic)
+        self._tell(node, "channel/create", topic=node.topic, channel=self._options.channel)
+
+    def backlog(self, patience: float | None = None) -> list[tuple[Node, int | None]]:
         """Return every node with the depth of the channel there, or None if the node has no HTTP address.
 
-        Unreachable nodes are left out; with failOnUnreachable they raise ``HttpFailed``.
+        Unreachable nodes are left out; with failOnUnreachable they raise ``HttpFailed``. For `patience` see
+        ``SideBySide.ask``.
         """
+        nodes = self.all()
+        depths = self._depths_of.ask([node for node in nodes if node.http], patience)
+        silent: dict[str, str] = {}
         found: list[tuple[Node, int | None]] = []
-        for node in self.all():
-            try:
-                found.append((node, self._depth(node) if node.http else None))
-            except HttpFailed as error:
-                self._complain(error)
+        for node in nodes:
+            answer = depths.get(node)
+            if isinstance(answer, HttpFailed):
+                self._complain(node, answer)
+                silent[node.http] = str(answer)
+            elif answer is None:
+                found.append((node, None))
+            else:
+                # Recently published messages may still be in the topic.
+                self.heard[node] = self._clock(), sum(answer)
+                found.append((node, sum(answer)))
+        self.silent = silent
         return found
+
+    def report(self) -> dict[str, dict[str, Any]]:
+        """For each nsqd, by its HTTP address, what it had when it was last heard, and why it is not heard now."""
+        nsqds: dict[str, dict[str, Any]] = {}
+        named = _named(self._options, self._options.topics) if not self._options.lookupd_http_addresses else []
+        known = {*self._known, *named}
+        for node, (at, depth) in self.heard.items():
+            if node in known or depth:
+                entry = nsqds.setdefault(node.http, {"messages": 0, "heardSecondsAgo": 0.0})
+                entry["messages"] += depth
+                entry["heardSecondsAgo"] = max(entry["heardSecondsAgo"], round(self._clock() - at, 3))
+                if node not in known:
+                    entry["unreachable"] = "it is not registered with nsqlookupd any more"
+        for http, text in self.silent.items():
+            nsqds.setdefault(http, {"messages": None, "heardSecondsAgo": None})["unreachable"] = text
+        return nsqds
 
     def settled_backlog(self) -> list[tuple[Node, int | None]]:
         """Return `backlog` after topics have copied their messages to the channel, or after one second at most.
@@ -176,32 +250,29 @@ class Nodes:
         Go's nsqd reads the channel's depth before the topic's, so that it misses messages that pass from topic to
         channel in between. Shortly after the channel was created, these can be all messages.
         """
+        patience: float | None = self._options.connect_timeout
         for _ in range(_MAX_POLLS):
-            if not any(self._is_passing_on(node) for node in self.all() if node.http):
+            answers = self._depths_of.ask([node for node in self.all() if node.http], patience)
+            # `backlog` reports those that do not answer.
+            if not any(isinstance(each, tuple) and each[0] for each in answers.values()):
                 break
+            patience = None
             time.sleep(1 / _MAX_POLLS)
-        return self.backlog()
+        return self.backlog(self._options.connect_timeout)
 
     def _try(self, node: Node) -> None:
         timeout = self._options.connect_timeout
         if node.http:
             ask(node.http, "info", timeout)
-        else:
-            host, _, port = node.tcp.rpartition(":")
+            return
+        host, _, port = node.tcp.rpartition(":")
+        try:
             socket.create_connection((host.strip("[]"), int(port)), timeout).close()
+        except OSError as error:
+            raise HttpFailed(str(error)) from None
 
     def _tell(self, node: Node, path: str, **parameters: str) -> None:
         post(node.http, path, self._options.connect_timeout, b"", **parameters)
-
-    def _is_passing_on(self, node: Node) -> bool:
-        try:
-            return self._depths(node)[0] > 0
-        except HttpFailed:  # reported by `backlog`
-            return False
-
-    def _depth(self, node: Node) -> int:
-        # Recently published messages may still be in the topic.
-        return sum(self._depths(node))
 
     def _depths(self, node: Node) -> tuple[int, int]:
         """The depths of topic and channel; (0, 0) if there is no such channel."""
@@ -218,15 +289,28 @@ class Nodes:
 
     def _topics(self, complaints: list[str]) -> list[str]:
         """The topics that match the pattern, by all nsqlookupd."""
-        found: set[str] = set()
-        for lookupd in self._options.lookupd_http_addresses:
-            try:
-                answer = ask(lookupd, "topics", self._options.connect_timeout)
-                found.update(_names(answer, f"http://{lookupd}/topics"))
-            except HttpFailed as error:
-                complaints.append(str(error))
-                log.warning("skipping an nsqlookupd: %s", error)
-        return self._chosen(found)
+        asked = [(lookupd, "") for lookupd in self._options.lookupd_http_addresses]
+        answers = self._answers_of_lookupds(asked, complaints)
+        return self._chosen(topic for topics in answers for topic in topics)
+
+    def _answers_of_lookupds(self, asked: Sequence[tuple[str, str]], complaints: list[str]) -> list[Any]:
+        """What nsqlookupd answer to `_ask_lookupd`; what failed is added to the complaints."""
+        found = []
+        # Once nodes are known, an nsqlookupd that hangs holds nothing up.
+        for answer in self._lookups.ask(asked, None if self._known else self._options.connect_timeout).values():
+            if isinstance(answer, HttpFailed):
+                complaints.append(str(answer))
+                log.warning("skipping an nsqlookupd: %s", answer)
+            else:
+                found.append(answer)
+        return found
+
+    def _ask_lookupd(self, asked: tuple[str, str]) -> Any:
+        """The nodes of a topic, and reasons for skipped ones; without a topic the names of all topics."""
+        lookupd, topic = asked
+        if not topic:
+            return _names(ask(lookupd, "topics", self._options.connect_timeout), f"http://{lookupd}/topics")
+        return _producers(lookupd, topic, ask(lookupd, "lookup", self._options.connect_timeout, topic=topic))
 
     def _matching(self) -> list[Node]:
         """The nodes of the options, with the topics there that match the pattern."""
@@ -237,7 +321,7 @@ class Nodes:
                 stats = ask(node.http, "stats", self._options.connect_timeout, **parameters)
                 topics = [str(each["topic_name"]) for each in stats["topics"] or ()]
             except HttpFailed as error:
-                self._complain(error)
+                self._complain(node, error)
                 found += [each for each in self._known if each.http == node.http]
                 continue
             except (TypeError, KeyError) as error:
@@ -250,10 +334,12 @@ class Nodes:
         assert pattern is not None, "otherwise topics are named"
         return sorted(topic for topic in topics if pattern.fullmatch(topic) and not is_ephemeral(topic))
 
-    def _complain(self, error: HttpFailed) -> None:
+    def _complain(self, node: Node, error: HttpFailed) -> None:
         if self._options.fail_on_unreachable:
             raise error
-        log.warning("skipping an unreachable nsqd: %s", error)
+        if node.http not in self.silent:  # it is asked several times a second
+            log.warning("an nsqd is left out of batches until it answers: %s", error)
+            self.silent[node.http] = str(error)
 
     def _look_up(self) -> None:
         if not self._options.lookupd_http_addresses:
@@ -263,24 +349,47 @@ class Nodes:
         skipped: set[str] = set()
         complaints: list[str] = []
         topics = self._options.topics or self._topics(complaints)
-        for topic in topics:
-            for lookupd in self._options.lookupd_http_addresses:
-                try:
-                    answer = ask(lookupd, "lookup", self._options.connect_timeout, topic=topic)
-                    nodes, problems = _producers(lookupd, topic, answer)
-                    found.update(nodes)
-                    skipped.update(problems)
-                except HttpFailed as error:
-                    complaints.append(str(error))
-                    log.warning("skipping an nsqlookupd: %s", error)
+        asked = [(lookupd, topic) for topic in topics for lookupd in self._options.lookupd_http_addresses]
+        for nodes, problems in self._answers_of_lookupds(asked, complaints):
+            found.update(nodes)
+            skipped.update(problems)
         for text in sorted(skipped - self._skipped)[:_MAX_WARNINGS]:
             log.warning("nsqlookupd %s", text)
         self._skipped = skipped
-        asked = len(topics) * len(self._options.lookupd_http_addresses)
-        if len(complaints) < asked or not (asked or complaints):
+        if len(complaints) < len(asked) or not (asked or complaints):
             self._known = sorted(found, key=lambda node: (node.topic, node.tcp))
         elif not self._known:
             raise NoNodes("lookupdHttpAddresses: no nsqlookupd answers: " + "; ".join(complaints))
+
+
+def registered(lookupds: Sequence[str], topic: str, timeout: float) -> list[str]:
+    """The TCP addresses of all nsqd that these nsqlookupd know, without those where `topic` has a tombstone.
+
+    Raises ``NoNodes`` if no nsqlookupd answers.
+    """
+    found: set[str] = set()
+    complaints: list[str] = []
+    for lookupd in lookupds:
+        try:
+            found.update(node.tcp for node in _registered(lookupd, topic, ask(lookupd, "nodes", timeout)))
+        except HttpFailed as error:
+            complaints.append(str(error))
+            log.warning("skipping an nsqlookupd: %s", error)
+    if len(complaints) == len(lookupds):
+        raise NoNodes("lookupdHttpAddresses: no nsqlookupd answers: " + "; ".join(complaints))
+    return sorted(found)
+
+
+def _registered(lookupd: str, topic: str, answer: Any) -> list[Node]:
+    try:
+        kept = [
+            each
+            for each in answer.get("data", answer)["producers"] or ()
+            if (topic, True) not in zip(each["topics"] or (), each["tombstones"] or (), strict=False)
+        ]
+    except (AttributeError, TypeError, KeyError) as error:
+        raise HttpFailed(f"{lookupd}: cannot parse the answer of /nodes: {error!r}") from None
+    return _producers(lookupd, topic, {"producers": kept})[0]
 
 
 def _named(options: ReadOptions, topics: Iterable[str]) -> list[Node]:

@@ -71,6 +71,17 @@ def _list(raw: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(piece for piece in (each.strip() for each in raw.split(",")) if piece))
 
 
+def name(raw: str) -> str:
+    """Empty without a value."""
+    if raw and not is_valid_name(raw):
+        raise ValueError("a name: letters, digits, '.', '_' and '-', up to 64")
+    return raw
+
+
+def names(raw: str) -> tuple[str, ...]:
+    return _list(raw)
+
+
 def topics(raw: str) -> tuple[str, ...]:
     """Empty without a value."""
     topics = _list(raw)

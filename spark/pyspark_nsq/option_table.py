@@ -53,7 +53,8 @@ OPTIONS: Final = (
         "lookupd_http_addresses",
         option_parsers.http_addresses,
         "",
-        "nsqlookupd to ask for the nsqd that have the topics",
+        "nsqlookupd to ask for the nsqd that have the topics; for all its nsqd, to publish to",
+        _ALL,
         aliases=("lookupd_http_addresses",),
     ),
     Option(
@@ -113,6 +114,14 @@ OPTIONS: Final = (
     ),
     Option(
         "spoolDir", "spool_dir", option_parsers.text, "", "a folder that the driver and all executors share (spool)"
+    ),
+    Option(
+        "spoolName",
+        "spool_name",
+        option_parsers.name,
+        "",
+        "name of the spool (spool): a read with the same name has the same rows until `ack`, also in another program",
+        (BATCH,),
     ),
     Option(
         "createChannel",
@@ -305,6 +314,14 @@ OPTIONS: Final = (
         aliases=("deflate_level",),
     ),
     Option("topic", "topic", option_parsers.topic, "", "the topic of rows that have no column of that name", (WRITE,)),
+    Option(
+        "ignoreColumns",
+        "ignore_columns",
+        option_parsers.names,
+        "",
+        "columns that are not published, separated by commas, such as `key,headers`",
+        (WRITE,),
+    ),
     Option(
         "mpubMessages",
         "mpub_messages",

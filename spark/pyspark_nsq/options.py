@@ -71,6 +71,7 @@ class ReadOptions(ConnectionOptions):
     lookupd_http_addresses: tuple[str, ...]
     nsqd_http_addresses: tuple[str, ...]
     spool_dir: str
+    spool_name: str
     create_channel: bool
     max_messages_per_trigger: int
     max_messages_per_partition: int
@@ -97,6 +98,8 @@ class WriteOptions(ConnectionOptions):
     """The validated options of writing. If `topic` is empty, every row has a topic."""
 
     topic: str
+    ignore_columns: tuple[str, ...]
+    lookupd_http_addresses: tuple[str, ...]
     mpub_messages: int
     mpub_bytes: int
     mpub_window: int
@@ -142,6 +145,11 @@ def _values(given: Mapping[str, str], use: str, wanted: type[ReadOptions] | type
             raise OptionError(f"{row.name} is not for {_USE_NAMES[use]}")
         elif texts.setdefault(row.field, value) != value:
             raise OptionError(f"{row.name} is given twice, under two names")
+    if not texts:
+        raise OptionError(
+            "no option is set. Spark passes the OPTIONS of a table that has columns in CREATE TABLE to no Python data "
+            "source: leave the columns out, or add WITH ('name' = 'value') to the name of the table in the query"
+        )
     needed = {field.name for field in fields(wanted)}
     return {row.field: _value(row, texts.get(row.field)) for row in OPTIONS if row.field in needed}
 
@@ -224,7 +232,10 @@ def _of_reading(options: ReadOptions) -> _Rules:
 
 
 def _of_writing(options: WriteOptions) -> _Rules:
-    yield not options.nsqd_tcp_addresses, "nsqdTcpAddresses is required: the nsqd to publish to"
+    yield (
+        bool(options.nsqd_tcp_addresses) == bool(options.lookupd_http_addresses),
+        "set either nsqdTcpAddresses, the nsqd to publish to, or lookupdHttpAddresses, to find them",
+    )
     folder = options.staging_dir or options.staging_parent
     yield (
         options.is_staged and not folder,

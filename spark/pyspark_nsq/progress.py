@@ -30,7 +30,6 @@ class Progress:
     """`clock` is monotonic."""
 
     def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
-        self.backlog = 0
         self._options = options
         self._clock = clock
         self._nodes = Nodes(options, clock)
@@ -72,8 +71,7 @@ class Progress:
             self._left += self._unread(start)
         self.committed(start)
         self._nodes.create_channels()
-        backlog = self._nodes.backlog()
-        self.backlog = sum(depth or 0 for _, depth in backlog)
+        backlog = self._nodes.backlog(self._options.connect_timeout if self._left is not None else None)
         if self._left is not None:
             limit = self._left if limit is None else min(limit, self._left)
         plan: list[Orphan | Share] = [*spool.orphans(), *plan_batch(backlog, limit, self._options)]
@@ -109,7 +107,7 @@ class Progress:
 
     def report(self) -> dict[str, Any]:
         """What Spark shows as `latestOffset` in its progress."""
-        return {"backlog": self.backlog}
+        return {"backlog": sum(depth for _, depth in self._nodes.heard.values()), "nsqds": self._nodes.report()}
 
     def committed(self, offset: Offset) -> None:
         """Clean the spool: batches up to `offset` are not read again."""

@@ -5,7 +5,7 @@ task fails and Spark runs it again: no row is lost, but rows may be published tw
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow as pa
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.names import is_valid_name
 from pyspark_nsq.connection import NsqConnection, NsqdUnreachable
+from pyspark_nsq.nodes import registered
 from pyspark_nsq.options import WriteOptions
 
 BODY_COLUMNS: Final = ("body", "value")
@@ -38,16 +39,26 @@ def publish(batches: Iterable[pa.RecordBatch], options: WriteOptions, task: int)
     return rows
 
 
+def targets(options: WriteOptions) -> Sequence[str]:
+    """The TCP addresses of the nsqd to publish to. Raises ``NoNodes`` if no nsqlookupd answers."""
+    return options.nsqd_tcp_addresses or registered(
+        options.lookupd_http_addresses, options.topic, options.connect_timeout
+    )
+
+
 def connect(options: WriteOptions, first: int) -> NsqConnection:
     """Connect to nsqd number `first` (modulo their count), or the next that is reachable. Raises ``CannotPublish``."""
-    addresses = options.nsqd_tcp_addresses
+    addresses = targets(options)
     complaints = []
     for step in range(len(addresses)):
         try:
             return NsqConnection(addresses[(first + step) % len(addresses)], options)
         except NsqdUnreachable as error:
             complaints.append(str(error))
-    raise CannotPublish("nsqdTcpAddresses: no nsqd can be reached to publish to: " + "; ".join(complaints))
+    name = "nsqdTcpAddresses" if options.nsqd_tcp_addresses else "lookupdHttpAddresses"
+    raise CannotPublish(
+        f"{name}: no nsqd can be reached to publish to: {'; '.join(complaints) or 'none is registered'}"
+    )
 
 
 def commands(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[bytes]:

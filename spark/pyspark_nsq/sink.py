@@ -103,15 +103,22 @@ def _jobs(messages: Iterable[WriterCommitMessage | None]) -> set[str]:
     return {each.job for each in messages if isinstance(each, StagedCommit)}
 
 
-def check_columns(schema: StructType, options: WriteOptions, overwrite: bool) -> None:
-    """Raise ``OptionError`` if rows of this schema cannot be messages."""
+def check_columns(
+    schema: StructType, options: WriteOptions, overwrite: bool, own: frozenset[str] = frozenset()
+) -> None:
+    """Raise ``OptionError`` if rows of this schema cannot be messages. `own` are the columns of a table of messages."""
     if overwrite:
         raise OptionError('mode must be "append": published messages cannot be overwritten')
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name, kind in types.items():
-        if kind not in _TYPES.get(name, ()):
+        if name in _TYPES and kind in _TYPES[name]:
+            continue
+        if name in _TYPES or name not in own | set(options.ignore_columns):
             known = "; ".join(f"{name} {' or '.join(kinds)}" for name, kinds in _TYPES.items())
-            raise OptionError(f"column {name} {kind} cannot be published; select from these columns: {known}")
+            leave_out = "" if name in _TYPES else f", or leave it out with ignoreColumns={name}"
+            raise OptionError(
+                f"column {name} {kind} cannot be published; select from these columns: {known}{leave_out}"
+            )
     if len(types.keys() & set(BODY_COLUMNS)) != 1:
         raise OptionError("exactly one column must be named body or value")
     if not options.topic and "topic" not in types:

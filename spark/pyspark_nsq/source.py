@@ -5,6 +5,7 @@ calls `read` on executors, each time in a worker with a fresh copy of the reader
 driver to executor. Spark does not call `stop` at the end of a query, so nothing may depend on it.
 """
 
+import functools
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,8 +17,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from pyspark_nsq import batch_spool, staging
+from pyspark_nsq import batch_spool, sql_table, staging
 from pyspark_nsq.drain import drain, ignore_point
+from pyspark_nsq.filters import NO_BOUNDS
 from pyspark_nsq.log_plan import Range
 from pyspark_nsq.log_progress import LogProgress, batch_ranges, is_offset_of_log
 from pyspark_nsq.log_reader import read_range
@@ -65,16 +67,22 @@ class NsqDataSource(DataSource):
         self._loaded = uuid.uuid4().hex
 
     def schema(self) -> StructType:
-        origin = batch_spool.metadata_of(self.options, self._loaded)
+        table = sql_table.metadata_of(self.options)
+        origin = table or batch_spool.metadata_of(self.options, self._loaded)
         fields = [each.split(" ") for each in SPARK_SCHEMA.split(", ")]
         return StructType([StructField(name, _KINDS[kind], metadata=origin) for name, kind in fields])
 
     def reader(self, schema: StructType) -> "NsqReader":
-        batch_spool.check_schema((each.metadata or {} for each in schema.fields), self.options, self._loaded)
-        return NsqReader(read_options(self.options, BATCH), _names(schema), self._loaded)
+        table = sql_table.options_in(schema)
+        if table is None:
+            batch_spool.check_schema((each.metadata or {} for each in schema.fields), self.options, self._loaded)
+        options = read_options(sql_table.merged(table, self.options), BATCH)
+        return self._reader_class(options, _names(schema), self._loaded, table is not None)
+
+    _reader_class: "type[NsqReader]"
 
     def streamReader(self, schema: StructType) -> "NsqStreamReader":  # noqa: N802 - Spark's name
-        return NsqStreamReader(read_options(self.options, STREAM), _names(schema))
+        return NsqStreamReader(sql_table.merged(sql_table.options_in(schema), self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
         return NsqWriter(writing(self.options, schema, overwrite))
@@ -85,8 +93,10 @@ class NsqDataSource(DataSource):
 
 def writing(given: Mapping[str, str], schema: StructType, overwrite: bool) -> WriteOptions:
     """Validate the options of writing rows of this schema, before a task begins."""
-    options = write_options(given)
-    check_columns(schema, options, overwrite)
+    table = sql_table.options_in(schema)
+    options = write_options(sql_table.merged(table, given))
+    own = frozenset(_TYPES) if table is not None else frozenset[str]()
+    check_columns(schema, options, overwrite, own)
     if options.is_staged:
         staging.prepare(options)
     return options
@@ -112,15 +122,25 @@ class LogPartition(InputPartition):
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
-        self._options = options
-        self._names = names
+    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
+        self._given = dict(given)
+        self._schema = schema
         self._stops = False
         self._chosen: Progress | LogProgress | None = None
+
+    # Not in the constructor: Spark hides an error there behind one of its own, about a reader that it has not got.
+    @functools.cached_property
+    def _options(self) -> ReadOptions:
+        return read_options(self._given, STREAM)
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        return _names(self._schema)
 
     def _progress(self, offset: Offset | None = None) -> Progress | LogProgress:
         """The progress in the mode of a checkpoint with this offset, or in that of the options."""
         if self._chosen is None:
+            assert self._names, "checked before anything is read"
             self._chosen = progress_of(self._options, offset)
             if self._stops:
                 self._chosen.stop_at_current_end()
@@ -181,21 +201,26 @@ def progress_of(options: ReadOptions, offset: Offset | None) -> Progress | LogPr
 class NsqReader(DataSourceReader):
     """A batch read of the messages that wait now. Every action on the loaded DataFrame gives the same rows."""
 
-    def __init__(self, options: ReadOptions, names: Sequence[str], loaded: str) -> None:
+    def __init__(self, options: ReadOptions, names: Sequence[str], loaded: str, is_table: bool = False) -> None:
         self._options = options
         self._names = names
         self._loaded = loaded
+        self._is_table = is_table
+        self._bounds = NO_BOUNDS
 
     def partitions(self) -> list[NsqPartition] | list[LogPartition]:
         options = self._options
         if options.mode == LOG or (options.mode == AUTO and TopicLogs(options).offers_log()):
             log.info("topics are read with mode=log")
-            return [LogPartition(each) for each in batch_ranges(options)]
+            return [LogPartition(each) for each in batch_ranges(options, self._bounds)]
+        if self._is_table:
+            raise OptionError(sql_table.NOT_A_LOG)
         log.info("topics are read with mode=spool")
         require_spool_options(options)
         spool = batch_spool.spool_of(options, self._loaded)
         shares = batch_spool.saved_plan(spool)
         if shares is None:
+            batch_spool.require_no_other(options)
             nodes = Nodes(options)
             nodes.require()
             spool.create()
@@ -210,6 +235,23 @@ class NsqReader(DataSourceReader):
         if not isinstance(partition, NsqPartition | LogPartition):
             return iter(())
         return read(partition, self._options, self._names)
+
+
+NsqDataSource._reader_class = NsqReader
+
+
+class FilteringReader(NsqReader):
+    """Reads only the offsets that the filters of a query may need (mode=log)."""
+
+    def pushFilters(self, filters: list[Any]) -> list[Any]:  # noqa: N802 - Spark's name
+        self._bounds = self._bounds.narrowed(filters)
+        return filters
+
+
+class FilteringDataSource(NsqDataSource):
+    """``format("nsq")`` in a session that pushes filters down. In others, Spark refuses a reader that takes them."""
+
+    _reader_class = FilteringReader
 
 
 def read(

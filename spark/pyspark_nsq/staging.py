@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from pyspark_nsq.connection import NsqdLost
 from pyspark_nsq.options import WriteOptions
-from pyspark_nsq.publisher import CannotPublish, commands, connect
+from pyspark_nsq.publisher import CannotPublish, commands, connect, targets
 from pyspark_nsq.spool_file import SpoolError, SpoolFile, chunks, sync_folder, write_atomically
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class StagedBatch:
                         at(NOTED)
             except NsqdLost as error:
                 lost += 1
-                if lost > len(options.nsqd_tcp_addresses):
+                if lost > len(targets(options)):
                     raise CannotPublish(
                         f"{error}. Published messages are recorded in the ledger in {self.folder}; a stream that is "
                         "started again continues after them"

@@ -1,23 +1,20 @@
 """The logs of a query's topics, as their nsqd report them (mode=log), for the driver.
 
-All nsqd are asked side by side, each once for all topics. An nsqd that does not answer delays a batch by `_PATIENCE` at
-most, and the next ones not at all: its topics are left out until it answers.
+All nsqd are asked side by side, each once for all topics. An nsqd that does not answer delays a batch by half a second
+at most, and the next ones not at all: its topics are left out until it answers.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from pyspark_nsq.nodes import HttpFailed, Nodes, NoNodes, ask, exists
+from pyspark_nsq.nodes import HttpFailed, Nodes, NoNodes, SideBySide, ask, exists
 from pyspark_nsq.options import ReadOptions
 
 log = logging.getLogger(__name__)
 
-_PATIENCE: Final = 0.5
-_MAX_REQUESTS: Final = 64
 _TOPICS_PER_REQUEST: Final = 64
 """So that the URL stays short."""
 
@@ -54,8 +51,7 @@ class TopicLogs:
         self._options = options
         self._nodes = Nodes(options, clock)
         self._clock = clock
-        self._pool = ThreadPoolExecutor(_MAX_REQUESTS, "nsqd offsets")
-        self._asked: dict[tuple[str, str], Future[dict[str, Any] | None]] = {}
+        self._requests = SideBySide(self._ask, lambda request: f"http://{request[0]}/topic/offsets")
         self._tcp: dict[str, str] = {}
         self._silent: set[str] = set()
         self.heard: dict[str, float] = {}
@@ -72,25 +68,13 @@ class TopicLogs:
         for node in self._nodes.all():
             topics.setdefault(node.http, []).append(node.topic)
             self._tcp[node.http] = node.tcp
-        hanging = set(self._asked.values())
-        requests = {
-            (nsqd, names, at): self._begin(nsqd, names, at)
-            for nsqd, all_names in topics.items()
-            for names in _joined(all_names)
-        }
-        if patience is None:
-            # An nsqd that did not answer the last time holds nothing up.
-            wait(set(requests.values()) - hanging, timeout=_PATIENCE)
-        else:
-            wait(requests.values(), timeout=patience)
+        requests = [(nsqd, names, at) for nsqd, all_names in topics.items() for names in _joined(all_names)]
         logs: dict[tuple[str, str], TopicLog] = {}
         silent: dict[str, str] = {}
         lacking = set()
-        for (nsqd, names, _), request in requests.items():
-            try:
-                answer = self._answer(nsqd, names, at, request)
-            except HttpFailed as error:
-                silent[nsqd] = str(error)
+        for (nsqd, _, _), answer in self._requests.ask(requests, patience).items():
+            if isinstance(answer, HttpFailed):
+                silent[nsqd] = str(answer)
                 continue
             self.heard[nsqd] = self._clock()
             if answer is None:
@@ -132,20 +116,11 @@ class TopicLogs:
         """The TCP address of an nsqd, or the same address if it is unknown."""
         return self._tcp.get(nsqd, nsqd)
 
-    def _begin(self, nsqd: str, names: str, at: str) -> Future[dict[str, Any] | None]:
-        # A request that is still under way is not made again: an nsqd that hangs takes one thread.
-        request = self._asked.get((nsqd, names + at))
-        if request is None:
-            arguments = {"topics": names} | ({"at": at} if at else {})
-            request = self._pool.submit(ask, nsqd, "topic/offsets", self._options.connect_timeout, **arguments)
-            self._asked[nsqd, names + at] = request
-        return request
-
-    def _answer(self, nsqd: str, names: str, at: str, request: Future[Any]) -> Any:
-        if not request.done():
-            raise HttpFailed(f"http://{nsqd}/topic/offsets: no answer yet")
-        del self._asked[nsqd, names + at]
-        return request.result()
+    def _ask(self, request: tuple[str, str, str]) -> dict[str, Any] | None:
+        nsqd, names, at = request
+        arguments = {"topics": names} | ({"at": at} if at else {})
+        answer: dict[str, Any] | None = ask(nsqd, "topic/offsets", self._options.connect_timeout, **arguments)
+        return answer
 
 
 def _joined(names: Iterable[str]) -> Iterable[str]:

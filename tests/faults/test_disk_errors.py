@@ -157,6 +157,40 @@ def test_a_moment_of_read_errors_costs_no_message_and_is_logged_once(start: Star
     assert daemon.log.count("everything can be read again") == 1
 
 
+@pytest.mark.parametrize("call", ["pread64", "openat"])
+def test_a_moment_of_read_errors_costs_nothing_of_what_a_rewind_brings_back(start: StartDaemon, tmp_path, call):
+    config = tmp_path / "nsqd.toml"
+    config.write_text('[[policies]]\ntopic = "t"\nretain_for = "1h"\n')
+    daemon = start(
+        *(f"--config={config}", "--mem-queue-size=10", "--max-bytes-per-file=20000"),
+        data_path=tmp_path,
+        command=f"bash -c 'ulimit -n {DESCRIPTORS}; exec {watched_nsqd()} \"$@\"' nsqd",
+    )
+    daemon.create_channel("t", "c")
+    bodies = [b"%06d" % number + b"x" * 60 for number in range(MESSAGES)]
+    with daemon.client() as producer:
+        for first in range(0, MESSAGES, 500):
+            producer.publishes_together(bodies[first : first + 500])
+    assert len(daemon.consumes(MESSAGES)) == MESSAGES
+    files = sorted(tmp_path.glob("nsq_compat/t.topic/log.*"))
+    with daemon.client() as consumer:
+        consumer.subscribes(ready=100)
+        assert daemon.http("channel/rewind", b"", topic="t", channel="c", to=0)[0] == 200
+        taken = consumer.takes(50, within=20, finishing=True)
+        with failing(daemon, call, *files):
+            until = time.monotonic() + SECONDS
+            while "cannot read" not in (health := daemon.ping()) or time.monotonic() < until:
+                assert time.monotonic() < until + 30, health
+                taken += consumer.takes(1, within=0.1, finishing=True)
+            # A rewind that cannot read is refused, and moves nothing.
+            assert daemon.http("channel/rewind", b"", topic="t", channel="c", to=MESSAGES // 2)[0] == 500
+        taken += consumer.takes(MESSAGES - len(taken), within=60, finishing=True)
+    assert [message.body for message in taken] == bodies
+    wait_until(lambda: daemon.ping() == "OK" and daemon.unfinished("t") == {"c": 0})
+    assert daemon.stats("t")[0].get("damaged_records", 0) == 0
+    assert "no messages from offset" not in daemon.log
+
+
 def test_nsqadmin_shows_what_cannot_be_read_while_that_lasts(start: StartDaemon, tmp_path: Path) -> None:
     daemon = start()
     daemon.create_channel("orders", "c")

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from nsq_conformance.daemon_process import DaemonFailed
 from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon, wait_until
+from tests.log.test_last_release import extract
 from tests.v2_client import Refused
 
 pytestmark = pytest.mark.privileged
@@ -220,3 +222,24 @@ def test_a_disk_filled_by_retained_messages_recovers_when_the_policy_is_shortene
     wait_until(lambda: offsets(daemon)[0] > 0)
     daemon.publishes(b"after")
     assert offsets(daemon)[1] == len(acknowledged) + 1
+
+
+def test_a_migration_that_has_no_room_ends_the_start_and_the_next_one_has_every_message(start: StartDaemon, disk):
+    data_path = extract(disk) / "os" / "stopped"
+    (log,) = data_path.glob("nsq_compat/orders.topic/log.*")
+    before = log.read_bytes()
+    filler = fill(disk)
+    with pytest.raises(DaemonFailed, match=f"FATAL: .*{log}: no space left on device; see The disk is full in"):
+        start(data_path=data_path)
+    assert log.read_bytes() == before
+    filler.unlink()
+    daemon = start(data_path=data_path)
+    topics = json.loads(daemon.http("stats", format="json")[1])["topics"]
+    assert {each["topic_name"] for each in topics} >= {"orders", "held", "paused"}
+    status, answer = daemon.http("topic/offsets", topic="orders")
+    assert status == 200
+    offsets = json.loads(answer)
+    assert offsets["next"] - offsets["first"] == 11
+    status, frames = daemon.http("topic/read", topic="orders", **{"from": offsets["first"]})
+    assert status == 200
+    assert all(body in frames for body in (b"alone", b"several", b"behind the checkpoint", b"later"))

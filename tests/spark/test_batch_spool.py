@@ -8,6 +8,7 @@ from pyspark_nsq.batch_spool import (
     check_schema,
     expire,
     metadata_of,
+    require_no_other,
     save_plan,
     saved_plan,
     spool_of,
@@ -76,6 +77,20 @@ def test_the_schema_of_another_read_is_refused(written):
 
 def test_planning_a_read_again_gives_the_same_plan(read, topic, nsqd):
     assert saved_plan(read()) == [Share(topic, nsqd.tcp_address, 3)]
+
+
+def test_a_read_that_was_not_acknowledged_is_not_forgotten(read, written, topic):
+    read()
+    again = read_options(written, "batch")
+    with pytest.raises(OptionError, match="its messages are in .*/batch-one. Set spoolName=one to read them again"):
+        require_no_other(again)
+    require_no_other(read_options(written | {"keepSpool": "1000"}, "batch"))
+    require_no_other(read_options(written | {"channel": "d"}, "batch"))
+    named = read_options(written | {"spoolName": "one"}, "batch")
+    assert saved_plan(spool_of(named, "two")) is not None
+    assert metadata_of(written | {"spoolName": "one"}, "two") == metadata_of(written, "one")
+    acknowledge([metadata_of(written, "one")])
+    require_no_other(again)
 
 
 def test_an_unplanned_read_has_no_plan(spool):

@@ -2,12 +2,14 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from pyspark_nsq.filters import Bounds
 from pyspark_nsq.log_plan import Range, limited
 from pyspark_nsq.log_progress import LogProgress, batch_ranges
 from pyspark_nsq.log_reader import MessagesLost, read_range
@@ -197,3 +199,15 @@ def test_a_log_is_offered_only_where_it_is_retained(retaining, topic, options_of
 
 def test_a_limit_is_divided_in_proportion_to_what_waits():
     assert limited({"t": {"a": 0, "b": 5}}, {"t": {"a": 30, "b": 15}}, 8) == {"t": {"a": 6, "b": 7}}
+
+
+def test_a_batch_reads_from_a_little_before_the_time_of_a_filter(retaining, topic, options_of):
+    publish(retaining, topic, b"early")
+    later = time.time_ns() // 1_000_000 + 100
+    while time.time_ns() // 1_000_000 < later:
+        time.sleep(0.01)
+    publish(retaining, topic, b"late")
+    bounds = Bounds(since_ms=later - 50)
+    assert bodies(batch_ranges(options_of("batch"), bounds), options_of("batch")) == [b"late"]
+    assert batch_ranges(options_of("batch"), replace(bounds, end=1)) == []
+    assert batch_ranges(options_of("batch"), Bounds(topics=frozenset(["other"]))) == []

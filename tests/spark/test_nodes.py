@@ -1,13 +1,14 @@
 """Discovery of nsqd and their backlogs, with real daemons over real HTTP."""
 
 import json
+import socket
 import time
 
 import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
-from pyspark_nsq.nodes import HttpFailed, Node, Nodes, NoNodes, ask
+from pyspark_nsq.nodes import HttpFailed, Node, Nodes, NoNodes, ask, registered
 from pyspark_nsq.options import read_options
 from tests.cluster.hostile import DEADLINE, DRIPPING, HostileServer
 from tests.spark.conftest import OptionsWith
@@ -129,3 +130,66 @@ def test_an_invalid_answer_of_nsqlookupd_keeps_the_known_nodes(lookupd, reply):
 def test_no_nsqlookupd_at_all_is_an_error_that_names_the_option():
     with pytest.raises(NoNodes, match="^lookupdHttpAddresses: no nsqlookupd answers"):
         Nodes(looked_up("127.0.0.1:1")).require()
+
+
+def test_a_hanging_nsqd_delays_the_first_answer_only(nsqd, topic, options_with, publish, caplog):
+    publish(3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        hanging = f"127.0.0.1:{server.getsockname()[1]}"
+        addresses = {
+            "nsqdTcpAddresses": f"{hanging},{nsqd.tcp_address}",
+            "nsqdHttpAddresses": f"{hanging},{nsqd.http_address}",
+        }
+        nodes = Nodes(options_with(**addresses, connectTimeoutMs="40000"))
+        nodes.create_channels()
+        before = time.monotonic()
+        for _ in range(20):
+            assert [depth for _, depth in nodes.backlog()] == [3]
+        assert time.monotonic() - before < 30
+        report = nodes.report()
+        assert report[nsqd.http_address]["messages"] == 3
+        assert "unreachable" not in report[nsqd.http_address]
+        assert report[hanging]["messages"] is None
+        assert report[hanging]["unreachable"].endswith("no answer yet")
+    assert len([line for line in caplog.messages if "left out of batches" in line]) == 1
+
+
+def test_the_report_keeps_what_an_nsqd_had_that_is_gone(tmp_path, nsqd, topic, options_with, publish):
+    publish(2)
+    with NsqdProcess(installed_nsqd(), tmp_path) as other:
+        other.create_channel(topic, "c")
+        assert other.asks("POST", f"/pub?topic={topic}", b"left behind").status == 200
+        both = {
+            "nsqdTcpAddresses": f"{nsqd.tcp_address},{other.tcp_address}",
+            "nsqdHttpAddresses": f"{nsqd.http_address},{other.http_address}",
+        }
+        nodes = Nodes(options_with(**both))
+        nodes.backlog()
+        assert {each["messages"] for each in nodes.report().values()} == {1, 2}
+        other.kill()
+        assert [depth for _, depth in nodes.backlog()] == [2]
+        gone = nodes.report()[other.http_address]
+        assert gone["messages"] == 1
+        assert "connection refused" in gone["unreachable"]
+
+
+def test_an_nsqd_that_is_registered_no_more_is_reported_with_what_it_had(lookupd, nsqd, topic, publish):
+    publish(2)
+    host, _, tcp = nsqd.tcp_address.rpartition(":")
+    here = {"broadcast_address": host, "tcp_port": int(tcp), "http_port": int(nsqd.http_address.rpartition(":")[2])}
+    lookupd.reply = 200, json.dumps({"producers": [here]}).encode()
+    nodes = Nodes(looked_up(lookupd.address, lookupIntervalMs="0", subscribe=topic))
+    nodes.backlog()
+    lookupd.reply = 200, json.dumps({"producers": []}).encode()
+    assert nodes.backlog() == []
+    assert nodes.report()[nsqd.http_address]["messages"] == 2
+    assert "not registered" in nodes.report()[nsqd.http_address]["unreachable"]
+
+
+def test_all_nsqd_of_nsqlookupd_are_found_but_those_with_a_tombstone(lookupd):
+    one = {"broadcast_address": "127.0.0.1", "tcp_port": 1, "http_port": 2, "topics": ["t"], "tombstones": [True]}
+    two = {**one, "tcp_port": 3, "tombstones": [False]}
+    lookupd.reply = 200, json.dumps({"producers": [one, two, {**one, "tcp_port": 5, "topics": ["u"]}]}).encode()
+    assert registered([lookupd.address, "127.0.0.1:1"], "t", 5) == ["127.0.0.1:3", "127.0.0.1:5"]
+    with pytest.raises(NoNodes, match="lookupdHttpAddresses: no nsqlookupd answers"):
+        registered(["127.0.0.1:1"], "t", 5)

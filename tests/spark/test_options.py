@@ -130,7 +130,9 @@ def test_writing_has_its_own_options():
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"topic": "t"}, "nsqdTcpAddresses is required: the nsqd to publish to"),
+        ({"topic": "t"}, "set either nsqdTcpAddresses, the nsqd to publish to, or lookupdHttpAddresses"),
+        ({"nsqdTcpAddresses": "a:1", "lookupdHttpAddresses": "b:1"}, "set either nsqdTcpAddresses"),
+        ({}, "no option is set. Spark passes the OPTIONS of a table that has columns"),
         ({"nsqdTcpAddresses": "a:1", "channel": "c"}, "channel is not for writing"),
         ({"nsqdTcpAddresses": "a:1", "topic": "no topic"}, "topic must be a topic"),
     ],

@@ -421,6 +421,8 @@ def test_old_messages_are_read_without_a_sync(call, daemon, tmp_path, monkeypatc
         monkeypatch.setattr(store._storage, "commit", commit)
         assert bodies(call, "from=0") == [b"0", b"1"]
         assert bodies(call, "from=1&to=2") == [b"1"]
+        found = answer(call, "GET", "/topic/offsets?topic=t")
+        assert (found["next"], found["last_timestamp"]) == (2, daemon.wall_ns)
         assert not syncs
         assert bodies(call, "from=2") == [b"2"]
         assert len(syncs) == 1

@@ -14,8 +14,6 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from pyspark_nsq import drain, staging
-from pyspark_nsq.option_table import STREAM
-from pyspark_nsq.options import read_options
 from pyspark_nsq.sink import NsqStreamWriter
 from pyspark_nsq.source import LogPartition, NsqDataSource, NsqPartition, NsqStreamReader, read, writing
 from tests.spark.crash.works import Death, kill_the_jvm
@@ -31,7 +29,7 @@ class DyingDataSource(NsqDataSource):
     def streamReader(self, schema: StructType) -> NsqStreamReader:  # noqa: N802 - Spark's name
         if "diary" not in self.options:
             return super().streamReader(schema)
-        return DyingReader(_plain(self.options), schema.names, Path(self.options["diary"]), *_told(self.options))
+        return DyingReader(_plain(self.options), schema, Path(self.options["diary"]), *_told(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NsqStreamWriter:  # noqa: N802
         point, most = _told(self.options)
@@ -43,8 +41,8 @@ class DyingDataSource(NsqDataSource):
 class DyingReader(NsqStreamReader):
     """Kills a task of each partition once at most; in every second batch, at the second chunk."""
 
-    def __init__(self, options: dict[str, str], names: list[str], diary: Path, point: str, most: int) -> None:
-        super().__init__(read_options(options, STREAM), names)
+    def __init__(self, options: dict[str, str], schema: StructType, diary: Path, point: str, most: int) -> None:
+        super().__init__(options, schema)
         self._diary = diary
         self._point = point
         self._most = most

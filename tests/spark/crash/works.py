@@ -157,7 +157,7 @@ def fill_lake(spark: SparkSession, options: dict[str, str], folder: Path) -> tup
 def waiting_bodies(spark: SparkSession, options: dict[str, str], topic: str) -> list[bytes]:
     """The bodies of another topic's messages. `options` may be a stream's."""
     common = ("channel", "spoolDir", "nsqdTcpAddresses", "nsqdHttpAddresses")
-    mine = {name: options[name] for name in common} | {"subscribe": topic}
+    mine = {name: options[name] for name in common} | {"subscribe": topic, "keepSpool": "86400000"}
     return [bytes(row.body) for row in spark.read.format("nsq").options(**mine).load().select("body").collect()]
 
 

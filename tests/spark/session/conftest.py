@@ -60,3 +60,9 @@ def speculating(spark: SparkSession) -> SparkSession:
     session.conf.set("spark.speculation", "true")
     pyspark_nsq.register(session)
     return session
+
+
+@pytest.fixture
+def options(retaining: NsqdProcess, topic: str) -> dict[str, str]:
+    """The options of reading the test's topic from `retaining`, from its first message."""
+    return {"subscribe": topic, "nsqdHttpAddresses": retaining.http_address, "startingOffsets": "earliest"}

@@ -11,11 +11,6 @@ from tests.spark.session.test_source import bodies_of, run_to_the_end
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture
-def options(retaining, topic) -> dict[str, str]:
-    return {"subscribe": topic, "nsqdHttpAddresses": retaining.http_address, "startingOffsets": "earliest"}
-
-
 def test_two_runs_write_every_message_to_the_table_once(spark, options, send, tmp_path):
     stream = spark.readStream.format("nsq").options(**options, maxOffsetsPerTrigger="300").load()
     bodies = send(500)

@@ -108,15 +108,16 @@ def test_an_acknowledged_read_leaves_no_files(spark, written, publish, tmp_path)
 PROGRAM = """
 import json, sys
 from pyspark.sql import SparkSession
-import pyspark_nsq
+from pyspark_nsq import command_line
 
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-pyspark_nsq.register(spark)
+SparkSession.builder.master("local[3]").config("spark.ui.enabled", "false").getOrCreate()
+spark = command_line.session("program")
+print(spark.conf.get("spark.sql.shuffle.partitions"), "partitions")
 print(spark.read.format("nsq").options(**json.loads(sys.argv[1])).load().count(), "messages")
 """
 
 
-def test_a_program_needs_no_activated_environment(written, publish, tmp_path):
+def test_a_job_needs_no_activated_environment_and_shuffles_to_as_many_partitions_as_cores(written, publish, tmp_path):
     publish(3)
     (tmp_path / "program.py").write_text(PROGRAM)
     # The first python3 on PATH, which Spark's workers use by default, cannot run them.
@@ -132,4 +133,18 @@ def test_a_program_needs_no_activated_environment(written, publish, tmp_path):
         text=True,
         env=environment | {"SPARK_LOCAL_IP": "127.0.0.1"},
     )
-    assert "3 messages" in ended.stdout, ended.stderr
+    assert ended.stdout.splitlines() == ["3 partitions", "3 messages"], ended.stderr
+
+
+def test_a_read_that_is_retried_with_the_name_of_its_spool_has_the_same_rows(spark, written, publish):
+    bodies = publish(4)
+    named = {**written, "spoolName": "run-1"}
+    # As if the job died after this read.
+    assert bodies_of(spark.read.format("nsq").options(**named).load()) == sorted(bodies)
+    publish(2)
+    with pytest.raises(Exception, match="an earlier read of channel c was not acknowledged, and its messages are in"):
+        spark.read.format("nsq").options(**written).load().count()
+    again = spark.read.format("nsq").options(**named).load()
+    assert bodies_of(again) == sorted(bodies)
+    assert pyspark_nsq.ack(again) == 4
+    assert spark.read.format("nsq").options(**named).load().count() == 2

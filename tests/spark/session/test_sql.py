@@ -1,0 +1,83 @@
+"""Tables and views of SQL: what is created with USING nsq can be queried, filtered, and inserted into."""
+
+import pytest
+
+from tests.spark.session.test_source import bodies_of
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def tables(spark, topic):
+    """Names of tables, which are dropped at the end."""
+    names = [f"{topic}_{each}".replace(".", "_").replace("-", "_") for each in ("messages", "target")]
+    yield names
+    for name in names:
+        spark.sql(f"DROP TABLE IF EXISTS {name}")
+
+
+def listed(**options: str) -> str:
+    return "(" + ", ".join(f"'{name}' '{value}'" for name, value in options.items()) + ")"
+
+
+def test_a_table_is_read_with_the_offsets_that_a_filter_needs(spark, options, send, tables, topic):
+    bodies = send(10)
+    # A task for each message that is read.
+    spark.sql(f"CREATE TABLE {tables[0]} USING nsq OPTIONS {listed(**options, maxMessagesPerPartition='1')}")
+    assert bodies_of(spark.table(tables[0])) == bodies
+    where = f"offset >= 3 AND offset < 6 AND topic = '{topic}' AND timestamp >= '2020-01-01' AND body <> 'body 000004'"
+    chosen = spark.sql(f"SELECT * FROM {tables[0]} WHERE {where}")
+    assert bodies_of(chosen) == [bodies[3], bodies[5]]
+    assert chosen.rdd.getNumPartitions() == 3
+    assert spark.sql(f"SELECT * FROM {tables[0]} WHERE topic = 'other' OR offset < 0").count() == 0
+    assert spark.sql(f"SELECT * FROM {tables[0]} WHERE topic = 'other'").count() == 0
+
+
+def test_rows_are_inserted_into_a_table(spark, retaining, options, send, tables, topic):
+    send(2)
+    target = {"topic": f"{topic}.copy", "nsqdTcpAddresses": retaining.tcp_address}
+    spark.sql(f"CREATE TABLE {tables[0]} USING nsq OPTIONS {listed(**options)}")
+    spark.sql(f"CREATE TABLE {tables[1]} USING nsq OPTIONS {listed(**target)}")
+    spark.sql(f"INSERT INTO {tables[1]} (body) SELECT body FROM {tables[0]}")
+    spark.sql(f"INSERT INTO {tables[1]} (body) VALUES (CAST('new' AS BINARY))")
+    copied = {**options, "subscribe": f"{topic}.copy"}
+    assert bodies_of(spark.read.format("nsq").options(**copied).load()) == [b"body 000000", b"body 000001", b"new"]
+
+
+def test_rows_are_inserted_into_a_table_with_columns_of_its_own(spark, retaining, options, tables, topic):
+    spark.sql(f"CREATE TABLE {tables[0]} (value STRING) USING nsq")
+    target = listed(topic=topic, nsqdTcpAddresses=retaining.tcp_address)
+    spark.sql(f"INSERT INTO {tables[0]} WITH {target} VALUES ('new')")
+    assert bodies_of(spark.read.format("nsq").options(**options).load()) == [b"new"]
+    with pytest.raises(Exception, match="Spark passes the OPTIONS of a table that has columns"):
+        spark.sql(f"INSERT INTO {tables[0]} VALUES ('new')")
+
+
+def test_a_table_takes_no_messages_from_a_channel(spark, written, tables, nsqd, topic, publish):
+    publish(3)
+    spark.sql(f"CREATE TABLE {tables[0]} USING nsq OPTIONS {listed(**written)}")
+    with pytest.raises(Exception, match="a table of CREATE TABLE is read with mode=log only"):
+        spark.table(tables[0]).count()
+    assert nsqd.channel_stats(topic, "c")["depth"] == 3
+
+
+def test_columns_without_a_meaning_are_ignored_only_on_request(spark, retaining, options, topic):
+    rows = spark.createDataFrame([("k", "new", None)], "key string, value string, headers array<binary>")
+    writer = rows.write.format("nsq").mode("append").option("topic", topic)
+    writer = writer.option("nsqdTcpAddresses", retaining.tcp_address)
+    with pytest.raises(Exception, match="column key string cannot be published.* with ignoreColumns=key"):
+        writer.save()
+    writer.option("ignoreColumns", "key, headers").save()
+    assert bodies_of(spark.read.format("nsq").options(**options).load()) == [b"new"]
+
+
+def test_a_streams_wrong_option_is_the_last_error_in_the_report(spark, options, tmp_path):
+    stream = spark.readStream.format("nsq").options(**options, maxMesages="5").load()
+    query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    with pytest.raises(Exception, match="did you mean maxMessages") as caught:
+        query.awaitTermination()
+    report = str(caught.value).partition("=== Streaming Query ===")[0].splitlines()
+    assert "During handling" not in str(caught.value)
+    assert [line for line in report if line.strip() and "SQLSTATE" not in line][-1].endswith(
+        "did you mean maxMessages?"
+    )
