@@ -6,8 +6,8 @@
     spark-submit dedupe.py --topic events --lookupd-http-address 10.0.0.5:4161 \\
         --checkpoint /shared/dedupe-checkpoint --path /shared/events --slots 34168399
 
-Messages with the same --key are the same, by default those with the same body: producers that publish each message to
-two nsqd give the copies different ids. If two distinct messages may have the same body, add an id to it.
+Messages of a topic with the same --key are the same, by default those with the same body: producers that publish each
+message to two nsqd give the copies different ids. If two distinct messages may have the same body, add an id to it.
 
 Without --slots, de-duplication is exact: a key is remembered for --within after Spark received it. Choose a time longer
 than one of the nsqd may be down or lag. The state grows with the messages of that time. With --slots, the state has a
@@ -42,12 +42,14 @@ def job(given: argparse.Namespace) -> None:
     spark = command_line.session("dedupe").newSession()
     pyspark_nsq.register(spark)
     messages = spark.readStream.format("nsq").options(**options).load()
+    # Without its body, all messages of which the key is null would be the same.
+    key = f"concat(encode(topic, 'UTF-8'), X'00', coalesce(CAST({given.key} AS BINARY), body))"
     if given.slots:
         spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-        rows = once_in_slots(messages, given.key, given.slots)
+        rows = once_in_slots(messages, key, given.slots)
     else:
-        digests = messages.withColumn("_digest", sql.expr(f"sha2(CAST({given.key} AS BINARY), 256)"))
-        rows = pyspark_nsq.once(digests, ["topic", "_digest"], given.within).drop("_digest")
+        digests = messages.withColumn("_digest", sql.expr(f"sha2({key}, 256)"))
+        rows = pyspark_nsq.once(digests, ["_digest"], given.within).drop("_digest")
     command_line.fill(rows, given)
 
 

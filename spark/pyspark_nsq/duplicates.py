@@ -27,14 +27,13 @@ def once(messages: DataFrame, keys: Sequence[str], within: str) -> DataFrame:
 def once_in_slots(messages: DataFrame, key: str, slots: int) -> DataFrame:
     """Drop the messages whose key is the last one in its slot: the opposite of a Bloom filter.
 
-    A key, which is an SQL expression, is forgotten when another one takes its slot. A duplicate may pass then, but a
-    message with a new key is never dropped. The session must keep its state in `ROCKSDB`.
+    A key, which is an SQL expression of bytes, is forgotten when another one takes its slot. A duplicate may pass then,
+    but a message with a new key is never dropped. The session must keep its state in `ROCKSDB`.
     """
-    text = f"CAST({key} AS BINARY)"
-    slot = f"pmod(xxhash64({text}), {slots})"
+    slot = f"pmod(xxhash64({key}), {slots})"
     placed = messages.selectExpr(
         "*",
-        f"substring(unhex(sha2({text}, 256)), 1, {DIGEST_BYTES}) AS _digest",
+        f"substring(unhex(sha2({key}, 256)), 1, {DIGEST_BYTES}) AS _digest",
         f"{slot} DIV {SLOTS_OF_GROUP} AS _group",
         f"CAST({slot} % {SLOTS_OF_GROUP} AS INT) AS _slot",
     )
@@ -47,7 +46,7 @@ class LastKeys(StatefulProcessor):
     def init(self, handle: Any) -> None:
         self._state = handle.getValueState("digests", "digests binary")
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+    def handleInputRows(self, key: Any, rows: Iterator[Row], _: Any) -> Iterator[Row]:  # noqa: N802 - Spark's name
         # Asked first, because Spark warns of a value that does not exist.
         digests = bytearray(self._state.get()[0] if self._state.exists() else SLOTS_OF_GROUP * DIGEST_BYTES)
         for row in rows:

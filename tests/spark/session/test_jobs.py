@@ -182,6 +182,19 @@ def test_duplicates_pass_as_often_as_the_formula_says(retaining, topic, send, lo
     assert abs(missed - overwritten(slots, 19_999)) < tolerance
 
 
+@pytest.mark.parametrize("how", ["--within=1 hour", "--slots=100000"])
+def test_messages_with_a_key_are_there_once_and_those_without_one_by_their_bodies(
+    spark, retaining, topic, log, tmp_path, how
+):
+    orders = [b'{"order": 1, "try": 1}', b'{"order": 1, "try": 2}', b'{"order": 2}', b"no JSON", b"none", b"none"]
+    for name in (topic, f"{topic}.other"):
+        post(retaining, name, orders)
+    key = "--key=get_json_object(CAST(body AS STRING), '$.order')"
+    both = [f"--topic={topic},{topic}.other", *log[1:]]
+    assert run("dedupe", *both, how, key) == 0
+    assert bodies_in(spark, tmp_path / "table") == sorted([orders[0], *orders[2:5]] * 2)
+
+
 def test_a_message_has_all_its_columns_after_the_slots(retaining, topic, send, log, tmp_path):
     send(3)
     assert run("dedupe", *log, "--slots=1000") == 0
