@@ -136,7 +136,9 @@ class NsqConnection:
                 raise NsqdLost(f"nsqd {self._address} did not answer IDENTIFY in {options.connect_timeout:g} s")
             if self._session.tls_wanted:
                 self._socket.settimeout(self._timeout)
-                self._socket = _tls_context(options).wrap_socket(self._socket, server_hostname=host)
+                context = tls_context(options)
+                assert context is not None, "it is wanted"
+                self._socket = context.wrap_socket(self._socket, server_hostname=host)
                 self._session.tls_established()
 
     def _ask(self, command: bytes, ticket: str) -> bytes:
@@ -202,7 +204,10 @@ def _request(options: ConnectionOptions) -> IdentifyRequest:
     )
 
 
-def _tls_context(options: ConnectionOptions) -> ssl.SSLContext:
+def tls_context(options: ConnectionOptions) -> ssl.SSLContext | None:
+    """None without TLS. Raises ``OSError`` if a file cannot be read."""
+    if not options.tls:
+        return None
     context = ssl.create_default_context(cafile=options.tls_ca_file or None)
     if options.tls_cert_file:
         context.load_cert_chain(options.tls_cert_file, options.tls_key_file or None)

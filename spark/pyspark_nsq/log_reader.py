@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Iterator
 from typing import Final
-from urllib.parse import urlencode
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +17,10 @@ import requests
 from nsq_compat.bounded_http import FAILURES, Answer, Deadline, bounded_session, exchange, reason_of
 from nsq_compat.protocol.frames import FrameReader
 from nsq_compat.session.client_session import ReceivedFrames
+from pyspark_nsq.connection import tls_context
 from pyspark_nsq.decode import decode
 from pyspark_nsq.log_plan import Range
+from pyspark_nsq.nodes import url_of
 from pyspark_nsq.options import ReadOptions
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def read_range(work: Range, options: ReadOptions) -> Iterator[tuple[pa.RecordBat
     Raises ``LogUnreadable``, and ``MessagesLost`` with failOnDataLoss.
     """
     at = work.begin
-    with bounded_session() as session:
+    with bounded_session(tls=tls_context(options)) as session:
         while at < work.end:
             first, following, body = _read(session, work, at, options)
             if first > at:
@@ -69,7 +70,7 @@ def read_range(work: Range, options: ReadOptions) -> Iterator[tuple[pa.RecordBat
 def _read(session: requests.Session, work: Range, at: int, options: ReadOptions) -> tuple[int, int, bytes]:
     """One answer: the offset of its first message, the one after its last, and the frames."""
     query = {"topic": work.topic, "from": at, "to": work.end, "max_bytes": _CHUNK_BYTES}
-    url = f"http://{work.nsqd}/topic/read?{urlencode(query)}"
+    url = url_of(work.nsqd, "topic/read", query)
     give_up, pause = time.monotonic() + PATIENCE, _FIRST_PAUSE
     while True:
         try:

@@ -4,8 +4,9 @@ import itertools
 import json
 import logging
 import socket
+import ssl
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -13,6 +14,7 @@ from urllib.parse import urlencode
 
 from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, reason_of
 from nsq_compat.protocol.names import address_error, is_ephemeral, printable
+from pyspark_nsq.connection import tls_context
 from pyspark_nsq.options import ReadOptions
 
 log = logging.getLogger(__name__)
@@ -45,9 +47,15 @@ class Node:
     http: str
 
 
-def ask(address: str, path: str, timeout: float, **parameters: str) -> Any:
+def url_of(address: str, path: str, parameters: Mapping[str, object]) -> str:
+    """The URL of a path. Addresses with TLS begin with https://."""
+    base = address if "://" in address else f"http://{address}"
+    return f"{base}/{path}{'?' if parameters else ''}{urlencode(parameters)}"
+
+
+def ask(address: str, path: str, timeout: float, tls: ssl.SSLContext | None = None, **parameters: str) -> Any:
     """GET a path and return the JSON value of the answer, or None for 404. Raises ``HttpFailed``."""
-    status, body = _exchange("GET", address, path, timeout, b"", parameters)
+    status, body = _exchange("GET", address, path, timeout, b"", parameters, tls)
     if status == 404:
         return None
     try:
@@ -56,25 +64,33 @@ def ask(address: str, path: str, timeout: float, **parameters: str) -> Any:
         raise HttpFailed(f"http://{address}/{path}: {error}") from None
 
 
-def exists(address: str, path: str, timeout: float, **parameters: str) -> bool:
+def exists(address: str, path: str, timeout: float, tls: ssl.SSLContext | None = None, **parameters: str) -> bool:
     """Whether GET of a path is answered with 200, not 404. Raises ``HttpFailed``."""
-    return _exchange("GET", address, path, timeout, b"", parameters)[0] == 200
+    return _exchange("GET", address, path, timeout, b"", parameters, tls)[0] == 200
 
 
-def post(address: str, path: str, timeout: float, body: bytes = b"", **parameters: str) -> None:
+def post(
+    address: str, path: str, timeout: float, body: bytes = b"", tls: ssl.SSLContext | None = None, **parameters: str
+) -> None:
     """POST to a path. Raises ``HttpFailed`` unless the daemon answers 200."""
-    status, _ = _exchange("POST", address, path, timeout, body, parameters)
+    status, _ = _exchange("POST", address, path, timeout, body, parameters, tls)
     if status == 404:
         raise HttpFailed(f"http://{address}/{path}: not found")
 
 
 def _exchange(
-    method: str, address: str, path: str, timeout: float, body: bytes, parameters: dict[str, str]
+    method: str,
+    address: str,
+    path: str,
+    timeout: float,
+    body: bytes,
+    parameters: dict[str, str],
+    tls: ssl.SSLContext | None,
 ) -> tuple[int, bytes]:
     """Return the status (200 or 404) and the body. `timeout` is for the whole exchange, in seconds."""
-    url = f"http://{address}/{path}?{urlencode(parameters)}"
+    url = url_of(address, path, parameters)
     try:
-        with bounded_session() as session:
+        with bounded_session(tls=tls) as session:
             answer = exchange(
                 session,
                 method,
@@ -146,6 +162,7 @@ class Nodes:
 
     def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
+        self._tls = tls_context(options)
         self._clock = clock
         self._known: list[Node] = []
         self._asked: float | None = None
@@ -188,12 +205,15 @@ class Nodes:
                 f"{name}: no nsqd can be reached; start one, or set other addresses: " + "; ".join(complaints)
             )
 
-    def create_channels(self) -> None:
-        """Create the channel on every node, so that it gets all messages. A failure is retried at the next call."""
+    def create_channels(self, patience: float | None = None) -> None:
+        """Create the channel on every node, so that it gets all messages. A failure is retried at the next call.
+
+        For `patience` see ``SideBySide.ask``; with failOnUnreachable, every nsqd is waited for.
+        """
         if not self._options.create_channel:
             return
         missing = [node for node in self.all() if node.http and node not in self._with_channel]
-        for node, answer in self._creations.ask(missing).items():
+        for node, answer in self._creations.ask(missing, self._patience(patience)).items():
             if isinstance(answer, HttpFailed):
                 self._complain(node, answer)
             else:
@@ -207,11 +227,11 @@ class Nodes:
     def backlog(self, patience: float | None = None) -> list[tuple[Node, int | None]]:
         """Return every node with the depth of the channel there, or None if the node has no HTTP address.
 
-        Unreachable nodes are left out; with failOnUnreachable they raise ``HttpFailed``. For `patience` see
-        ``SideBySide.ask``.
+        Unreachable nodes are left out; with failOnUnreachable they raise ``HttpFailed``. `patience` is as in
+        `create_channels`.
         """
         nodes = self.all()
-        depths = self._depths_of.ask([node for node in nodes if node.http], patience)
+        depths = self._depths_of.ask([node for node in nodes if node.http], self._patience(patience))
         silent: dict[str, str] = {}
         found: list[tuple[Node, int | None]] = []
         for node in nodes:
@@ -227,6 +247,9 @@ class Nodes:
                 found.append((node, sum(answer)))
         self.silent = silent
         return found
+
+    def _patience(self, given: float | None) -> float | None:
+        return self._options.connect_timeout if given is None and self._options.fail_on_unreachable else given
 
     def report(self) -> dict[str, dict[str, Any]]:
         """For each nsqd, by its HTTP address, what it had when it was last heard, and why it is not heard now."""
@@ -263,7 +286,7 @@ class Nodes:
     def _try(self, node: Node) -> None:
         timeout = self._options.connect_timeout
         if node.http:
-            ask(node.http, "info", timeout)
+            ask(node.http, "info", timeout, self._tls)
             return
         host, _, port = node.tcp.rpartition(":")
         try:
@@ -272,12 +295,12 @@ class Nodes:
             raise HttpFailed(str(error)) from None
 
     def _tell(self, node: Node, path: str, **parameters: str) -> None:
-        post(node.http, path, self._options.connect_timeout, b"", **parameters)
+        post(node.http, path, self._options.connect_timeout, b"", self._tls, **parameters)
 
     def _depths(self, node: Node) -> tuple[int, int]:
         """The depths of topic and channel; (0, 0) if there is no such channel."""
         name, timeout = self._options.channel, self._options.connect_timeout
-        answer = ask(node.http, "stats", timeout, format="json", topic=node.topic, channel=name)
+        answer = ask(node.http, "stats", timeout, self._tls, format="json", topic=node.topic, channel=name)
         try:
             for topic in answer["topics"] or ():
                 for channel in topic["channels"] or ():
@@ -318,7 +341,7 @@ class Nodes:
         for node in _named(self._options, [""]):
             try:
                 parameters = {"format": "json", "include_clients": "false", "include_mem": "false"}
-                stats = ask(node.http, "stats", self._options.connect_timeout, **parameters)
+                stats = ask(node.http, "stats", self._options.connect_timeout, self._tls, **parameters)
                 topics = [str(each["topic_name"]) for each in stats["topics"] or ()]
             except HttpFailed as error:
                 self._complain(node, error)

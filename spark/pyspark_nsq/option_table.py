@@ -69,9 +69,10 @@ OPTIONS: Final = (
     Option(
         "nsqdHttpAddresses",
         "nsqd_http_addresses",
-        option_parsers.http_addresses,
+        option_parsers.nsqd_http_addresses,
         "",
-        "nsqd to read from (log); the HTTP addresses of `nsqdTcpAddresses`, in the same order (spool)",
+        "nsqd to read from (log), with TLS if they begin with https://; the HTTP addresses of `nsqdTcpAddresses`, in "
+        "the same order (spool)",
         aliases=("nsqd_http_addresses",),
     ),
     Option(

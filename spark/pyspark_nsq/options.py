@@ -216,6 +216,12 @@ def _of_reading(options: ReadOptions) -> _Rules:
         options.mode == LOG and bool(fixed) and not over_http,
         "mode=log reads over HTTP: set nsqdHttpAddresses, or lookupdHttpAddresses",
     )
+    with_tls = [each.startswith("https://") for each in over_http]
+    yield any(with_tls) and not options.tls, "nsqdHttpAddresses with https:// need tls=true"
+    yield (
+        options.mode == LOG and options.tls and not (with_tls and all(with_tls)),
+        "mode=log with tls=true needs nsqdHttpAddresses that begin with https://; nsqlookupd does not know these ports",
+    )
     yield (
         bool(options.starting_offsets) and options.starting_timestamp is not None,
         "set either startingOffsets or startingTimestamp",

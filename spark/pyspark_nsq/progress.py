@@ -51,13 +51,13 @@ class Progress:
             stream = uuid.uuid4().hex
             self._spool = Spool(self._options.spool_dir, stream)
             self._spool.create()
-            self._nodes.create_channels()
+            self._nodes.create_channels(self._options.connect_timeout)
             self._initial = {"stream": stream, "seq": 0, "planned": 0, "plan": []}
         return self._initial
 
     def stop_at_current_end(self) -> None:
         """Plan no more messages than wait now, so that the query ends."""
-        self._nodes.create_channels()
+        self._nodes.create_channels(self._options.connect_timeout)
         backlog = self._nodes.settled_backlog()
         assumed = self._options.max_messages_per_partition * self._options.partitions_per_nsqd
         self._left = sum(assumed if depth is None else depth for _, depth in backlog)

@@ -14,7 +14,13 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+try:
+    from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+except ImportError as error:
+    raise ImportError(
+        "pyspark_nsq needs Spark 4.2 or newer: Spark 4.0 and 4.1 do not tell a Python data source where a batch begins"
+    ) from error
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from pyspark_nsq import batch_spool, sql_table, staging
@@ -93,7 +99,8 @@ class NsqDataSource(DataSource):
 
 def writing(given: Mapping[str, str], schema: StructType, overwrite: bool) -> WriteOptions:
     """Validate the options of writing rows of this schema, before a task begins."""
-    table = sql_table.options_in(schema)
+    # INSERT INTO without WITH has no options of its own. Other writes may have rows with the metadata of a table.
+    table = None if given else sql_table.options_in(schema)
     options = write_options(sql_table.merged(table, given))
     own = frozenset(_TYPES) if table is not None else frozenset[str]()
     check_columns(schema, options, overwrite, own)
@@ -224,7 +231,7 @@ class NsqReader(DataSourceReader):
             nodes = Nodes(options)
             nodes.require()
             spool.create()
-            nodes.create_channels()
+            nodes.create_channels(options.connect_timeout)
             batch_spool.expire(options.spool_dir)
             shares = plan_batch(nodes.settled_backlog(), options.max_messages or None, options)
             batch_spool.save_plan(spool, shares, options)

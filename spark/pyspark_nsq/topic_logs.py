@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
+from pyspark_nsq.connection import tls_context
 from pyspark_nsq.nodes import HttpFailed, Nodes, NoNodes, SideBySide, ask, exists
 from pyspark_nsq.options import ReadOptions
 
@@ -49,6 +50,7 @@ class TopicLogs:
 
     def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
+        self._tls = tls_context(options)
         self._nodes = Nodes(options, clock)
         self._clock = clock
         self._requests = SideBySide(self._ask, lambda request: f"http://{request[0]}/topic/offsets")
@@ -63,6 +65,8 @@ class TopicLogs:
         Waits `patience` seconds, by default not for long. Raises ``NoNodes`` if no nsqlookupd answers, and
         ``HttpFailed`` with failOnUnreachable.
         """
+        if patience is None and self._options.fail_on_unreachable:
+            patience = self._options.connect_timeout
         at = "" if at_ms is None else (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)).isoformat()
         topics: dict[str, list[str]] = {}
         for node in self._nodes.all():
@@ -103,6 +107,8 @@ class TopicLogs:
         self._nodes.require()
         if not all(node.http for node in self._nodes.all()):
             return False
+        if self._options.tls and not all(node.http.startswith("https://") for node in self._nodes.all()):
+            return False  # nsqlookupd does not know the ports for HTTPS
         timeout = self._options.connect_timeout
         report = self.ask(patience=timeout)
         if report.lacking or not report.logs or not all(each.is_retained for each in report.logs.values()):
@@ -110,7 +116,7 @@ class TopicLogs:
         # An nsqd with an auth server has no /topic/read.
         one_of_each = {each.nsqd: each for each in report.logs.values()}.values()
         place = {each.nsqd: {"topic": each.topic, "from": str(each.next)} for each in one_of_each}
-        return all(exists(nsqd, "topic/read", timeout, **at) for nsqd, at in place.items())
+        return all(exists(nsqd, "topic/read", timeout, self._tls, **at) for nsqd, at in place.items())
 
     def tcp_of(self, nsqd: str) -> str:
         """The TCP address of an nsqd, or the same address if it is unknown."""
@@ -119,7 +125,9 @@ class TopicLogs:
     def _ask(self, request: tuple[str, str, str]) -> dict[str, Any] | None:
         nsqd, names, at = request
         arguments = {"topics": names} | ({"at": at} if at else {})
-        answer: dict[str, Any] | None = ask(nsqd, "topic/offsets", self._options.connect_timeout, **arguments)
+        answer: dict[str, Any] | None = ask(
+            nsqd, "topic/offsets", self._options.connect_timeout, self._tls, **arguments
+        )
         return answer
 
 

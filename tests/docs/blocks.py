@@ -12,7 +12,7 @@ from typing import Final
 SHELL, CONSOLE, PYTHON, PYCON = "sh", "console", "python", "pycon"
 RUN: Final = frozenset({SHELL, "bash", CONSOLE, PYTHON, PYCON})
 """Languages of blocks that are run."""
-SHOWN: Final = frozenset({"text", "json", "toml", "yaml"})
+SHOWN: Final = frozenset({"text", "json", "toml", "yaml", "sql"})
 """Languages of blocks that are not run."""
 
 _FENCE = re.compile(r"^(\s*)```(.*)$")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq.filters import Bounds
 from pyspark_nsq.log_plan import Range, limited
@@ -211,3 +212,31 @@ def test_a_batch_reads_from_a_little_before_the_time_of_a_filter(retaining, topi
     assert bodies(batch_ranges(options_of("batch"), bounds), options_of("batch")) == [b"late"]
     assert batch_ranges(options_of("batch"), replace(bounds, end=1)) == []
     assert batch_ranges(options_of("batch"), Bounds(topics=frozenset(["other"]))) == []
+
+
+# --- TLS --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_read_with_tls(topic: str, tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    certificates = Certificates(tmp_path / "keys")
+    (tmp_path / "data").mkdir()
+    given = [retention(tmp_path), *certificates.options]
+    with NsqdProcess(installed_nsqd(), tmp_path / "data", options=given) as nsqd:
+        publish(nsqd, topic, b"one", b"two")
+        https = f"https://{nsqd.https_address}"
+        written = {"subscribe": topic, "nsqdHttpAddresses": https, "tls": "true", "mode": "log"}
+        trusting = read_options(written | {"tlsCaFile": str(certificates.root_ca)}, "batch")
+        assert TopicLogs(trusting).offers_log()
+        ranges = batch_ranges(trusting)
+        assert [each.nsqd for each in ranges] == [https]
+        assert bodies(ranges, trusting) == [b"one", b"two"]
+        distrusting = read_options(written, "batch")
+        with pytest.raises(NoNodes, match="certificate"):
+            batch_ranges(distrusting)
+        positions = json.dumps({topic: {https: 1}})
+        later = replace(trusting, starting_offsets=json.loads(positions))
+        assert bodies(batch_ranges(later), later) == [b"two"]
+        # Without a port for HTTPS, which nsqlookupd does not know, nothing is read in plain text.
+        plain = read_options(written | {"nsqdHttpAddresses": nsqd.http_address, "mode": "auto"}, "batch")
+        assert not TopicLogs(plain).offers_log()

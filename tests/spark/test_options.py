@@ -1,5 +1,7 @@
 """Options: accepted names and values, and error messages for others."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,8 @@ def test_an_error_names_the_option_and_shows_the_value(name, value):
         ({"msgTimeoutMs": "10"}, "msgTimeoutMs must be"),
         ({"chunkMessages": "10", "maxInFlight": "5"}, "chunkMessages must not be greater than maxInFlight"),
         ({"tlsCaFile": "ca.pem"}, "TLS options need tls=true"),
+        ({"nsqdHttpAddresses": "https://one:4152"}, "with https:// need tls=true"),
+        ({"nsqdHttpAddresses": "one:4151", "mode": "log", "tls": "true"}, "that begin with https://"),
         ({"subscribe": "a", "topic": "b"}, "subscribe is given twice"),
         ({"maxMesagesPerTrigger": "5"}, "no option maxMesagesPerTrigger; did you mean maxMessagesPerTrigger"),
         ({"colour": "red"}, "there is no option colour"),
@@ -140,3 +144,10 @@ def test_writing_has_its_own_options():
 def test_invalid_options_of_writing_are_refused(given, complaint):
     with pytest.raises(OptionError, match=complaint):
         write_options(given)
+
+
+def test_an_older_spark_is_refused_in_a_sentence():
+    lacking = "sys.modules['pyspark.sql.streaming.datasource'] = None"
+    program = f"import sys, pyspark.sql.datasource; {lacking}; import pyspark_nsq.source"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1].startswith("ImportError: pyspark_nsq needs Spark 4.2 or newer")

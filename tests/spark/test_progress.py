@@ -187,6 +187,15 @@ def test_nsqd_is_not_queried_more_often_than_the_poll_interval(options_with, pub
     assert progress.next(start, None)["planned"] == 1
 
 
+def test_the_report_has_what_waits_at_each_nsqd(options, nsqd, publish):
+    publish(7)
+    progress = Progress(options)
+    progress.next(progress.initial(), 3)
+    report = progress.report()
+    assert report["backlog"] == 7
+    assert report["nsqds"][nsqd.http_address]["messages"] == 7
+
+
 def test_a_query_without_nsqd_or_folder_fails_at_the_start(options_with, tmp_path):
     with pytest.raises(NoNodes, match="nsqdTcpAddresses"):
         Progress(options_with(nsqdTcpAddresses="127.0.0.1:1", nsqdHttpAddresses="127.0.0.1:2")).initial()

@@ -5,11 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from pyspark_nsq.connection import NsqdLost
 from pyspark_nsq.drain import drain
 from pyspark_nsq.options import WriteOptions, write_options
 from pyspark_nsq.publisher import CannotPublish, commands, publish, split_into_mpubs
 from pyspark_nsq.rows import Origin
+from tests.client.waiting import wait_until
 from tests.spark.frames import bodies_of
 
 
@@ -81,3 +84,15 @@ def test_mpubs_have_all_bodies_in_order_and_respect_their_limits(bodies, most, m
     for packet in made:
         assert 0 < len(packet) <= most
         assert len(packet) == 1 or sum(len(body) + 4 for body in packet) <= most_bytes
+
+
+def test_nsqd_to_publish_to_are_found_by_nsqlookupd(tmp_path):
+    with NsqlookupdProcess(installed_nsqlookupd()) as nsqlookupd:
+        options = write_options({"lookupdHttpAddresses": nsqlookupd.http_address, "topic": "t"})
+        with pytest.raises(CannotPublish, match="lookupdHttpAddresses: no nsqd can be reached .*none is registered"):
+            publish([batch_of(body=[b"one"])], options, 0)
+        flags = [f"--lookupd-tcp-address={nsqlookupd.tcp_address}", "--broadcast-address=127.0.0.1"]
+        with NsqdProcess(installed_nsqd(), tmp_path, options=flags) as nsqd:
+            wait_until(lambda: nsqlookupd.asks("GET", "/nodes").json()["producers"])
+            assert publish([batch_of(body=[b"one", b"two"])], options, 0) == 2
+            assert nsqd.asks("GET", "/stats?format=json&topic=t").json()["topics"][0]["message_count"] == 2

@@ -40,8 +40,11 @@ def test_rows_are_inserted_into_a_table(spark, retaining, options, send, tables,
     spark.sql(f"CREATE TABLE {tables[1]} USING nsq OPTIONS {listed(**target)}")
     spark.sql(f"INSERT INTO {tables[1]} (body) SELECT body FROM {tables[0]}")
     spark.sql(f"INSERT INTO {tables[1]} (body) VALUES (CAST('new' AS BINARY))")
+    rows = spark.table(tables[0]).where("offset = 0").select("body")
+    rows.write.format("nsq").mode("append").options(**target).save()
     copied = {**options, "subscribe": f"{topic}.copy"}
-    assert bodies_of(spark.read.format("nsq").options(**copied).load()) == [b"body 000000", b"body 000001", b"new"]
+    bodies = [b"body 000000", b"body 000000", b"body 000001", b"new"]
+    assert bodies_of(spark.read.format("nsq").options(**copied).load()) == bodies
 
 
 def test_rows_are_inserted_into_a_table_with_columns_of_its_own(spark, retaining, options, tables, topic):
