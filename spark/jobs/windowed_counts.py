@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
 from pyspark_nsq import command_line
+from pyspark_nsq.events import events_of
 
 
 class CountsTable:
@@ -60,15 +61,9 @@ class CountsTable:
 
 
 def counted(messages: DataFrame, given: argparse.Namespace) -> DataFrame:
-    """Rows of window, key, events. For an event without a time, the publish time counts; a missing key is (none)."""
-    text = sql.col("body").cast("string")
-    happened = sql.get_json_object(text, f"$.{given.time}").try_cast("double") if given.time else sql.lit(None)
-    events = messages.select(
-        sql.coalesce(sql.timestamp_micros((happened * 1_000_000).cast("bigint")), "timestamp").alias("happened"),
-        sql.coalesce(sql.get_json_object(text, f"$.{given.key}"), sql.lit("(none)")).alias("key"),
-    )
-    windows = events.withWatermark("happened", given.watermark).groupBy(sql.window("happened", given.window), "key")
-    return windows.agg(sql.count("*").alias("events"))
+    """Rows of window, key, events."""
+    happened = events_of(messages, given.key, given.time).withWatermark("happened", given.watermark)
+    return happened.groupBy(sql.window("happened", given.window), "key").agg(sql.count("*").alias("events"))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -28,7 +28,8 @@ that belongs to its batch. Spark reads the spool.
     rows            messages as Arrow record batches
     spool_tool      ``python -m pyspark_nsq.spool_tool``: shows a spool and publishes its messages again
     reader          `run_reader`: pynsq's handlers on a cluster
-    duplicates      `once`: de-duplication of a stream
+    duplicates      `once`: de-duplication of a stream; and in slots
+    events          messages that are JSON objects, as rows of a time and a key
     parquet_table   a table of Parquet files that has each row once for any reader
     command_line    flags and error reports shared by the pipelines in ``spark/jobs``
     options         validation of the user's options
@@ -36,8 +37,8 @@ that belongs to its batch. Spark reads the spool.
     option_parsers  parsers of option values
 
 May import ``nsq_compat``'s ``protocol``, ``session`` and ``bounded_http``, never gevent: executors are forked from
-Spark's daemon, where monkey-patching is not allowed. Only ``source``, ``sink`` and ``duplicates`` import pyspark. Read
-``drain`` first, then ``spool``.
+Spark's daemon, where monkey-patching is not allowed. Only ``source``, ``sink``, ``duplicates`` and ``events`` import
+pyspark. Read ``drain`` first, then ``spool``.
 """
 
 import os

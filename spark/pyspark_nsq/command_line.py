@@ -9,7 +9,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -225,17 +226,30 @@ def start(writer: Any, given: argparse.Namespace, meanwhile: Callable[[], None] 
         line.end()
 
 
-def fill(rows: Any, given: argparse.Namespace, column: str = "timestamp") -> None:
-    """Run a stream that writes its rows to the table of `given`, by the day and hour in this column."""
-    with ParquetTable(given.path) as table:
+def fill(rows: Any, given: argparse.Namespace, parts: Mapping[str, Callable[[Any], Any]] | None = None) -> None:
+    """Run a stream that writes its rows to tables, and compact these.
+
+    `parts` has for the folder of each table what selects its rows, with day and hour; by default there is one table
+    with all rows, by `timestamp`.
+    """
+    parts = {given.path: by_hour} if parts is None else parts
+    with ExitStack() as opened:
+        tables = [(opened.enter_context(ParquetTable(path)), select) for path, select in parts.items()]
+
+        def write(batch: Any, number: int) -> None:
+            if len(tables) > 1:  # so that the batch is read once
+                batch.persist()
+            for table, select in tables:
+                table.write(select(batch), number)
+            batch.unpersist()
 
         def compact() -> None:
             if given.compact_after is not None:
                 before = datetime.now(UTC) - timedelta(hours=given.compact_after)
-                if hours := table.compact(rows.sparkSession, before):
-                    print(f"compacted {hours} hours of {given.path}", flush=True)
+                if hours := sum(table.compact(rows.sparkSession, before) for table, _ in tables):
+                    print(f"compacted {hours} hours of {' and '.join(parts)}", flush=True)
 
-        start(by_hour(rows, column).writeStream.foreachBatch(table.write), given, Periodic(COMPACTING_SECONDS, compact))
+        start(rows.writeStream.foreachBatch(write), given, Periodic(COMPACTING_SECONDS, compact))
         compact()
 
 

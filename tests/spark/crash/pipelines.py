@@ -51,11 +51,11 @@ def main() -> None:
     run("batch_drain", *source(nsqd[:1]), f"--topic={topic}.copy", "--channel=drain", f"--path={folder / 'drained'}")
     for node in nsqd:
         publish(f"{topic}.pair", node)
-    run("redundant_pairs", *stream("pair", f"{topic}.pair", nsqd), f"--path={folder / 'single'}")
+    run("dedupe", *stream("pair", f"{topic}.pair", nsqd), f"--path={folder / 'single'}")
     read = SparkSession.builder.getOrCreate().read
     table, drained, single = (read.parquet(str(folder / name)).select("body") for name in ("rows", "drained", "single"))
     events = read.parquet(str(folder / "counts")).groupBy().sum("events").first()[0]
-    found = {"lake": counted(table), "batch_drain": counted(drained), "redundant_pairs": counted(single)}
+    found = {"lake": counted(table), "batch_drain": counted(drained), "dedupe": counted(single)}
     # The messages published here are read below.
     found |= {"publisher": found["lake"], "nsq_to_nsq": found["batch_drain"]}
     print(json.dumps(found | {"windowed_counts": [events, events]}), flush=True)

@@ -4,6 +4,7 @@ import importlib
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,12 +14,23 @@ import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
 
+from nsq_compat.client.dedupe import overwritten
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq import command_line
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("spark")]
 
-JOBS = ("batch_drain", "lake", "nsq_to_nsq", "publisher", "redundant_pairs", "replay", "windowed_counts")
+JOBS = (
+    "batch_drain",
+    "dedupe",
+    "json_lake",
+    "lake",
+    "nsq_to_nsq",
+    "publisher",
+    "replay",
+    "sessions",
+    "windowed_counts",
+)
 
 
 def run(name: str, *arguments: object) -> int:
@@ -112,7 +124,7 @@ def test_copies_from_two_nsqd_become_one_row(spark, nsqd, topic, stream, tmp_pat
             each.create_channel(topic, "c")
             post(each, topic, [b"one", b"two", b"three"])
         both = [*stream, f"--nsqd-tcp-address={twin.tcp_address}", f"--nsqd-http-address={twin.http_address}"]
-        assert run("redundant_pairs", *both, f"--path={tmp_path / 'table'}") == 0
+        assert run("dedupe", *both, f"--path={tmp_path / 'table'}") == 0
     assert bodies_in(spark, tmp_path / "table") == [b"one", b"three", b"two"]
 
 
@@ -154,6 +166,45 @@ def test_the_lake_is_compacted(spark, send, log, tmp_path, capsys):
     assert len(list((tmp_path / "table").glob("*/*/*"))) == len(list((tmp_path / "table").glob("*/*")))
     assert sorted(seen_by_pyarrow(tmp_path / "table").column("body").to_pylist()) == bodies
     assert bodies_in(spark, tmp_path / "table") == bodies
+
+
+@pytest.mark.parametrize(("slots", "tolerance"), [(20_000, 0.02), (200_000, 0.01)])
+def test_duplicates_pass_as_often_as_the_formula_says(retaining, topic, send, log, tmp_path, slots, tolerance):
+    bodies = send(20_000)
+    post(retaining, topic, bodies)
+    batches = "--option=maxOffsetsPerTrigger=20000"
+    assert run("dedupe", *log, batches, f"--slots={slots}") == 0
+    found = Counter(seen_by_pyarrow(tmp_path / "table").column("body").to_pylist())
+    # No message is dropped that was not seen.
+    assert found.keys() == set(bodies)
+    missed = (found.total() - len(bodies)) / len(bodies)
+    print(f"{slots} slots: {missed:.4f} of the duplicates passed, expected {overwritten(slots, 19_999):.4f}")
+    assert abs(missed - overwritten(slots, 19_999)) < tolerance
+
+
+@pytest.mark.parametrize("how", ["--within=1 hour", "--slots=100000"])
+def test_messages_with_a_key_are_there_once_and_those_without_one_by_their_bodies(
+    spark, retaining, topic, log, tmp_path, how
+):
+    orders = [b'{"order": 1, "try": 1}', b'{"order": 1, "try": 2}', b'{"order": 2}', b"no JSON", b"none", b"none"]
+    for name in (topic, f"{topic}.other"):
+        post(retaining, name, orders)
+    key = "--key=get_json_object(CAST(body AS STRING), '$.order')"
+    both = [f"--topic={topic},{topic}.other", *log[1:]]
+    assert run("dedupe", *both, how, key) == 0
+    assert bodies_in(spark, tmp_path / "table") == sorted([orders[0], *orders[2:5]] * 2)
+
+
+def test_a_message_has_all_its_columns_after_the_slots(retaining, topic, send, log, tmp_path):
+    send(3)
+    assert run("dedupe", *log, "--slots=1000") == 0
+    table = seen_by_pyarrow(tmp_path / "table")
+    # The time of publishing, to the microsecond, is in the folder's hour.
+    for row in table.to_pylist():
+        assert (row["topic"], row["partition"], row["channel"]) == (topic, retaining.http_address, None)
+        assert f"{row['timestamp']:%Y-%m-%d} {row['timestamp'].hour}" == f"{row['day']} {row['hour']}"
+        assert abs(row["timestamp"].replace(tzinfo=UTC).timestamp() - time.time()) < 600
+    assert sorted(table.column("offset").to_pylist()) == [0, 1, 2]
 
 
 def now() -> str:
@@ -220,6 +271,61 @@ def test_final_windows_are_rows_of_a_table(spark, nsqd, topic, stream, tmp_path,
     capsys.readouterr()
     assert run("windowed_counts", *counts) == 0
     assert "1 left out" in capsys.readouterr().out
+
+
+def test_events_of_a_key_become_sessions_and_late_ones_are_left_out(retaining, topic, log, tmp_path, capsys):
+    # Out of order, but in time: 20 joins 0 and 40 to one session.
+    visits = [event("a", 0), event("a", 40), event("b", 5), event("a", 20), event("a", 100), event("b", 1000)]
+    post(retaining, topic, visits)
+    sessions = [*log, "--key=page", "--time=at", "--gap=30 seconds", "--late=60 seconds"]
+    assert run("sessions", *sessions) == 0
+
+    def found() -> list[tuple[object, ...]]:
+        return sorted(
+            (row["key"], *(row[name].replace(tzinfo=UTC).timestamp() for name in ("start", "end")), row["events"])
+            for row in seen_by_pyarrow(tmp_path / "table").to_pylist()
+        )
+
+    expected = [("a", 0, 70, 3), ("a", 100, 130, 1), ("b", 5, 35, 1)]
+    assert found() == expected
+    # Of a session that is written, and of one that is open.
+    post(retaining, topic, [event("a", 60), event("b", 1010)])
+    capsys.readouterr()
+    assert run("sessions", *sessions) == 0
+    assert "1 left out" in capsys.readouterr().out
+    post(retaining, topic, [event("c", 5000)])
+    assert run("sessions", *sessions) == 0
+    assert found() == [*expected, ("b", 1000, 1040, 2)]
+
+
+def test_json_becomes_columns_and_what_is_bad_a_table_of_its_own(retaining, topic, log, tmp_path):
+    good = [b'{"page": "/", "at": 1.5, "tags": ["x"]}', b' {"at": 2, "more": {}}', '{"page": "\u00e9"}'.encode()]
+    bad = {
+        b'{"page": "/", "at": "soon"}': "not JSON of the schema",
+        b'{"page": "/"': "not JSON of the schema",
+        b"[]": "not a JSON object",
+        b'[{"page": "/"}]': "not a JSON object",
+        b"null": "not a JSON object",
+        b'{"page": "\xff"}': "not UTF-8",
+    }
+    lake = [*log, f"--bad-path={tmp_path / 'bad'}", "--schema=page STRING, at DOUBLE, tags ARRAY<STRING>"]
+    post(retaining, topic, [*good, *bad])
+    assert run("json_lake", *lake) == 0
+    forget_commit(tmp_path / "checkpoint")
+    post(retaining, topic, [b"no JSON", b'{"at": 3}'])
+    assert run("json_lake", *lake) == 0
+    rows = seen_by_pyarrow(tmp_path / "table").sort_by("nsq_offset").to_pylist()
+    assert [(row["page"], row["at"], row["tags"]) for row in rows] == [
+        ("/", 1.5, ["x"]),
+        (None, 2.0, None),
+        ("\u00e9", None, None),
+        (None, 3.0, None),
+    ]
+    assert [row["nsq_offset"] for row in rows] == [0, 1, 2, 10]
+    assert {row["nsq_topic"] for row in rows} == {topic}
+    left = {row["body"]: row["reason"] for row in seen_by_pyarrow(tmp_path / "bad").to_pylist()}
+    assert left == bad | {b"no JSON": "not a JSON object"}
+    assert seen_by_pyarrow(tmp_path / "bad").num_rows == len(left)
 
 
 def test_the_last_windows_are_printed(nsqd, topic, stream, capsys):
