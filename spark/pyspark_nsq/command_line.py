@@ -192,8 +192,8 @@ def session(name: str) -> Any:
     from pyspark_nsq import register
 
     spark = SparkSession.builder.appName(name).getOrCreate()
-    context = spark.sparkContext
-    if not context.getConf().contains(_PARTITIONS):
+    context = getattr(spark, "sparkContext", None)  # not with Spark Connect
+    if context is not None and not context.getConf().contains(_PARTITIONS):
         spark.conf.set(_PARTITIONS, str(context.defaultParallelism))
     register(spark)
     return spark

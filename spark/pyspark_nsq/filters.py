@@ -81,7 +81,7 @@ def _narrow_time(bounds: Bounds, kind: str, value: Any) -> Bounds:
     is_lower = kind in ("EqualTo", "EqualNullSafe", "GreaterThan", "GreaterThanOrEqual")
     if not is_lower or not isinstance(value, datetime) or value.tzinfo is None:
         return bounds
-    since = max((value - _SLACK - _EPOCH) // timedelta(milliseconds=1), 0)
+    since = max((value - _EPOCH - _SLACK) // timedelta(milliseconds=1), 0)
     return replace(bounds, since_ms=since if bounds.since_ms is None else max(since, bounds.since_ms))
 
 

@@ -83,6 +83,7 @@ def test_a_time_is_looked_up_a_little_earlier_because_nsqd_finds_it_by_ids():
     for kind in (EqualTo, GreaterThan, GreaterThanOrEqual):
         assert NO_BOUNDS.narrowed([kind(("timestamp",), at)]).since_ms == millisecond - 3
     assert NO_BOUNDS.narrowed([GreaterThan(("timestamp",), datetime(2026, 1, 31))]).since_ms is None
+    assert NO_BOUNDS.narrowed([GreaterThan(("timestamp",), datetime.min.replace(tzinfo=UTC))]).since_ms == 0
 
 
 COMPARISONS = {
