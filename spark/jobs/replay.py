@@ -9,8 +9,8 @@
 
 Times are of publishing, in UTC unless they name another zone; the end is not included. The messages must still be
 retained. They are replayed in slices of --step minutes, with a line of progress after each. The table is that of
-lake.py: the same command again continues after a crash, and every message is there once. To a topic, a slice is
-published again if it fails, and the error names the time from which to continue. --dry-run counts without reading.
+lake.py: the same command again continues after a crash, and every message is there once. Into a topic, a slice that
+fails may be published in part; the error names the time from which to continue. --dry-run counts without reading.
 """
 
 import argparse
@@ -137,9 +137,7 @@ def publish(bodies: DataFrame, target: dict[str, str], time: Slice) -> None:
     try:
         bodies.write.format("nsq").mode("append").options(**target).save()
     except Exception:
-        print(
-            f"continue with --from {time[0]:%Y-%m-%dT%H:%M}Z; some messages after it may be published", file=sys.stderr
-        )
+        print(f"continue with --from {time[0].isoformat()}; some messages after it may be published", file=sys.stderr)
         raise
 
 

@@ -47,6 +47,9 @@ def main() -> None:
     run("lake", *stream("table"), f"--path={folder / 'rows'}")
     times = ["--key=page", "--time=at", "--watermark=0 seconds"]
     run("windowed_counts", *stream("windows"), *times, f"--path={folder / 'counts'}")
+    run("sessions", *stream("sessions"), *times[:2], "--late=0 seconds", f"--path={folder / 'sessions'}")
+    schema = ["--schema=page STRING, at DOUBLE", f"--bad-path={folder / 'bad'}"]
+    run("json_lake", *stream("json"), *schema, f"--path={folder / 'columns'}")
     run("nsq_to_nsq", *stream("copy"), f"--to-topic={topic}.copy", f"--to-nsqd-tcp-address={nsqd[0][0]}")
     run("batch_drain", *source(nsqd[:1]), f"--topic={topic}.copy", "--channel=drain", f"--path={folder / 'drained'}")
     for node in nsqd:
@@ -54,11 +57,15 @@ def main() -> None:
     run("dedupe", *stream("pair", f"{topic}.pair", nsqd), f"--path={folder / 'single'}")
     read = SparkSession.builder.getOrCreate().read
     table, drained, single = (read.parquet(str(folder / name)).select("body") for name in ("rows", "drained", "single"))
-    events = read.parquet(str(folder / "counts")).groupBy().sum("events").first()[0]
+    events, visits = (
+        read.parquet(str(folder / name)).groupBy().sum("events").first()[0] for name in ("counts", "sessions")
+    )
+    columns = read.parquet(str(folder / "columns")).where("page IS NOT NULL").select("at")
     found = {"lake": counted(table), "batch_drain": counted(drained), "dedupe": counted(single)}
     # The messages published here are read below.
     found |= {"publisher": found["lake"], "nsq_to_nsq": found["batch_drain"]}
-    print(json.dumps(found | {"windowed_counts": [events, events]}), flush=True)
+    found |= {"json_lake": counted(columns), "sessions": [visits, visits], "windowed_counts": [events, events]}
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def test_pipelines_lose_and_repeat_nothing(master, nsqd, topic, tmp_path, tell):
     (tmp_path / "lines").write_text("\n".join(map(json.dumps, events)))
     for folder in ("spool", "data"):
         (tmp_path / folder).mkdir()
-    for channel in ("table", "windows", "copy"):
+    for channel in ("table", "windows", "sessions", "json", "copy"):
         nsqd.create_channel(topic, channel)
     with NsqdProcess(NSQD, tmp_path / "data") as twin:
         asked = {
@@ -134,7 +134,7 @@ def test_pipelines_lose_and_repeat_nothing(master, nsqd, topic, tmp_path, tell):
         found = submit(master.url, tmp_path, Path(__file__).with_name("pipelines.py"), json.dumps(asked))
     # `replay` reads only by offset, which Go's nsqd does not offer.
     jobs = {each.stem for each in Path("spark/jobs").glob("*.py")} - {"replay"}
-    expected = dict.fromkeys(jobs, len(events)) | {"windowed_counts": LINES}
+    expected = dict.fromkeys(jobs, len(events)) | {"sessions": LINES, "windowed_counts": LINES}
     for name, (rows, distinct) in found.items():
         lost = expected[name] - distinct
         tell(Work(f"`{name}.py`", master.name, f"{expected[name]:,}: lost {lost}, twice {rows - distinct}"))
