@@ -168,7 +168,7 @@ class Nodes:
         self._asked: float | None = None
         self._with_channel: set[Node] = set()
         self._skipped: set[str] = set()
-        self._lookups = SideBySide(self._ask_lookupd, lambda asked: f"http://{asked[0]}/{asked[1] or 'topics'}")
+        self._lookups = SideBySide(self._ask_lookupd, lambda asked: f"http://{asked[0]}, topic {asked[1] or 'names'}")
         self._depths_of = SideBySide(self._depths, lambda node: f"http://{node.http}/stats")
         self._creations = SideBySide(self._create_channel, lambda node: f"http://{node.http}/channel/create")
         self._trials = SideBySide(self._try, lambda node: node.http or node.tcp)
@@ -319,8 +319,7 @@ class Nodes:
     def _answers_of_lookupds(self, asked: Sequence[tuple[str, str]], complaints: list[str]) -> list[Any]:
         """What nsqlookupd answer to `_ask_lookupd`; what failed is added to the complaints."""
         found = []
-        # Once nodes are known, an nsqlookupd that hangs holds nothing up.
-        for answer in self._lookups.ask(asked, None if self._known else self._options.connect_timeout).values():
+        for answer in self._lookups.ask(asked, self._options.connect_timeout).values():
             if isinstance(answer, HttpFailed):
                 complaints.append(str(answer))
                 log.warning("skipping an nsqlookupd: %s", answer)
