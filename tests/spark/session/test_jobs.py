@@ -154,6 +154,11 @@ def test_the_lake_has_every_message_once_for_a_reader_that_is_not_spark(spark, s
     folders = {f"{file.parent.parent.name[4:]} {file.parent.name[5:]}" for file in (tmp_path / "table").glob("*/*/*")}
     assert hours == folders
     assert bodies_in(spark, tmp_path / "table") == sorted(bodies)
+    # Another checkpoint would begin with messages that the table has.
+    another = [*log, f"--checkpoint={tmp_path / 'another'}"]
+    assert run("lake", *another) == 1
+    assert f"lake.py: path: {tmp_path / 'table'} was written by another query" in capsys.readouterr().err
+    assert seen_by_pyarrow(tmp_path / "table").num_rows == len(bodies)
 
 
 def test_the_lake_is_compacted(spark, send, log, tmp_path, capsys):
