@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from nsq_compat.log.checkpoint import ChannelState, Replay, decode_replay, entry_id, key_location, pack_key
-from nsq_compat.log.offsets import offsets_of
 from nsq_compat.log.segment import NOWHERE
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import TopicLog
@@ -186,8 +185,8 @@ class Requeued:
     def apply(self, states: dict[str, ChannelState], clock_offset: float, log: TopicLog) -> None:
         """Defer the messages in the states of their channels. Raises ``OSError``.
 
-        A message is among the state's entries, or in its replay or the stream after its position, where it is then
-        skipped. A message that is in none of them was finished before, or is damaged and counted elsewhere.
+        A message is among the state's entries or in the stream after its position, where it is then skipped. A message
+        that is in neither was finished before, or is damaged and counted elsewhere.
         """
         for name, delays in self.channels.items():
             state = states.get(name)
@@ -198,15 +197,10 @@ class Requeued:
                 delay = rest.pop(entry_id(key), None)
                 if delay is not None:
                     state.entries[index] = _entry(delay, index, clock_offset, key_location(key))
-            in_stream = {found: seq for seq, found in _find_in_stream(log, state, rest)}
-            state.skip((seq, seq + 1) for seq in in_stream.values())
-            in_replay: dict[bytes, int] = {}
-            if state.replay is not None and len(rest) > len(in_stream):
-                offsets = offsets_of(log, rest.keys() - in_stream.keys())
-                in_replay = {found: offset for found, offset in offsets.items() if state.replay.has(offset)}
-                state.replay = state.replay.without(in_replay.values())
-            for found in (*in_stream, *in_replay):
-                state.entries.append(_entry(rest[found], len(state.entries), clock_offset))
+            found = list(_find_in_stream(log, state, rest))
+            for _, message_id in found:
+                state.entries.append(_entry(rest[message_id], len(state.entries), clock_offset))
+            state.skip((seq, seq + 1) for seq, _ in found)
 
 
 def _entry(delay: Delay, serial: int, clock_offset: float, location: bytes = NOWHERE) -> bytes:

@@ -296,7 +296,7 @@ class OffsetReader:
             if reader.suspect is not None:
                 reader.report_suspect(following.first_seq)
             elif self._is_exact and self.offset < limit < _NO_LIMIT and self._log.tail is None:
-                self._report_gap(segment, following, max(reader.next_seq, segment.first_seq), limit)
+                self._log.damage.note_gap(segment.path, self.offset, limit)
             self._enter(following, FIRST_GROUP)
 
     def read_frames(self, max_bytes: int) -> "Frames | None":
@@ -352,16 +352,6 @@ class OffsetReader:
         """The offset at which the next segment begins. Before it, later groups are failed writes."""
         first = first_of(following) if following is not None else None
         return _NO_LIMIT if first is None else first.offset
-
-    def _report_gap(self, segment: Segment, following: Segment, seq: int, limit: int) -> None:
-        """Report that there are no messages from `offset` up to `limit`; `seq` is the first number that is missing."""
-        damage = self._log.damage
-        if following.number == segment.number + 1:
-            damage.note_gap(segment.path, self.offset, limit)
-            return
-        place = "its end: the next file is missing"
-        damage.report_range(segment.path, place, seq, following.first_seq)
-        damage.report(segment.path, self.offset, limit - self.offset - (following.first_seq - seq))  # deferred ones
 
     def _trimmed(self, group: Group) -> Group:
         """The group without messages before the next offset."""
