@@ -126,11 +126,11 @@ DESCRIPTORS = 128
 """The limit of nsqd, an eighth of which is for logs: too few for all of its files."""
 
 
-@pytest.mark.parametrize("call", ["pread64", "openat"])
-def test_a_moment_of_read_errors_costs_no_message_and_is_logged_once(start: StartDaemon, tmp_path: Path, call: str):
+def with_many_files(start: StartDaemon, data_path: Path, *options: str) -> tuple[Daemon, list[bytes]]:
+    """An nsqd with a channel that waits for these bodies, in more files than it can have open."""
     daemon = start(
-        *("--mem-queue-size=10", "--max-bytes-per-file=20000", "--sync-timeout=200ms"),
-        data_path=tmp_path,
+        *("--mem-queue-size=10", "--max-bytes-per-file=20000", *options),
+        data_path=data_path,
         command=f"bash -c 'ulimit -n {DESCRIPTORS}; exec {watched_nsqd()} \"$@\"' nsqd",
     )
     daemon.create_channel("t", "c")
@@ -138,6 +138,12 @@ def test_a_moment_of_read_errors_costs_no_message_and_is_logged_once(start: Star
     with daemon.client() as producer:
         for first in range(0, MESSAGES, 500):
             producer.publishes_together(bodies[first : first + 500])
+    return daemon, bodies
+
+
+@pytest.mark.parametrize("call", ["pread64", "openat"])
+def test_a_moment_of_read_errors_costs_no_message_and_is_logged_once(start: StartDaemon, tmp_path: Path, call: str):
+    daemon, bodies = with_many_files(start, tmp_path, "--sync-timeout=200ms")
     files = sorted(tmp_path.glob("nsq_compat/t.topic/log.*"))
     with daemon.client() as consumer:
         with failing(daemon, call, *files):
@@ -161,16 +167,7 @@ def test_a_moment_of_read_errors_costs_no_message_and_is_logged_once(start: Star
 def test_a_moment_of_read_errors_costs_nothing_of_what_a_rewind_brings_back(start: StartDaemon, tmp_path, call):
     config = tmp_path / "nsqd.toml"
     config.write_text('[[policies]]\ntopic = "t"\nretain_for = "1h"\n')
-    daemon = start(
-        *(f"--config={config}", "--mem-queue-size=10", "--max-bytes-per-file=20000"),
-        data_path=tmp_path,
-        command=f"bash -c 'ulimit -n {DESCRIPTORS}; exec {watched_nsqd()} \"$@\"' nsqd",
-    )
-    daemon.create_channel("t", "c")
-    bodies = [b"%06d" % number + b"x" * 60 for number in range(MESSAGES)]
-    with daemon.client() as producer:
-        for first in range(0, MESSAGES, 500):
-            producer.publishes_together(bodies[first : first + 500])
+    daemon, bodies = with_many_files(start, tmp_path, f"--config={config}")
     assert len(daemon.consumes(MESSAGES)) == MESSAGES
     files = sorted(tmp_path.glob("nsq_compat/t.topic/log.*"))
     with daemon.client() as consumer:
