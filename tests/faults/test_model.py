@@ -818,6 +818,18 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.disk.kill()
         self.start_after_crash(durability, memory, knows_metadata)
 
+    @has_channels
+    @rule(channel=pick, back=st.sampled_from([0, 0, 9]), choices=st.sets(st.integers(0, 5), min_size=1, max_size=3))
+    def kill_after_some_are_put_off(self, channel: int, back: int, choices: set[int]) -> None:
+        """New messages, or those that a rewind delivers again."""
+        if back:
+            self.rewind(channel, back, drops=False, taken=0)
+        else:
+            self.publish(self.channel(channel)[0].topic_name, 3, 0, 0)
+        self.take(channel, 0, 4)
+        self.requeue(channel, choices, 500)
+        self.kill(self.durability, 0, half_written=False, knows_metadata=True)
+
     @precondition(lambda self: self.durability is Durability.FSYNC)
     @rule(durability=durabilities, memory=memories, seed=pick, uptime=st.sampled_from([1, 100, 10_000]))
     def power_cut(self, durability: Durability, memory: int, seed: int, uptime: int) -> None:
