@@ -374,6 +374,14 @@ class StoredTopic:
         for name, state, end in self.state.streams:
             yield name, chain(self._unfinished(state.entries), self._stream(state, end))
 
+    def unfinished(self, now_ns: int) -> Iterator[tuple[str | None, Iterator[tuple[int, bytes]]]]:
+        """By channel (None: the topic, first), its messages: due times in nanoseconds (0: at once), and frames."""
+        for name, state, end in self.state.streams:
+            yield (
+                name,
+                chain(self._with_due_times(state.entries), self._replayed(state, now_ns), self._next(state, end)),
+            )
+
     def read_needed(self) -> None:
         """Read all undelivered messages, so that `log` has counted the damaged ones."""
         end, states = self.state.end.seq, self.state.backlogs
@@ -413,6 +421,27 @@ class StoredTopic:
             for _, _, each_id, attempt in fetched:
                 if each_id in found:
                     yield with_attempts(found[each_id], attempt)
+
+    def _with_due_times(self, entries: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+        keys = iter(sorted(entries))
+        while some := list(islice(keys, _FETCHED_AT_ONCE)):
+            frames = {message_id(frame): frame for frame in self._unfinished(some)}
+            for due, _, each_id, _ in map(ENTRY.unpack_from, some):
+                if each_id in frames:
+                    yield int((due + self.state.clock_offset) * _NS_PER_SECOND) if due else 0, frames[each_id]
+
+    def _replayed(self, state: ChannelState, now_ns: int) -> Iterator[tuple[int, bytes]]:
+        """The messages that a rewound channel still has to deliver again."""
+        for begin, end in state.replay.ranges if state.replay is not None else ():
+            reader = OffsetReader(self.log, begin)
+            while reader.offset < end and (groups := reader.read()):
+                for group in groups:
+                    if group.kind == records.DEFERRED and group.due_ns > now_ns:
+                        continue  # it waits among the entries
+                    yield from ((0, frame) for frame in group.frames[: max(0, end - group.offset)])
+
+    def _next(self, state: ChannelState, end: int) -> Iterator[tuple[int, bytes]]:
+        return ((0, frame) for frame in self._stream(state, end))
 
     def _stream(self, state: ChannelState, end: int) -> Iterator[bytes]:
         position = state.position

@@ -96,7 +96,8 @@ class Storage:
     after every append at level ``fsync``, and at all levels before messages are deleted that were copied. `open_files`
     is the number of files that all logs together keep open. `later` schedules work that need not be done before an OK;
     `at_end_of_iteration` registers a callback for the end of the event-loop iteration. `clock_offset` returns seconds
-    since 1970 minus monotonic seconds.
+    since 1970 minus monotonic seconds. `confirm`, if given, is called before each OK; it returns when a standby has
+    everything that was written, or raises ``OSError``.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Storage:
         later: Later = lambda prepare: None,
         at_end_of_iteration: Later = lambda write: write(),
         clock_offset: Callable[[], float] = lambda: 0.0,
+        confirm: Callable[[], None] | None = None,
     ) -> None:
         self.files = files
         self.at_end_of_iteration = at_end_of_iteration
@@ -118,6 +120,7 @@ class Storage:
         self.data_path = data_path
         self.durability = durability
         self.commit = commit
+        self.confirm = confirm
         self.error: str | None = None
         self.segment_size = segment_size
         self.reserve = Reserve(files, os.path.join(our_folder(data_path), _RESERVE))
@@ -254,7 +257,9 @@ class TopicStore:
         self._is_flushed = False
         self._storage = storage
         self._checkpoint_path = os.path.join(folder, CHECKPOINT)
-        self.commits = storage.durability is Durability.FSYNC
+        self._syncs = storage.durability is Durability.FSYNC
+        self.commits = self._syncs or storage.confirm is not None
+        """Whether `commit` has to be called before an OK."""
         self.at_end_of_iteration = storage.at_end_of_iteration
         self.clock_offset = storage.clock_offset
 
@@ -321,6 +326,10 @@ class TopicStore:
         with suppress(OSError):
             return self.log.locate(map(message_id, frames))
         return {}
+
+    def keep(self, frames: Sequence[bytes]) -> None:
+        """Write messages of another nsqd, which are in no segment. Raises ``OSError``."""
+        self._write(partial(self.log.keep, frames))
 
     def spill_some(self) -> bool:
         """Write some of the messages that are in memory only; returns whether none is left. Raises ``OSError``."""
@@ -393,14 +402,18 @@ class TopicStore:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def commit(self) -> None:
-        """At level ``fsync``, wait until appended groups are synced. Raises ``OSError`` if they may be lost."""
-        if not self.commits:
-            return
-        try:
-            self._storage.commit(self.log)
-        except OSError as error:
-            self._storage.failed(error)
-            raise
+        """At level ``fsync``, wait until appended groups are synced, and wait for the standby if there is one.
+
+        Raises ``OSError`` if they may be lost.
+        """
+        if self._syncs:
+            try:
+                self._storage.commit(self.log)
+            except OSError as error:
+                self._storage.failed(error)
+                raise
+        if self._storage.confirm is not None:
+            self._storage.confirm()
 
     def note_missing(self, state: TopicState) -> None:
         """Mark a checkpoint that is about to be written as incomplete, if it names messages that are in no file."""
@@ -420,13 +433,13 @@ class TopicStore:
         files, reserve = self._storage.files, self._storage.reserve
         self._storage.refuse_if_lost()  # another folder may be at its path, with an older log
         try:
-            write_temporary(files, self._checkpoint_path, *pieces, sync=self.commits)
+            write_temporary(files, self._checkpoint_path, *pieces, sync=self._syncs)
         except OSError as error:
             if error.errno != errno.ENOSPC or not (reserve.held or reserve.given_up):
                 raise
             if reserve.held:  # another thread may have given it up just now
                 reserve.give_up()
-            write_temporary(files, self._checkpoint_path, *pieces, sync=self.commits)
+            write_temporary(files, self._checkpoint_path, *pieces, sync=self._syncs)
 
     def open_checkpoint(self) -> int | None:
         """A descriptor of the present checkpoint, if there is one.
@@ -443,7 +456,7 @@ class TopicStore:
         Must not run in a thread: the topic may have been deleted meanwhile, and another of its name created.
         """
         adopt_temporary(self._storage.files, self._checkpoint_path)
-        if self.commits:
+        if self._syncs:
             self.log.note_new_name()
 
     def release(self, saved: TopicState, pause: Callable[[], None], kept_from: Callable[[], int]) -> None:
@@ -464,6 +477,6 @@ class TopicStore:
     def delete(self) -> None:
         """Delete the folder. Files that cannot be deleted now are deleted at the next start."""
         try:
-            self.log.delete(durably=self.commits)
+            self.log.delete(durably=self._syncs)
         except OSError as error:
             self._storage.failed(error)

@@ -2,9 +2,11 @@
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from socket import gethostname
+from typing import TYPE_CHECKING
 
 import gevent
 from gevent.event import Event
@@ -13,8 +15,9 @@ from nsq_compat import NSQ_VERSION, build_line, version_line
 from nsq_compat.cli.kinds import TLS_REQUIRED, OptionError
 from nsq_compat.cli.logs import DEBUG, parse_log_level, set_level
 from nsq_compat.cli.options import option_value
-from nsq_compat.log.data_path import resolved
-from nsq_compat.log.files import OsFiles
+from nsq_compat.log.data_path import reason, resolved
+from nsq_compat.log.files import Files, OsFiles
+from nsq_compat.log.mirrored_files import Changes, MirroredFiles
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import AlarmClock, BusyPoll, LoopLag, LoopTick, has_spare_cpu
@@ -32,7 +35,7 @@ from nsq_compat.nsqd.durability import (
 )
 from nsq_compat.nsqd.http_calls import AuthServers
 from nsq_compat.nsqd.lookup_peers import LookupPeers, TopicChannels
-from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, complete
+from nsq_compat.nsqd.options import PROGRAM, SYNC, NsqdOptions, complete, takeover_seconds
 from nsq_compat.nsqd.statsd import StatsdPush
 from nsq_compat.policy.dead_letters import DeadLetterQueues, Transfer
 from nsq_compat.policy.enforcer import PolicyEnforcer
@@ -50,6 +53,10 @@ from nsq_compat.web.application import TlsRequired
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqd_api import NsqdApi
 from nsq_compat.web.stats import MemoryStats
+
+if TYPE_CHECKING:
+    from nsq_compat.nsqd.mirror import Mirror
+    from nsq_compat.nsqd.standby import Standby
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +84,14 @@ class Daemon:
         self.options = options
         self.started_at = time.time()
         data_path = resolved(options.data_path)
-        files = OsFiles()
+        files: Files = OsFiles()
         self._lock = startup.lock_data_path(files, data_path)
+        identity = startup.begin_epoch(files, data_path) if options.mirror_to or options.mirror_accept else None
+        changes = Changes(threading.Lock())
+        if options.mirror_to:
+            files = MirroredFiles(files, data_path, changes)
+        self.mirror: Mirror | None = None
+        self.standby: Standby | None = None
         log.info("%s", version_line(PROGRAM))
         log.info("%s", build_line())
         log.info("ID: %d", options.id)
@@ -104,6 +117,7 @@ class Daemon:
             later=loop.run_callback,
             at_end_of_iteration=loop.run_callback,
             clock_offset=lambda: time.time() - time.monotonic(),
+            confirm=self._confirm if options.mirror_to and options.mirror_mode == SYNC else None,
         )
         self.broker = Broker(startup.queue_limits(options), self._storage)
         self.broker.observers.append(CollectionExemption(self.broker))
@@ -117,6 +131,23 @@ class Daemon:
         self.drained = Event()
         self.draining = False
         self._drain = gevent.Greenlet(self._wait_until_drained)
+        if options.mirror_to and identity is not None:
+            from nsq_compat.nsqd.mirror import make_mirror  # no other nsqd needs it
+
+            self.mirror = make_mirror(options, files, changes, identity, describe=self._describe, forget=self._forget)
+        if options.mirror_accept and identity is not None:
+            from nsq_compat.nsqd import standby
+
+            self.standby = standby.Standby(
+                OsFiles(),
+                self._storage,
+                self.broker,
+                identity=identity.identity,
+                syncs=self._storage.durability is Durability.FSYNC,
+                takeover_after=takeover_seconds(options),
+                is_listed=lambda host, port: self._lookup_peers.lists(host, port, self._calls),
+                save=self._checkpoints.save,
+            )
         self._waiters: list[tuple[Callable[[], bool], Event]] = []
         self._waker = gevent.spawn(self._wake_waiters)
         tick = LoopTick(loop)
@@ -149,9 +180,9 @@ class Daemon:
         if problem := address_error(options.broadcast_address):
             log.warning("--broadcast-address: %s; clients that look up a topic, and nsqadmin, skip this nsqd", problem)
 
-        syncs_first = self._storage.durability is Durability.FSYNC
-        # Sessions wait only for auth servers, and for the disk where it is synced before OK.
-        waits = self._limits.auth_required or syncs_first
+        syncs_first = self._storage.durability is Durability.FSYNC or self._storage.confirm is not None
+        # Sessions wait only for auth servers, for the disk where it is synced before OK, and for the standby.
+        waits = self._limits.auth_required or syncs_first or options.mirror_accept
         self._publish_batch = None if waits else PublishBatch(tick.call)
         # Polling gains nothing if sessions wait for the disk or for auth servers.
         polls = options.busy_poll_time > 0 or (not waits and has_spare_cpu())
@@ -183,6 +214,7 @@ class Daemon:
             abort=connection.abort,
             authorize=self._auth.authorize,
             publish_batch=self._publish_batch,
+            standby=self.standby,
             now=now,
             now_ns=now_ns,
         )
@@ -201,6 +233,11 @@ class Daemon:
         self._checkpoints.start()
         self._alarms.start()
         self._loop_lag.start()
+        if self.mirror is not None:
+            self.mirror.start()
+            self.mirror.was_asked.wait(self.options.mirror_timeout / SECOND)  # what was taken over is not served here
+        if self.standby is not None:
+            self.standby.start()
         self._lookup_peers.set_addresses(self.options.nsqlookupd_tcp_addresses)
         self._topic_channels.start()
         self._tcp.start()
@@ -229,6 +266,10 @@ class Daemon:
         self._checkpoints.stop()
         self.broker.close()
         self._checkpoints.write_last()
+        if self.standby is not None:
+            self.standby.stop()
+        if self.mirror is not None:
+            self.mirror.stop()
         log.info("NSQ: stopping subsystems")
         if self._statsd is not None:
             self._statsd.stop()
@@ -250,6 +291,30 @@ class Daemon:
     def _apply(self, policies: Policies) -> None:
         self._enforcer.apply(policies)
         log.info("NSQ: %d policies in force", len(policies))
+
+    # --- Mirroring ----------------------------------------------------------------------------------------------------
+
+    def _confirm(self) -> None:
+        if self.mirror is not None:
+            self.mirror.confirm()
+
+    def _describe(self) -> dict[str, object]:
+        options = self.options
+        return {
+            "broadcast_address": options.broadcast_address,
+            "tcp_port": options.broadcast_tcp_port,
+            "http_port": options.broadcast_http_port,
+        }
+
+    def _forget(self, adopted: Mapping[str, int]) -> None:
+        """The standby delivers the messages of these topics before these offsets."""
+        for name, offset in adopted.items():
+            topic = self.broker.topics.get(name)
+            if topic is not None:
+                try:
+                    topic.forget_before(offset, time.time_ns())
+                except OSError as error:
+                    log.error("TOPIC(%s): messages are delivered here and at the standby - %s", name, reason(error))
 
     # --- Draining -----------------------------------------------------------------------------------------------------
 

@@ -174,6 +174,10 @@ class Checkpoints:
                     self._broker.changed(topic)
             yield_to_loop()
 
+    def save(self, topic: Topic) -> None:
+        """Write a checkpoint of this topic now. Raises ``OSError``."""
+        self._write(topic)
+
     def write_last(self) -> None:
         """Write the final checkpoints and close the logs, when nothing changes any more.
 

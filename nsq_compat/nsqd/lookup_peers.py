@@ -25,7 +25,7 @@ from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import LoopTick
 from nsq_compat.net.sockets import Dialer
 from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
-from nsq_compat.protocol.go_json import STRING, Fields, JsonError, list_of, loads_object
+from nsq_compat.protocol.go_json import INT64, STRING, Fields, JsonError, list_of, loads_object, object_of
 from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo
 from nsq_compat.protocol.names import address_error, is_valid_name
 from nsq_compat.queue.broker import Broker
@@ -47,6 +47,7 @@ SKIP_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 1.0
 """Between attempts to create channels while writing to the disk fails."""
 _ANSWER: Final[Fields] = {"channels": list_of(STRING)}
+_NODES: Final[Fields] = {"producers": list_of(object_of({"broadcast_address": STRING, "tcp_port": INT64}))}
 
 
 class Peer:
@@ -161,6 +162,21 @@ class LookupPeers:
             log.info("LOOKUP(%s): removing peer", address)
             peer.stop()  # waits, while other greenlets run
 
+    def lists(self, broadcast_address: str, tcp_port: int, calls: HttpCalls) -> bool:
+        """Whether an nsqlookupd lists this nsqd. One that does not answer says nothing."""
+        for peer in self.peers:
+            lookupd = peer.lookupd
+            if lookupd is None or address_error(lookupd.broadcast_address, HTTP=lookupd.http_port):
+                continue
+            try:
+                nodes = loads_object(calls.call(_base_url(lookupd) + "/nodes"), _NODES)["producers"]
+            except (CallFailed, JsonError) as failure:
+                log.warning("LOOKUPD(%s): cannot list nodes - %s", peer.address, failure)
+                continue
+            if any((each["broadcast_address"], each["tcp_port"]) == (broadcast_address, tcp_port) for each in nodes):
+                return True
+        return False
+
     def stop(self) -> None:
         """Close all connections, which ends the registrations."""
         before, self._peers = self._peers, {}
@@ -263,9 +279,13 @@ class TopicChannels:
 
 
 def _url(lookupd: LookupdInfo, topic: str) -> str:
+    return f"{_base_url(lookupd)}/channels?topic={quote(topic, safe='')}"
+
+
+def _base_url(lookupd: LookupdInfo) -> str:
     host = lookupd.broadcast_address
     host = f"[{host}]" if ":" in host else host
-    return f"http://{host}:{lookupd.http_port}/channels?topic={quote(topic, safe='')}"
+    return f"http://{host}:{lookupd.http_port}"
 
 
 def _channels_in(body: bytes) -> list[str]:

@@ -28,11 +28,14 @@ from nsq_compat.cli.kinds import (
 )
 from nsq_compat.cli.options import DaemonOptions, option, repeated
 from nsq_compat.log.storage import Durability
-from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND
+from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND, parse_duration
 
 PROGRAM: Final = "nsqd"
 STOP: Final = "stop"
 DRAIN: Final = "drain"
+SYNC: Final = "sync"
+REFUSE: Final = "refuse"
+MANUAL: Final = "manual"
 TOPOLOGY_AWARE_CONSUMPTION: Final = "topology-aware-consumption"
 
 
@@ -122,6 +125,27 @@ class NsqdOptions(DaemonOptions):
     )
     queue_scan_selection_count: int = option(
         INTEGER, 20, "accepted, without effect (Go's: channels in one scan for due messages)"
+    )
+
+    # Mirroring.
+    mirror_to: str = option(STRING, "", "host:port (TCP) of an nsqd that keeps a copy of all messages: the standby")
+    mirror_mode: str = option(
+        choice(SYNC, "async"), SYNC, "whether a publish waits until the standby has it (sync) or not (async)"
+    )
+    mirror_lost: str = option(
+        choice("continue", REFUSE), "continue", "whether to accept messages while the standby is away, or refuse them"
+    )
+    mirror_timeout: int = option(DURATION, SECOND, "how long a publish waits for a standby that is away")
+    mirror_tls: bool = option(
+        BOOLEAN, False, "connect to the standby with TLS, checked with --tls-root-ca-file or the system's authorities"
+    )
+    mirror_auth_secret: str = option(STRING, "", "secret for AUTH at the standby")
+    mirror_compression: str = option(
+        choice("none", "snappy", "deflate"), "none", "compression of the connection to the standby"
+    )
+    mirror_accept: bool = option(BOOLEAN, False, "be the standby of nsqds that connect with --mirror-to")
+    mirror_takeover_after: str = option(
+        STRING, "30s", "how long a primary is away before its topics are taken over: a duration, or manual"
     )
 
     # Messages and commands.
@@ -226,18 +250,32 @@ def validate(options: NsqdOptions) -> None:
     if options.e2e_processing_latency_percentiles and options.e2e_processing_latency_window_time <= 0:
         raise OptionError("--e2e-processing-latency-window-time must be positive")  # NSQ hangs at its first FIN
     not_negative = ("mem_queue_size", "output_buffer_timeout", "busy_poll_time", "drain_timeout", "metrics_max_names")
+    try:
+        takeover_seconds(options)
+    except ValueError as error:
+        raise OptionError(f"--mirror-takeover-after: {error}") from None
     for refusal, is_wrong in (
         # NSQ starts with these and fails later, at its first topic, client or push.
         *((f"--{key.replace('_', '-')} must not be negative", getattr(options, key) < 0) for key in not_negative),
         ("--statsd-interval must be positive", options.statsd_address and options.statsd_interval <= 0),
         # NSQ scans for timeouts ten times a second; here every message would be late at once.
         ("--msg-timeout must be at least 1ms", options.msg_timeout < MILLISECOND),
+        ("--mirror-timeout must be positive", options.mirror_timeout <= 0),
+        (
+            "--mirror-to needs --durability=os or fsync",
+            options.mirror_to and options.durability == Durability.MEMORY.value,
+        ),
         # For NSQ, 0 means no limit.
         ("--http-client-connect-timeout must be positive", options.http_client_connect_timeout <= 0),
         ("--http-client-request-timeout must be positive", options.http_client_request_timeout <= 0),
     ):
         if is_wrong:
             raise OptionError(refusal)
+
+
+def takeover_seconds(options: NsqdOptions) -> float | None:
+    """--mirror-takeover-after in seconds; None for manual. Raises ``ValueError``."""
+    return None if options.mirror_takeover_after == MANUAL else parse_duration(options.mirror_takeover_after) / SECOND
 
 
 def complete(options: NsqdOptions, tcp_port: int, http_port: int) -> None:

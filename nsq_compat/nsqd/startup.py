@@ -13,8 +13,10 @@ from nsq_compat.cli.flags import load_config
 from nsq_compat.cli.kinds import TLS_NOT_REQUIRED, OptionError
 from nsq_compat.godata import export as go_export
 from nsq_compat.godata.takeover import take_over
+from nsq_compat.log import identity
 from nsq_compat.log.data_path import DataPathError, DataPathLock, check_folder, make_our_folder, reason, resolved
 from nsq_compat.log.files import Files
+from nsq_compat.log.identity import Identity
 from nsq_compat.log.metadata import TopicMetadata, recover_metadata
 from nsq_compat.log.storage import Storage
 from nsq_compat.net.certificates import CertificateError, Certificates, TlsFiles
@@ -99,6 +101,14 @@ def lock_data_path(files: Files, data_path: str) -> DataPathLock:
         ) from error
     make_our_folder(files, data_path)
     return lock
+
+
+def begin_epoch(files: Files, data_path: str) -> Identity:
+    """The identity of the data path in mirroring. Raises ``DataPathError``."""
+    try:
+        return identity.begin_epoch(files, data_path)
+    except (OSError, ValueError) as error:
+        raise DataPathError(f"cannot read or write the identity of the data path - {error}") from error
 
 
 def load_certificates(options: NsqdOptions) -> Certificates | None:

@@ -429,7 +429,9 @@ class CommandReader:
     def _expect_body(self, spec: CommandSpec, tokens: list[bytes], body: BodySpec) -> SizedBody:
         if body.multiple:
             return BatchBody(spec, tokens, body, self._max_msg_size, self._max_body_size)
-        limit = self._max_msg_size if body.is_message else min(self._max_body_size, MAX_DOCUMENT_SIZE)
+        limit = self._max_msg_size if body.is_message else self._max_body_size
+        if body.is_document:
+            limit = min(limit, MAX_DOCUMENT_SIZE)
         return SizedBody(spec, tokens, body, limit)
 
     def _read_body(self, body: SizedBody, end: int) -> Command | None:

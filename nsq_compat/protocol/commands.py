@@ -41,6 +41,8 @@ class BodySpec:
     is_message: bool
     multiple: bool = False
     may_be_empty: bool = False
+    is_document: bool = False
+    """It is parsed as a whole, so it may not be long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class CommandSpec:
 
 _ONE_MESSAGE = BodySpec(E_BAD_MESSAGE, "message body", "message", is_message=True)
 _MESSAGES = BodySpec(E_BAD_BODY, "body", "body", is_message=False, multiple=True)
-_DOCUMENT = BodySpec(E_BAD_BODY, "body", "body", is_message=False)
+_DOCUMENT = BodySpec(E_BAD_BODY, "body", "body", is_message=False, is_document=True)
+_CHANGES = BodySpec(E_BAD_BODY, "body", "body", is_message=False)
 
 _ANY = frozenset({INIT, SUBSCRIBED, CLOSING})
 _INIT = frozenset({INIT})
@@ -78,9 +81,12 @@ REQ: Final = CommandSpec("REQ", _CONSUMING, 3, _PARAMS, has_message_id=True)
 TOUCH: Final = CommandSpec("TOUCH", _CONSUMING, 2, _PARAMS, has_message_id=True)
 CLS: Final = CommandSpec("CLS", frozenset({SUBSCRIBED}))
 NOP: Final = CommandSpec("NOP", _ANY)
+MIRROR: Final = CommandSpec("MIRROR", _INIT, 2, _PARAMETERS, body=_CHANGES)
+"""Not in NSQ: see ``protocol.mirror``."""
 
 COMMANDS = {
-    spec.name.encode("ascii"): spec for spec in (IDENTIFY, AUTH, SUB, PUB, MPUB, DPUB, RDY, FIN, REQ, TOUCH, CLS, NOP)
+    spec.name.encode("ascii"): spec
+    for spec in (IDENTIFY, AUTH, SUB, PUB, MPUB, DPUB, RDY, FIN, REQ, TOUCH, CLS, NOP, MIRROR)
 }
 """By name as on the wire; names are case-sensitive."""
 

@@ -431,6 +431,14 @@ class Backlog:
             self.returned.extend(frames)
             self._return_points.append((self._passed + min(len(self.cursor), self._memory), len(frames)))
 
+    def take_in(self, entries: Iterable[tuple[float, bytes, int]]) -> None:
+        """Add messages that the log keeps: when each is due (0: at once), its id, and its next attempt."""
+        for due, each, attempt in entries:
+            if due:
+                self.deferred.add_entry(due, each, attempt)
+            else:
+                self._restored.append((each, attempt))
+
     def follow(self, held: "Backlog") -> int:
         """Add a copy of the messages that a topic held; returns how many were dropped, as ``Deferred.add_new`` does."""
         self.put_back(list(held.returned.frames()))

@@ -71,6 +71,15 @@ class Broker:
         self._add(topic)
         return topic
 
+    def adopt(self, name: str, channels: Iterable[str], now: float, now_ns: int) -> Topic:
+        """Restore a topic whose folder was put into the storage just now. Raises ``OSError``."""
+        topic = self.restore(name, channels, now, now_ns)
+        for observer in self.observers:
+            observer.topic_created(topic)
+            for channel in list(topic.channels.values()):
+                observer.channel_created(topic, channel)
+        return topic
+
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its channels and messages. Raises ``KeyError``."""
         topic = self.topics.pop(name)

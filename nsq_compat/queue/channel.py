@@ -211,6 +211,13 @@ class Channel:
         self._drop(self.backlog.deferred.add_new(frames, due, locations))
         self._schedule.at(due, self)
 
+    def take_in(self, entries: Sequence[tuple[float, bytes, int]]) -> None:
+        """Add messages of another nsqd, see ``Backlog.take_in``."""
+        self.message_count += len(entries)
+        self.backlog.take_in(entries)
+        self._schedule.at(self.backlog.deferred.next_due(), self)
+        self._wake()
+
     def follow(self, held: Backlog) -> None:
         """Add a copy of the messages that the topic held."""
         self.message_count += len(held.cursor) + len(held.deferred)

@@ -22,7 +22,7 @@ from nsq_compat.log.offsets import Retention, number_at, offset_of_number, offse
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol import storage_schema as records
-from nsq_compat.protocol.message import FrameFactory, message_id
+from nsq_compat.protocol.message import FrameFactory, attempts, message_id
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, Cursor
 from nsq_compat.queue.channel import Channel
@@ -258,6 +258,43 @@ class Topic:
         self._note_ephemeral()
         self._note_change()
         self._observer.channel_deleted(self, channel)
+
+    # --- Mirrors ------------------------------------------------------------------------------------------------------
+
+    def take_in(self, channels: Iterable[str], messages: Sequence[tuple[int, bytes]], now: float, now_ns: int) -> None:
+        """Deliver unfinished messages of another nsqd to some channels, or hold them if there is none.
+
+        Each has its due time, in nanoseconds since 1970 or 0, and carries the attempts of its next delivery. Ids stay.
+        Raises ``OSError``.
+        """
+        assert self.store is not None, "only topics with a log are mirrored"
+        self.store.keep([frame for _, frame in messages])
+        entries = [
+            (
+                max(0.0, now + (due_ns - now_ns) / _NS_PER_SECOND) if due_ns > now_ns else 0.0,
+                message_id(frame),
+                attempts(frame),
+            )
+            for due_ns, frame in messages
+        ]
+        receivers = [self.channels[name] for name in channels if name in self.channels]
+        for channel in receivers:
+            channel.take_in(entries)
+        if not receivers:
+            self.backlog.take_in(entries)
+        self._note_change()
+
+    def forget_before(self, offset: int, now_ns: int) -> None:
+        """Another nsqd delivers the messages before this offset from now on. Raises ``OSError``."""
+        if self.store is None:
+            return
+        offset = min(offset, self.next_offset)
+        for name, channel in list(self.channels.items()):
+            if not channel.ephemeral and self.offset_of_channel(name) < offset:
+                self.move_channel(name, offset, now_ns, drops_taken=True)
+        if self.is_holding:
+            self.backlog.cursor.pass_over(number_at(self.store.log, offset, self.seq))
+            self._note_change()
 
     # --- Places in the log --------------------------------------------------------------------------------------------
 

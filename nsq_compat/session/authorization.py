@@ -25,6 +25,9 @@ MAX_PROGRAM_SIZE: Final = 100_000
 """Instructions of all compiled patterns of an answer, which bounds the time of a match."""
 _PATTERN_MEMORY: Final = 1 << 18
 """Bytes RE2 may use for a pattern. This bounds compiling, which blocks other threads, to some 3 ms."""
+MIRROR: Final = "mirror"
+"""Not in NSQ: permits to use this nsqd as a standby."""
+_PERMISSIONS: Final = ("subscribe", "publish", MIRROR)
 _MAX_DECISIONS: Final = 1024
 """Decisions remembered for one client."""
 _ANSWER: Final = {
@@ -114,7 +117,7 @@ def read_answer(body: bytes, now: float) -> Grants:
     size = 0
     for each in answer["authorizations"]:
         for permission in each["permissions"]:
-            if permission not in ("subscribe", "publish"):
+            if permission not in _PERMISSIONS:
                 raise AuthFailed(f"unknown permission {permission}")
         topic = _compiled("topic", each["topic"])
         channels = tuple(_compiled("channel", pattern) for pattern in each["channels"])
@@ -181,6 +184,15 @@ class Access:
             self._decisions[topic, channel] = allowed
         if not allowed:
             raise FatalClientError(E_UNAUTHORIZED, f"AUTH failed for {spec.name} on {quote(topic)} {quote(channel)}")
+
+    def require_mirror(self, spec: CommandSpec, now: float) -> None:
+        """Raise ``FatalClientError`` unless the client may use this nsqd as its standby."""
+        if not self.grants.authorizations:
+            raise FatalClientError(E_AUTH_FIRST, f"AUTH required before {spec.name}")
+        if self.grants.expires_at < now:
+            self._renew()
+        if not any(MIRROR in each.permissions for each in self.grants.authorizations):
+            raise FatalClientError(E_UNAUTHORIZED, f"AUTH failed for {spec.name}")
 
     def _renew(self) -> Grants:
         self._decisions.clear()

@@ -10,7 +10,7 @@ Invariants:
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from nsq_compat.protocol import commands as table
 from nsq_compat.protocol.command_reader import Command, CommandReader, Finish, Publish, SimpleCommand
@@ -46,8 +46,19 @@ log = logging.getLogger(__name__)
 MAGIC: Final = MAGIC_V2.value
 MAX_COMMANDS: Final = 128
 """Commands executed in one call. The most expensive ones, which fail and are logged, take about 30 us each."""
+_MIRROR_EFFORT: Final = 32
 _DPUB_EFFORT: Final = 4
 """The number of commands a DPUB counts for: it is a log write of its own, of about 20 us."""
+
+
+class Standby(Protocol):
+    """Executes the commands of a primary that uses this nsqd as its standby."""
+
+    def execute(self, session: object, verb: str, argument: str, body: bytes) -> bytes:
+        """Raises ``FatalClientError``. May wait for the disk."""
+
+    def ended(self, session: object) -> None:
+        """The connection has ended."""
 
 
 class NsqdSession(Conversation):
@@ -70,6 +81,7 @@ class NsqdSession(Conversation):
         abort: Callable[[], None],
         authorize: Authorize = not_asked,
         publish_batch: PublishBatch | None = None,
+        standby: "Standby | None" = None,
         now: float,
         now_ns: int,
     ) -> None:
@@ -81,6 +93,8 @@ class NsqdSession(Conversation):
         self.abort = abort
         self._broker = broker
         self._limits = limits
+        self._standby = standby
+        self._is_primary = False
         self._access = Access(partial(self._ask, authorize, host)) if limits.auth_required else None
         self._now = now
         self._now_ns = now_ns
@@ -192,6 +206,9 @@ class NsqdSession(Conversation):
         self._forget_unread()
         if self.subscription is not None:
             self.subscription.channel.remove_consumer(self.subscription)
+        if self._is_primary and self._standby is not None:
+            self._is_primary = False
+            self._standby.ended(self)
 
     def stats(self) -> ClientStats:
         """The client's figures in /stats, as a consumer and as a producer."""
@@ -429,6 +446,17 @@ class NsqdSession(Conversation):
             raise FatalClientError(E_AUTH_DISABLED, "AUTH disabled")
         self._replies.append(response_frame(self._access.authenticate(command.body)))
 
+    def _mirror(self, command: SimpleCommand) -> None:
+        standby = self._standby
+        if standby is None:
+            raise FatalClientError(E_INVALID, b"invalid command MIRROR")  # as without the command
+        if self._access is not None:
+            self._access.require_mirror(command.spec, self._now)
+        verb, argument = (b" ".join(command.tokens[1:]) + b" ").decode("utf-8", "replace").split(" ", 1)
+        self._is_primary = True
+        self._replies.append(response_frame(standby.execute(self, verb, argument.strip(), command.body)))
+        self._effort += _MIRROR_EFFORT - 1
+
     def _subscribed(self, spec: CommandSpec) -> Subscription:
         if self.subscription is None:
             # A run of FINs is not checked by `_admit`.
@@ -496,4 +524,5 @@ _ON_LINE: dict[str, Callable[[NsqdSession, SimpleCommand], None]] = {
     "TOUCH": NsqdSession._touch,
     "CLS": NsqdSession._start_closing,
     "NOP": lambda session, command: None,
+    "MIRROR": NsqdSession._mirror,
 }

@@ -14,6 +14,7 @@ has these messages at these offsets, from the first one that is retained up to t
 """
 
 import errno
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,12 +40,15 @@ from nsq_compat.log.control_log import ControlLog
 from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import Files
 from nsq_compat.log.kept import Kept
+from nsq_compat.log.mirror_copy import MirrorCopy, Steps, catch_up
+from nsq_compat.log.mirrored_files import Changes, MirroredFiles
 from nsq_compat.log.offsets import OffsetReader, Retention, oldest
 from nsq_compat.log.segment import Segment
 from nsq_compat.log.storage import Durability, Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
 from nsq_compat.protocol.message import MessageIds
+from nsq_compat.protocol.mirror import decode_changes
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.protocol.storage_schema import CHANNEL_MOVED, DEFERRED, REQUEUED, TOPIC_AWAITS_CHANNELS
 from nsq_compat.queue import deferred
@@ -298,12 +302,15 @@ class QueueOnDisk(RuleBasedStateMachine):
     def now_ns(self) -> int:
         return int(self.wall) * 10**9
 
+    def files(self) -> Files:
+        return cast("Files", self.disk)
+
     def open(self, durability: Durability, memory: int) -> None:
         if durability is Durability.FSYNC and self.durability is not Durability.FSYNC:
             self.disk = self.disk.copy()  # by now the system has written all that was not synced at the other level
         self.durability = durability
         self.storage = Storage(
-            cast("Files", self.disk),
+            self.files(),
             DATA_PATH,
             durability=durability,
             segment_size=SEGMENT_SIZE,
@@ -995,6 +1002,83 @@ class QueueOnDiskThatFailsReads(QueueOnDisk):
         self.time_passes(AFTER_RETRIES)
 
 
+class QueueWithStandby(QueueOnDisk):
+    """A standby follows, and takes over. It has what the primary's own disk would have after a kill."""
+
+    def __init__(self) -> None:
+        self.changes = Changes()
+        self.copied: Steps | None = None  # unless the standby is in sync
+        self.command = b""
+        self.new_standby()
+        super().__init__()
+
+    def new_standby(self) -> None:
+        self.copy_disk = Disk()
+        for folder in (DATA_PATH, our_folder(DATA_PATH)):
+            self.copy_disk.mkdir(folder)
+        self.copy = MirrorCopy(cast("Files", self.copy_disk), DATA_PATH)
+
+    def files(self) -> Files:
+        self.changes.forget()
+        self.mirrored = MirroredFiles(cast("Files", self.disk), DATA_PATH, self.changes)
+        self.connect()
+        return self.mirrored
+
+    def connect(self) -> None:
+        self.copied = catch_up(self.mirrored, DATA_PATH, self.changes, {})
+        self.command = next(self.copied)
+
+    @rule(lost=st.booleans())
+    def the_connection_is_lost(self, lost: bool) -> None:
+        self.changes.forget()
+        if lost:
+            self.new_standby()
+        self.connect()
+
+    @rule(steps=st.integers(1, 20), sends=st.booleans())
+    def the_standby_follows(self, steps: int, sends: bool) -> None:
+        """Some changes arrive, and a part of the copy."""
+        if sends:
+            self.copy.apply(decode_changes(self.changes.take(500)))
+        for _ in range(steps if self.copied is not None else 0):
+            self.copy_step()
+
+    def copy_step(self) -> None:
+        if self.copied is None:
+            return
+        # As one connection does it: a command comes after the changes before it.
+        if self.command.startswith(b"MIRROR changes"):
+            self.send_all()
+        try:
+            self.command = self.copied.send(self.answer(self.command))
+        except StopIteration:
+            self.copied = None
+
+    def answer(self, command: bytes) -> bytes:
+        line, _, rest = command.partition(b"\n")
+        if line == b"MIRROR files":
+            return json.dumps(self.copy.units()).encode()
+        if line == b"MIRROR changes":
+            self.copy.apply(decode_changes(rest[4:]))
+            return b"OK"
+        assert line.startswith(b"MIRROR sums ")
+        return json.dumps(self.copy.sums(line[12:].decode())).encode()
+
+    def send_all(self) -> None:
+        while body := self.changes.take(1000):
+            self.copy.apply(decode_changes(body))
+
+    @rule(durability=durabilities, memory=memories, knows_metadata=st.booleans())
+    def the_standby_takes_over(self, durability: Durability, memory: int, knows_metadata: bool) -> None:
+        while self.copied is not None:
+            self.copy_step()
+        self.send_all()
+        self.copy.close()
+        self.disk = self.copy_disk
+        self.new_standby()
+        self.start_after_crash(durability, memory, knows_metadata)
+
+
 class QueueAtFsync(QueueOnDisk):
     """At level fsync, where every crash is a power cut. Counts the events of all runs together."""
 
@@ -1016,11 +1100,12 @@ class QueueAtFsync(QueueOnDisk):
         QueueAtFsync.published += self.serial
 
 
-for each in (QueueOnDisk, QueueOnDiskThatFailsReads, QueueInMemory):
+for each in (QueueOnDisk, QueueOnDiskThatFailsReads, QueueInMemory, QueueWithStandby):
     each.TestCase.settings = settings(stateful_step_count=60)
 TestQueueOnDisk = QueueOnDisk.TestCase
 TestQueueOnDiskThatFailsReads = QueueOnDiskThatFailsReads.TestCase
 TestQueueInMemory = QueueInMemory.TestCase
+TestQueueWithStandby = QueueWithStandby.TestCase
 
 
 @pytest.mark.long

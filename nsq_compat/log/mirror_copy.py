@@ -1,0 +1,278 @@
+"""A standby's copy of a data path: applied changes on its side, and what the primary sends to complete it.
+
+The files of a topic are copied in an order that leaves the copy usable at any moment, as after a crash: first the log,
+then the checkpoint that needs it, and only then files are deleted that the checkpoint before needed.
+"""
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Generator, Iterable
+from contextlib import suppress
+from typing import Final
+
+import google_crc32c
+
+from nsq_compat.log.checkpoint import CHECKPOINT
+from nsq_compat.log.data_path import FOLDER, TOPIC_SUFFIX, remove_folder
+from nsq_compat.log.files import TEMPORARY, Files, opened, read_up_to, write_all
+from nsq_compat.log.mirrored_files import METADATA, Changes, unit_of
+from nsq_compat.protocol import mirror
+from nsq_compat.protocol.mirror import Change, command
+
+CHUNK: Final = 1 << 19
+"""Bytes that are compared, and copied, at once."""
+_OPEN_FILES: Final = 64
+_LOG_PREFIX: Final = "log."
+_COPIED: Final = ".copied" + TEMPORARY
+
+Steps = Generator[bytes, bytes, None]
+"""Commands to the standby; the answer to each is sent back."""
+
+
+class MirrorCopy:
+    """The copy in `folder`, which exists. Raises ``OSError``, and ``ValueError`` for what a primary never asks."""
+
+    def __init__(self, files: Files, folder: str) -> None:
+        self._files = files
+        self._folder = folder
+        self._open: OrderedDict[str, int] = OrderedDict()
+        self._unsynced: set[str] = set()
+        self._unsynced_folders: set[str] = set()
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Apply changes in order. A change that was applied already has no effect."""
+        for change in changes:
+            path = self._path(change.path)
+            if change.kind == mirror.WRITE:
+                write_all(self._files, self._use(path), change.data, change.offset)
+            elif change.kind == mirror.ZEROS:
+                fd = self._use(path)
+                if self._files.size(path) < change.offset:
+                    self._files.ftruncate(fd, change.offset)
+            elif change.kind == mirror.TRUNCATE:
+                self._files.ftruncate(self._use(path), change.offset)
+            else:
+                self._change_name(change, path)
+
+    def sync(self) -> None:
+        """Make everything applied so far durable."""
+        paths, self._unsynced = self._unsynced, set()
+        folders, self._unsynced_folders = self._unsynced_folders, set()
+        for path in sorted(paths):
+            with suppress(FileNotFoundError), opened(self._files, path, os.O_RDWR) as fd:
+                self._files.fdatasync(fd)
+        for path in sorted(folders):
+            with suppress(FileNotFoundError):
+                self._files.fsync_folder(path)
+
+    def units(self) -> dict[str, dict[str, int]]:
+        """The sizes of all files by unit and path."""
+        return {unit: sizes_of(self._files, self._folder, unit) for unit in units_in(self._files, self._folder)}
+
+    def sums(self, relative: str) -> list[int]:
+        """The CRC-32C of each chunk of a file."""
+        with opened(self._files, self._path(relative)) as fd:
+            found: list[int] = []
+            while piece := read_up_to(self._files, fd, CHUNK, CHUNK * len(found)):
+                found.append(google_crc32c.value(piece))
+            return found
+
+    def close(self) -> None:
+        while self._open:
+            _, fd = self._open.popitem()
+            with suppress(OSError):
+                self._files.close(fd)
+
+    def _change_name(self, change: Change, path: str) -> None:
+        self._close_below(path)
+        if change.kind == mirror.RENAME:
+            new = self._path(change.data.decode("utf-8"))
+            self._close_below(new)
+            self._files.rename(path, new)
+            if path in self._unsynced:
+                self._unsynced.add(new)
+        elif change.kind == mirror.REMOVE:
+            with suppress(FileNotFoundError):
+                self._files.unlink(path)
+        elif change.kind == mirror.MAKE_FOLDER:
+            with suppress(FileExistsError):
+                self._files.mkdir(path)
+        elif change.kind == mirror.REMOVE_FOLDER:
+            remove_folder(self._files, path)
+        else:
+            raise ValueError(f"a change of the unknown kind {change.kind}")
+        self._unsynced_folders.add(os.path.dirname(path))
+
+    def _path(self, relative: str) -> str:
+        if unit_of(relative) is None:
+            raise ValueError(f"{relative!r} is not a file that is mirrored")
+        return os.path.join(self._folder, relative)
+
+    def _use(self, path: str) -> int:
+        """A descriptor of the file, which is created if need be, because it is about to be changed."""
+        self._unsynced.add(path)
+        fd = self._open.get(path)
+        if fd is not None:
+            self._open.move_to_end(path)
+            return fd
+        while len(self._open) >= _OPEN_FILES:
+            _, oldest = self._open.popitem(last=False)
+            self._files.close(oldest)
+        fd = self._open[path] = self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        self._unsynced_folders.add(os.path.dirname(path))
+        return fd
+
+    def _close_below(self, path: str) -> None:
+        for each in [each for each in self._open if each == path or each.startswith(path + "/")]:
+            self._files.close(self._open.pop(each))
+
+
+def units_in(files: Files, folder: str) -> list[str]:
+    """The units of a data path, or of a copy."""
+    found = [name for name in files.listdir(folder) if name == METADATA]
+    with suppress(FileNotFoundError):
+        found += [name for name in files.listdir(os.path.join(folder, FOLDER)) if name.endswith(TOPIC_SUFFIX)]
+    return sorted(found)
+
+
+def sizes_of(files: Files, folder: str, unit: str) -> dict[str, int]:
+    """The sizes of a unit's files, by path. Files that end meanwhile are left out."""
+    paths = [METADATA]
+    if unit != METADATA:
+        try:
+            paths = [f"{FOLDER}/{unit}/{name}" for name in files.listdir(os.path.join(folder, FOLDER, unit))]
+        except FileNotFoundError:
+            return {}
+    found: dict[str, int] = {}
+    for path in sorted(paths):
+        with suppress(FileNotFoundError):
+            found[path] = files.size(os.path.join(folder, path))
+    return found
+
+
+# --- The primary ------------------------------------------------------------------------------------------------------
+
+
+def catch_up(files: Files, data_path: str, changes: Changes, equal: dict[str, int]) -> Steps:
+    """Complete the copy, unit by unit, and make each live. Raises ``OSError``.
+
+    `equal` has the sizes of log files that were compared before and have not changed since; more are added.
+    """
+    theirs: dict[str, dict[str, int]] = json.loads((yield command("files")))
+    copied: set[str] = set()
+    while missing := (theirs.keys() | set(units_in(files, data_path))) - copied:
+        for unit in sorted(missing):
+            copying = _Copying(files, data_path, unit, theirs.get(unit), equal)
+            yield from copying.steps(changes)
+            copied.add(unit)
+    changes.make_all_live()
+
+
+def _is_log(path: str) -> bool:
+    return os.path.basename(path).startswith(_LOG_PREFIX)
+
+
+class _Copying:
+    """Copies one unit. `theirs` are the sizes of the standby's files, None if it has no such unit."""
+
+    def __init__(
+        self, files: Files, data_path: str, unit: str, theirs: dict[str, int] | None, equal: dict[str, int]
+    ) -> None:
+        self._files = files
+        self._data_path = data_path
+        self._unit = unit
+        self._theirs = theirs or {}
+        self._has_folder = theirs is not None or unit == METADATA
+        self._equal = equal
+        self._checked: dict[str, int] = {}  # files that are equal, if they still have this size
+
+    def steps(self, changes: Changes) -> Steps:
+        yield from self._forget_another()
+        with suppress(FileNotFoundError):
+            # The bulk first, so that few changes have to be held.
+            ours = sizes_of(self._files, self._data_path, self._unit)
+            sealed = sorted(path for path in ours if _is_log(path))[:-1]
+            for path in sealed:
+                if not ours[path] == self._theirs.get(path) == self._equal.get(path):
+                    yield from self._copy(path, ours[path])
+                self._checked[path] = self._equal[path] = ours[path]
+        while True:
+            changes.hold(self._unit)
+            try:
+                ours = sizes_of(self._files, self._data_path, self._unit)
+                if self._unit not in units_in(self._files, self._data_path):
+                    yield from self._remove()
+                    break
+                yield from self._make_folder()
+                for path in sorted(ours, key=lambda path: (path.endswith(f"/{CHECKPOINT}"), path)):
+                    if self._checked.get(path) != ours[path] or not _is_log(path):
+                        yield from self._copy(path, ours[path])
+                gone = [Change(mirror.REMOVE, path).encode() for path in self._theirs if path not in ours]
+                if gone:
+                    yield command("changes", b"".join(gone))
+                break
+            except FileNotFoundError:
+                continue  # a file was renamed or deleted before it was read
+        changes.make_live(self._unit)
+
+    def _forget_another(self) -> Steps:
+        """Delete the standby's files of a topic that was deleted and created again."""
+        ours = sizes_of(self._files, self._data_path, self._unit)
+        logs = [path for path in self._theirs if _is_log(path)]
+        common = sorted(path for path in ours if path in logs)
+        if not logs:
+            return
+        if common:
+            sums: list[int] = json.loads((yield command(f"sums {common[0]}")))
+            with suppress(FileNotFoundError):
+                first = min(ours[common[0]], self._theirs[common[0]], CHUNK)
+                if ours[common[0]] >= CHUNK <= self._theirs[common[0]]:
+                    if sums[:1] == [google_crc32c.value(self._read(common[0], 0, first))]:
+                        return
+                else:
+                    return  # one chunk, which is copied as a whole
+        yield from self._remove()
+
+    def _remove(self) -> Steps:
+        for path in self._theirs:
+            self._equal.pop(path, None)
+        path = METADATA if self._unit == METADATA else f"{FOLDER}/{self._unit}"
+        kind = mirror.REMOVE if self._unit == METADATA else mirror.REMOVE_FOLDER
+        yield command("changes", Change(kind, path).encode())
+        self._theirs.clear()
+        self._has_folder = self._unit == METADATA
+
+    def _make_folder(self) -> Steps:
+        if not self._has_folder:
+            self._has_folder = True
+            yield command("changes", Change(mirror.MAKE_FOLDER, f"{FOLDER}/{self._unit}").encode())
+
+    def _copy(self, path: str, size: int) -> Steps:
+        known = self._theirs.get(path)
+        yield from self._make_folder()
+        in_place = os.path.basename(path).startswith((_LOG_PREFIX, "kept."))
+        sums: list[int] = []
+        target = path if in_place else path + (TEMPORARY if self._unit == METADATA else _COPIED)
+        if known and in_place:
+            sums = json.loads((yield command(f"sums {path}")))
+        for number, begin in enumerate(range(0, size, CHUNK)):
+            data = self._read(path, begin, CHUNK)
+            if number < len(sums) and google_crc32c.value(data) == sums[number]:
+                continue
+            if data.strip(b"\0"):
+                change = Change(mirror.WRITE, target, begin, data)
+            else:
+                change = Change(mirror.ZEROS, target, begin + len(data))
+                if number < len(sums):
+                    change = Change(mirror.WRITE, target, begin, data)
+            yield command("changes", change.encode())
+        last = [Change(mirror.TRUNCATE, target, size)]
+        if not in_place:
+            last.append(Change(mirror.RENAME, target, data=path.encode("utf-8")))
+        yield command("changes", b"".join(each.encode() for each in last))
+        self._theirs[path] = self._checked[path] = size
+
+    def _read(self, path: str, begin: int, size: int) -> bytes:
+        with opened(self._files, os.path.join(self._data_path, path)) as fd:
+            return read_up_to(self._files, fd, size, begin)

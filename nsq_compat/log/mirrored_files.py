@@ -1,0 +1,226 @@
+"""Files whose changes are also sent to a standby.
+
+nsqd survives its end at any moment, whatever it has written by then. So a copy to which every change is applied in
+order is as good as the data path: after any change, nsqd could start on the copy.
+
+The copy consists of *units*: a topic's folder, and nsqd.dat. After a connection is made, each unit is compared and
+copied (``mirror_copy.catch_up``). Its changes meanwhile are *held*, and sent after the copy: what was copied may have
+some of them already, and applying them again, in order, has the same result. From then on the unit is *live*.
+"""
+
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+from nsq_compat.log.data_path import FOLDER, TOPIC_SUFFIX
+from nsq_compat.log.files import TEMPORARY, Files
+from nsq_compat.protocol import mirror
+from nsq_compat.protocol.mirror import Change
+
+METADATA: Final = "nsqd.dat"
+_UNIT: Final = re.compile(
+    rf"({re.escape(METADATA)})(?:{re.escape(TEMPORARY)})?|{FOLDER}/([^/\0]+{re.escape(TOPIC_SUFFIX)})(?:/[^/\0]+)?"
+)
+
+
+def unit_of(path: str) -> str | None:
+    """The unit of a path that is relative to the data path; None if it is not mirrored."""
+    match = _UNIT.fullmatch(path)
+    if match is None or path.endswith(("/.", "/..")):
+        return None
+    return match[1] or match[2]
+
+
+class Changes:
+    """The changes that wait to be sent, in order. `note` may be called in any thread, the rest only in one.
+
+    `lock` is taken where two threads may meet. `on_change` is called after a change was added, in any thread, and
+    `on_replaced` after a unit was replaced by another folder, which is not a change that can be sent.
+    """
+
+    def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_replaced: Callable[[], None] = lambda: None
+        self.waiting_bytes = 0
+        """Bytes of held and pending changes, approximately."""
+        self._lock = lock if lock is not None else nullcontext()
+        self._all_are_live = False
+        self._live: set[str] = set()
+        self._held: dict[str, list[bytes]] = {}
+        self._pending: deque[bytes] = deque()
+        self.position_taken = 0
+        """The number of changes that were taken."""
+
+    @property
+    def position(self) -> int:
+        """The number of changes so far."""
+        return self.position_taken + len(self._pending)
+
+    def note(self, unit: str, change: Change) -> None:
+        """A unit has changed."""
+        # Hot: runs for every publish.
+        if self._all_are_live or unit in self._live:
+            self._add(change)
+            return
+        with self._lock:
+            if unit in self._live:
+                self._add(change)
+            elif unit in self._held:
+                encoded = change.encode()
+                self._held[unit].append(encoded)
+                self.waiting_bytes += len(encoded)
+
+    def _add(self, change: Change) -> None:
+        encoded = change.encode()
+        self._pending.append(encoded)
+        self.waiting_bytes += len(encoded)
+        self.on_change()
+
+    def take(self, max_bytes: int) -> bytes:
+        """Remove and return the next changes, about `max_bytes`."""
+        pending = self._pending
+        pieces: list[bytes] = []
+        size = 0
+        while pending and size < max_bytes:
+            piece = pending.popleft()
+            pieces.append(piece)
+            size += len(piece)
+        self.position_taken += len(pieces)
+        self.waiting_bytes -= size
+        return b"".join(pieces)
+
+    # --- Catching up --------------------------------------------------------------------------------------------------
+
+    def hold(self, unit: str) -> None:
+        """Keep the unit's changes from now on, for `make_live`. Those that were held before are forgotten."""
+        with self._lock:
+            self.waiting_bytes -= sum(map(len, self._held.get(unit, ())))
+            self._held[unit] = []
+
+    def make_live(self, unit: str) -> None:
+        """The unit is copied: send what was held, and then each change."""
+        with self._lock:
+            self._pending.extend(self._held.pop(unit, ()))
+            self._live.add(unit)
+        self.on_change()
+
+    def make_all_live(self) -> None:
+        """All units are copied. Those that are new from now on are live from their beginning."""
+        self._all_are_live = True
+
+    def forget(self) -> None:
+        """The connection has ended: nothing is live any more."""
+        with self._lock:
+            self._all_are_live = False
+            self._live.clear()
+            self._held.clear()
+            self.position_taken += len(self._pending)
+            self._pending.clear()
+            self.waiting_bytes = 0
+
+
+class MirroredFiles:
+    """``Files`` in `data_path` that note their changes. Other files, of which there are few, are only passed on."""
+
+    def __init__(self, files: Files, data_path: str, changes: Changes) -> None:
+        self._files = files
+        self._root = os.path.join(data_path, "")
+        self._changes = changes
+        self._open: dict[int, tuple[str, str]] = {}  # unit and path by descriptor
+
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        fd = self._files.open(path, flags, mode)
+        place = self._place(path)
+        if place is None or flags & os.O_DIRECTORY:
+            self._open.pop(fd, None)
+            return fd
+        self._open[fd] = place
+        if flags & os.O_CREAT:
+            self._changes.note(place[0], Change(mirror.TRUNCATE if flags & os.O_TRUNC else mirror.ZEROS, place[1]))
+        return fd
+
+    def close(self, fd: int) -> None:
+        self._open.pop(fd, None)
+        self._files.close(fd)
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        return self._files.pread(fd, size, offset)
+
+    def pwrite(self, fd: int, data: bytes, offset: int) -> int:
+        written = self._files.pwrite(fd, data, offset)
+        place = self._open.get(fd)
+        if place is not None and written:
+            if written < len(data):
+                data = data[:written]
+            if data[0] == 0 and not data.strip(b"\0"):  # written ahead
+                self._changes.note(place[0], Change(mirror.ZEROS, place[1], offset + written))
+            else:
+                self._changes.note(place[0], Change(mirror.WRITE, place[1], offset, data))
+        return written
+
+    def fallocate(self, fd: int, offset: int, size: int) -> None:
+        self._files.fallocate(fd, offset, size)
+        if (place := self._open.get(fd)) is not None:
+            self._changes.note(place[0], Change(mirror.ZEROS, place[1], offset + size))
+
+    def ftruncate(self, fd: int, size: int) -> None:
+        self._files.ftruncate(fd, size)
+        if (place := self._open.get(fd)) is not None:
+            self._changes.note(place[0], Change(mirror.TRUNCATE, place[1], size))
+
+    def fdatasync(self, fd: int) -> None:
+        self._files.fdatasync(fd)
+
+    def fsync(self, fd: int) -> None:
+        self._files.fsync(fd)
+
+    def fsync_folder(self, path: str) -> None:
+        self._files.fsync_folder(path)
+
+    def size(self, path: str) -> int:
+        return self._files.size(path)
+
+    def identity(self, path: str) -> tuple[int, int]:
+        return self._files.identity(path)
+
+    def rename(self, old: str, new: str) -> None:
+        self._files.rename(old, new)
+        before, after = self._place(old), self._place(new)
+        for fd, place in list(self._open.items()):
+            if before is not None and after is not None and place == before:
+                self._open[fd] = after
+        if before is not None and after is not None and before[0] == after[0]:
+            self._changes.note(before[0], Change(mirror.RENAME, before[1], data=after[1].encode("utf-8")))
+            return
+        if before is not None:  # a topic's folder that is about to be deleted
+            self._changes.note(before[0], Change(mirror.REMOVE_FOLDER, before[1]))
+        if after is not None:
+            self._changes.on_replaced()
+
+    def unlink(self, path: str) -> None:
+        self._files.unlink(path)
+        if (place := self._place(path)) is not None:
+            self._changes.note(place[0], Change(mirror.REMOVE, place[1]))
+
+    def mkdir(self, path: str, mode: int = 0o700) -> None:
+        self._files.mkdir(path, mode)
+        if (place := self._place(path)) is not None:
+            self._changes.note(place[0], Change(mirror.MAKE_FOLDER, place[1]))
+
+    def rmdir(self, path: str) -> None:
+        self._files.rmdir(path)
+        if (place := self._place(path)) is not None:
+            self._changes.note(place[0], Change(mirror.REMOVE_FOLDER, place[1]))
+
+    def listdir(self, path: str) -> Sequence[str]:
+        return self._files.listdir(path)
+
+    def _place(self, path: str) -> tuple[str, str] | None:
+        if not path.startswith(self._root):
+            return None
+        relative = path[len(self._root) :]
+        unit = unit_of(relative)
+        return None if unit is None else (unit, relative)

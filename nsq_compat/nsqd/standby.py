@@ -1,0 +1,326 @@
+"""The standby's side of mirroring: copies of other nsqds' data paths below ``mirrors/``, taken over if need be.
+
+A copy is a data path itself: ``mirrors/<identity>/nsqd.dat`` and ``mirrors/<identity>/nsq_compat/<topic>.topic/``.
+"""
+
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Final
+
+import gevent
+
+from nsq_compat.log.data_path import our_folder, reason, remove_folder, topic_folder, topics_in
+from nsq_compat.log.files import Files, read_file, replace_file
+from nsq_compat.log.metadata import TopicMetadata, recover_metadata
+from nsq_compat.log.mirror_copy import MirrorCopy
+from nsq_compat.log.recovery import StoredTopic
+from nsq_compat.log.storage import Storage
+from nsq_compat.net.event_loop import yield_to_loop
+from nsq_compat.nsqd.durability import in_thread
+from nsq_compat.protocol.errors import FatalClientError
+from nsq_compat.protocol.mirror import decode_changes
+from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.topic import Topic
+
+log = logging.getLogger(__name__)
+
+MIRRORS: Final = "mirrors"
+_STATE: Final = "mirror.json"
+_IDENTITY: Final = re.compile("[0-9a-f]{32}")
+_POLL_SECONDS: Final = 0.5
+_MERGED_AT_ONCE: Final = 500
+E_MIRROR_FAILED: Final = "E_MIRROR_FAILED"
+
+
+@dataclass
+class MirrorState:
+    """What is stored beside a copy.
+
+    `takeover` names the last take-over, until the primary says that it has forgotten the messages; `adopted` are its
+    topics, each with the offset up to which it had all messages. `is_complete`: the copy was in sync, and has followed
+    every change since.
+    """
+
+    identity: str
+    epoch: int = 0
+    broadcast_address: str = ""
+    tcp_port: int = 0
+    http_port: int = 0
+    is_complete: bool = False
+    takeover: str = ""
+    adopted: dict[str, int] = field(default_factory=dict)
+    adopting: bool = False
+    """A take-over has begun and is not complete."""
+
+
+class Mirrored:
+    """One primary and its copy."""
+
+    def __init__(self, files: Files, folder: str, state: MirrorState) -> None:
+        self.files = files
+        self.folder = folder
+        self.state = state
+        self.copy = MirrorCopy(files, folder)
+        self.session: object | None = None
+        """The connection of the primary."""
+        self.last_seen = time.time()
+        self.lost_at = time.monotonic()
+
+    @property
+    def name(self) -> str:
+        return f"{self.state.broadcast_address}:{self.state.tcp_port}"
+
+    def note_complete(self, is_complete: bool) -> None:
+        if self.state.is_complete != is_complete:
+            self.state.is_complete = is_complete
+            self.save()
+
+    def save(self) -> None:
+        text = json.dumps(asdict(self.state), indent=1)
+        replace_file(self.files, os.path.join(self.folder, _STATE), text.encode("utf-8"), sync=True)
+
+
+class Standby:
+    """All copies. `syncs`: acknowledge what is synced. `takeover_after` is in seconds, None for never by itself.
+
+    `is_listed` tells whether an nsqlookupd still lists a primary. `save` writes a checkpoint of a topic.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        storage: Storage,
+        broker: Broker,
+        *,
+        identity: str,
+        syncs: bool,
+        takeover_after: float | None,
+        is_listed: Callable[[str, int], bool],
+        save: Callable[[Topic], None],
+    ) -> None:
+        self.mirrors: dict[str, Mirrored] = {}
+        self._files = files
+        self._storage = storage
+        self._broker = broker
+        self._identity = identity
+        self._syncs = syncs
+        self._takeover_after = takeover_after
+        self._is_listed = is_listed
+        self._save = save
+        self._folder = os.path.join(our_folder(storage.data_path), MIRRORS)
+        self._run = os.urandom(8).hex()
+        self._watching = gevent.Greenlet(self._watch)
+
+    def start(self) -> None:
+        """Find the copies of earlier runs, and complete a take-over that was interrupted. Raises ``OSError``."""
+        with suppress(FileExistsError):
+            self._files.mkdir(self._folder)
+        for name in self._files.listdir(self._folder):
+            if _IDENTITY.fullmatch(name):
+                self._open(name)
+        for mirrored in self.mirrors.values():
+            if mirrored.state.adopting:
+                self.adopt(mirrored.state.identity)
+        self._watching.start()
+
+    def stop(self) -> None:
+        self._watching.kill()
+        for mirrored in self.mirrors.values():
+            mirrored.copy.close()
+
+    # --- Commands of a primary ----------------------------------------------------------------------------------------
+
+    def execute(self, session: object, verb: str, argument: str, body: bytes) -> bytes:
+        """Execute a MIRROR command; returns its answer. Raises ``FatalClientError``."""
+        try:
+            if verb == "hello":
+                return self._hello(session, body)
+            mirrored = next((each for each in self.mirrors.values() if each.session is session), None)
+            if mirrored is None:
+                raise ValueError("hello comes first")
+            mirrored.last_seen = time.time()
+            return self._execute(mirrored, verb, argument, body)
+        except (ValueError, OSError) as error:
+            why = reason(error) if isinstance(error, OSError) else str(error)
+            raise FatalClientError(E_MIRROR_FAILED, f"MIRROR failed {why}") from None
+
+    def ended(self, session: object) -> None:
+        """A connection has ended, perhaps that of a primary."""
+        for mirrored in self.mirrors.values():
+            if mirrored.session is session:
+                mirrored.session = None
+                mirrored.lost_at = time.monotonic()
+                mirrored.copy.close()
+                log.warning("MIRROR(%s): the primary is not connected any more", mirrored.name)
+
+    def _hello(self, session: object, body: bytes) -> bytes:
+        hello = json.loads(body)
+        if not isinstance(hello, dict):
+            raise ValueError("not an object")
+        identity, epoch = hello.get("identity"), hello.get("epoch")
+        if not isinstance(identity, str) or not _IDENTITY.fullmatch(identity) or not isinstance(epoch, int):
+            raise ValueError("no identity and epoch")
+        if identity == self._identity:
+            raise ValueError("an nsqd cannot be its own standby")
+        mirrored = self.mirrors.get(identity) or self._open(identity)
+        state = mirrored.state
+        if state.adopting:
+            raise ValueError("its topics are being taken over")
+        if epoch < state.epoch:
+            raise ValueError(f"epoch {epoch} is over, this is epoch {state.epoch}")
+        state.epoch = epoch
+        state.broadcast_address = str(hello.get("broadcast_address", ""))
+        state.tcp_port, state.http_port = int(hello.get("tcp_port", 0)), int(hello.get("http_port", 0))
+        mirrored.save()
+        mirrored.session = session
+        mirrored.last_seen = time.time()
+        log.info("MIRROR(%s): connected, epoch %d", mirrored.name, epoch)
+        answer = {
+            "identity": self._identity,
+            "run": self._run,
+            "takeover": state.takeover,
+            "adopted": state.adopted,
+        }
+        return json.dumps(answer).encode("utf-8")
+
+    def _execute(self, mirrored: Mirrored, verb: str, argument: str, body: bytes) -> bytes:
+        copy = mirrored.copy
+        if verb == "changes":
+            if mirrored.state.takeover:
+                raise ValueError("its messages were taken over")
+            copy.apply(decode_changes(body))
+            if self._syncs:
+                in_thread(copy.sync)
+            return b"OK"
+        if verb == "files":
+            mirrored.note_complete(False)
+            return json.dumps(in_thread(copy.units)).encode("utf-8")
+        if verb == "complete":
+            mirrored.note_complete(True)
+            return b"OK"
+        if verb == "sums":
+            return json.dumps(in_thread(copy.sums, argument)).encode("utf-8")
+        if verb == "forgotten":
+            state = mirrored.state
+            state.takeover, state.adopted = "", {}
+            mirrored.save()
+            return b"OK"
+        raise ValueError(f"there is no MIRROR {verb}")
+
+    def _open(self, identity: str) -> Mirrored:
+        folder = os.path.join(self._folder, identity)
+        for path in (folder, our_folder(folder)):
+            with suppress(FileExistsError):
+                self._files.mkdir(path)
+        state = MirrorState(identity)
+        with suppress(FileNotFoundError):
+            state = MirrorState(**json.loads(read_file(self._files, os.path.join(folder, _STATE))))
+        mirrored = self.mirrors[identity] = Mirrored(self._files, folder, state)
+        return mirrored
+
+    # --- Taking over --------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while True:
+            gevent.sleep(_POLL_SECONDS)
+            after = self._takeover_after
+            for mirrored in list(self.mirrors.values()):
+                try:
+                    if after is not None and self._is_lost(mirrored, after):
+                        self.adopt(mirrored.state.identity)
+                except OSError as error:
+                    log.error("MIRROR(%s): cannot take over - %s", mirrored.name, reason(error))
+                except Exception:  # the top of a greenlet
+                    log.exception("MIRROR(%s): internal error", mirrored.name)
+
+    def _is_lost(self, mirrored: Mirrored, after: float) -> bool:
+        state = mirrored.state
+        return (
+            mirrored.session is None
+            and time.monotonic() - mirrored.lost_at >= after
+            and bool(topics_in(self._files, mirrored.folder))
+            and not self._is_listed(state.broadcast_address, state.tcp_port)
+        )
+
+    def adopt(self, identity: str) -> list[str]:
+        """Take over the topics of a primary; returns their names. Raises ``KeyError``, ``OSError``.
+
+        The copy of a topic becomes this nsqd's own, or its unfinished messages become those of the topic that this nsqd
+        has. After a crash, the rest follows at the next start.
+        """
+        mirrored = self.mirrors[identity]
+        state = mirrored.state
+        mirrored.session = None
+        mirrored.copy.close()
+        names = [name for name in topics_in(self._files, mirrored.folder) if is_valid_name(name)]
+        log.warning("MIRROR(%s): taking over %d topics of epoch %d", mirrored.name, len(names), state.epoch)
+        if not state.adopting:
+            state.takeover, state.adopted, state.adopting = os.urandom(8).hex(), {}, True
+        known = {topic.name: topic for topic in recover_metadata(self._files, mirrored.folder)}
+        for name in names:  # a primary that returns keeps the messages of an incomplete copy
+            state.adopted[name] = self._next_offset(mirrored, name) if state.is_complete else 0
+        mirrored.save()
+        for name in names:
+            metadata = known.get(name, TopicMetadata(name))
+            if name in self._broker.topics:
+                self._merge(mirrored, metadata)
+            else:
+                self._move(mirrored, metadata)
+            yield_to_loop()
+        with suppress(FileNotFoundError):
+            self._files.unlink(os.path.join(mirrored.folder, "nsqd.dat"))
+        state.adopting = False
+        mirrored.save()
+        return names
+
+    def _next_offset(self, mirrored: Mirrored, name: str) -> int:
+        with StoredTopic(self._files, topic_folder(mirrored.folder, name)) as stored:
+            return stored.state.end.seq + stored.log.deferred_count
+
+    def _move(self, mirrored: Mirrored, metadata: TopicMetadata) -> None:
+        """The copy becomes the topic."""
+        name = metadata.name
+        self._storage.files.rename(topic_folder(mirrored.folder, name), topic_folder(self._storage.data_path, name))
+        channels = [channel.name for channel in metadata.channels]
+        topic = self._broker.adopt(name, channels, time.monotonic(), time.time_ns())
+        for channel in metadata.channels:
+            if channel.paused and channel.name in topic.channels:
+                topic.channels[channel.name].pause()
+
+    def _merge(self, mirrored: Mirrored, metadata: TopicMetadata) -> None:
+        """The unfinished messages of the copy become those of the topic of this nsqd."""
+        topic = self._broker.topic(metadata.name)
+        folder = topic_folder(mirrored.folder, metadata.name)
+        with StoredTopic(self._files, folder) as stored:
+            paused = {channel.name for channel in metadata.channels if channel.paused}
+            for name in sorted(stored.state.channels):
+                is_new = name not in topic.channels
+                channel = topic.channel(name)
+                if is_new and name in paused:
+                    channel.pause()
+            for receiver, messages in stored.unfinished(time.time_ns()):
+                receivers = [receiver] if receiver is not None else sorted(topic.channels)
+                for batch in _batches(messages):
+                    topic.take_in(receivers, batch, time.monotonic(), time.time_ns())
+                    yield_to_loop()
+        # The next checkpoint has them. Until it is written, the copy stays, and they would come twice.
+        self._save(topic)
+        remove_folder(self._files, folder)
+
+
+def _batches(messages: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    batch: list[tuple[int, bytes]] = []
+    for message in messages:
+        batch.append(message)
+        if len(batch) >= _MERGED_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
