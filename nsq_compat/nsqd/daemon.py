@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from socket import gethostname
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent.event import Event
@@ -315,6 +315,18 @@ class Daemon:
                     topic.forget_before(offset, time.time_ns())
                 except OSError as error:
                     log.error("TOPIC(%s): messages are delivered here and at the standby - %s", name, reason(error))
+
+    def mirroring(self) -> dict[str, Any]:
+        return {
+            "standby": self.mirror.state_of_standby() if self.mirror is not None else None,
+            "accepts": self.standby is not None,
+            "primaries": self.standby.primaries() if self.standby is not None else [],
+        }
+
+    def adopt(self, identity: str) -> list[str]:
+        if self.standby is None:
+            raise KeyError(identity)
+        return self.standby.adopt(identity)
 
     # --- Draining -----------------------------------------------------------------------------------------------------
 

@@ -170,6 +170,18 @@ class Mirror:
         """Changes that the standby has not acknowledged."""
         return self._changes.position - self.acknowledged
 
+    def state_of_standby(self) -> dict[str, object]:
+        """For /mirror. `since` is when the state began, in Unix seconds."""
+        return {
+            "address": self.address,
+            "state": self.state.value,
+            "since": int(self.since),
+            "seconds": round(time.time() - self.since, 1),
+            "behind": self.behind,
+            "failure": "" if self.state is State.IN_SYNC else self._last_failure,
+            "when_lost": REFUSE if self._refuses else "continue",
+        }
+
     def confirm(self) -> None:
         """Return when the standby has all changes so far, or nsqd may continue without. Raises ``NotMirrored``."""
         target = self._changes.position

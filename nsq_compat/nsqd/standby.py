@@ -116,6 +116,7 @@ class Standby:
         self._save = save
         self._folder = os.path.join(our_folder(storage.data_path), MIRRORS)
         self._run = os.urandom(8).hex()
+        self._is_adopting = False
         self._watching = gevent.Greenlet(self._watch)
 
     def start(self) -> None:
@@ -134,6 +135,23 @@ class Standby:
         self._watching.kill()
         for mirrored in self.mirrors.values():
             mirrored.copy.close()
+
+    def primaries(self) -> list[dict[str, object]]:
+        """For /mirror."""
+        return [
+            {
+                "identity": identity,
+                "address": each.name,
+                "broadcast_address": each.state.broadcast_address,
+                "http_port": each.state.http_port,
+                "epoch": each.state.epoch,
+                "connected": each.session is not None,
+                "complete": each.state.is_complete,
+                "last_seen": int(each.last_seen),
+                "taken_over": sorted(each.state.adopted) if each.state.takeover else None,
+            }
+            for identity, each in self.mirrors.items()
+        ]
 
     # --- Commands of a primary ----------------------------------------------------------------------------------------
 
@@ -250,13 +268,22 @@ class Standby:
         )
 
     def adopt(self, identity: str) -> list[str]:
-        """Take over the topics of a primary; returns their names. Raises ``KeyError``, ``OSError``.
+        """Take over the topics of a primary; returns their names. Raises ``KeyError``, ``ValueError``, ``OSError``.
 
         The copy of a topic becomes this nsqd's own, or its unfinished messages become those of the topic that this nsqd
         has. After a crash, the rest follows at the next start.
         """
         mirrored = self.mirrors[identity]
         state = mirrored.state
+        if self._is_adopting:
+            raise ValueError("another take-over is going on")
+        self._is_adopting = True
+        try:
+            return self._adopt(mirrored, state)
+        finally:
+            self._is_adopting = False
+
+    def _adopt(self, mirrored: Mirrored, state: MirrorState) -> list[str]:
         mirrored.session = None
         mirrored.copy.close()
         names = [name for name in topics_in(self._files, mirrored.folder) if is_valid_name(name)]
@@ -265,7 +292,7 @@ class Standby:
             state.takeover, state.adopted, state.adopting = os.urandom(8).hex(), {}, True
         known = {topic.name: topic for topic in recover_metadata(self._files, mirrored.folder)}
         for name in names:  # a primary that returns keeps the messages of an incomplete copy
-            state.adopted[name] = self._next_offset(mirrored, name) if state.is_complete else 0
+            state.adopted[name] = in_thread(self._next_offset, mirrored, name) if state.is_complete else 0
         mirrored.save()
         for name in names:
             metadata = known.get(name, TopicMetadata(name))

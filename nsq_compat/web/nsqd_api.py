@@ -7,6 +7,7 @@ from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.web.administration import Administration, Configuration
 from nsq_compat.web.application import Application, Route
 from nsq_compat.web.metrics import READY, monitoring_routes
+from nsq_compat.web.mirroring import Mirroring, not_mirrored
 from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.profiling import Profiling
 from nsq_compat.web.publishing import Publishing
@@ -35,6 +36,7 @@ class NsqdApi(Application):
                 **self.publishing.routes(),
                 **Administration(service).routes(),
                 **Configuration(service).routes(),
+                **Mirroring(service).routes(),
                 **profiling.routes("/debug/pprof/"),
                 "/debug/setblockrate": {"PUT": Route(profiling.set_block_rate)},
                 "/debug/freememory": {"POST": Route(profiling.free_memory)},
@@ -51,4 +53,4 @@ def _collect(service: NsqdService) -> Iterable["Metric"]:
 
 def _readiness(service: NsqdService) -> str:
     health = "draining" if service.draining else service.health()
-    return READY if health == HEALTHY else health
+    return (not_mirrored(service) or READY) if health == HEALTHY else health

@@ -1,7 +1,7 @@
 """The interface that nsqd provides to its HTTP API."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from nsq_compat.policy.dead_letters import DeadLetterQueues, Transfer
 from nsq_compat.queue.broker import Broker
@@ -58,6 +58,12 @@ class NsqdService(Protocol):
 
     def now_ns(self) -> int:
         """Wall clock, nanoseconds."""
+
+    def mirroring(self) -> dict[str, Any]:
+        """The answer of /mirror: `standby` (None without one), `accepts`, and `primaries`."""
+
+    def adopt(self, identity: str) -> list[str]:
+        """Take over a primary's topics; returns their names. Raises ``KeyError``, ``ValueError``, ``OSError``."""
 
     def health(self) -> str:
         """``OK``, or ``NOK - <error>`` after a failed write or read."""

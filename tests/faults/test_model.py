@@ -1074,7 +1074,7 @@ class QueueWithStandby(QueueOnDisk):
             self.copy_step()
         self.send_all()
         self.copy.close()
-        self.disk = self.copy_disk
+        self.disk = self.copy_disk.copy()  # a standby at level fsync has synced what it acknowledges
         self.new_standby()
         self.start_after_crash(durability, memory, knows_metadata)
 
