@@ -6,6 +6,7 @@
 
     nodes        an nsqd, as nsqlookupd or its own /info describes it
     stats        topics, channels and clients, as /stats of a node describes them, and their sums over nodes
+    mirroring    standbys, and the copies that they have
     sightings    states of nodes, also of those that are gone
     history      rates and depths over the last hour and day
     alerts       rules that find problems in a snapshot and its history

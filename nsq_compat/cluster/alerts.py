@@ -7,6 +7,8 @@ from typing import Final
 
 from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.history import History
+from nsq_compat.cluster.mirroring import Standby
+from nsq_compat.cluster.sightings import duration
 from nsq_compat.cluster.stats import ChannelStats, NodeStats, Stats, TopicStats
 from nsq_compat.protocol.names import is_ephemeral
 
@@ -34,6 +36,8 @@ class Alert:
     lookupd: str = ""
     dead_letter_topic: str = ""
     """For dead letters, where they wait."""
+    identity: str = ""
+    """That of a primary whose topics the node can take over."""
     depth: int = 0
     """Orders alerts of one severity, largest first."""
 
@@ -87,10 +91,34 @@ def _node_alerts(snapshot: Snapshot, history: History) -> Iterator[Alert]:
             yield Alert(Severity.SERIOUS, "unhealthy", stats.health, node=address)
         elif (sighting := history.sightings.of(address)) and sighting.slowness:
             yield Alert(Severity.WARNING, "slow", f"slow: {sighting.slowness}", node=address)
+        yield from _mirroring_alerts(address, stats, snapshot)
     for node in snapshot.nodes:
         if node.out_of_date:
             text = f"runs version {node.version}, older than other nodes"
             yield Alert(Severity.NOTE, "out-of-date", text, node=node.http_address)
+
+
+def _mirroring_alerts(address: str, stats: NodeStats, snapshot: Snapshot) -> Iterator[Alert]:
+    standby = stats.mirroring.standby
+    if standby is not None and not standby.is_in_sync:
+        severity = Severity.SERIOUS if standby.refuses else Severity.WARNING
+        yield Alert(severity, "not-mirrored", _not_mirrored(standby), node=address)
+    for primary in stats.mirroring.primaries:
+        # A primary that answers has an alert of its own, or another standby.
+        if primary.can_be_adopted and primary.http_address not in snapshot.node_stats:
+            age = duration(snapshot.taken_at - primary.last_seen)
+            copy = "a copy" if primary.complete else "an incomplete copy"
+            text = f"has {copy} of {primary.address}, which is not connected and was last seen {age} ago"
+            yield Alert(Severity.SERIOUS, "primary-gone", text, node=address, identity=primary.identity)
+
+
+def _not_mirrored(standby: Standby) -> str:
+    age = duration(standby.seconds)
+    if standby.is_catching_up:
+        text = f"not mirrored yet: its standby {standby.address} has been catching up for {age}"
+    else:
+        text = f"not mirrored for {age}: its standby {standby.address} is not connected"
+    return f"{text}, and publishes are refused" if standby.refuses else text
 
 
 def _topic_alerts(topic: TopicStats, history: History, now: float) -> Iterator[Alert]:

@@ -290,6 +290,16 @@ class Cluster:
         client = self.client
         return call_all([node], lambda address: client.post(address, "pub", parameters, body), client.timeout).errors
 
+    def adopt(self, node: str, identity: str) -> Answer[list[str]]:
+        """Let a standby take over the topics of a primary; `value` has their names."""
+
+        def take_over(address: str) -> list[str]:
+            answer = self.client.post_for_answer(address, "mirror/adopt", {"identity": identity})
+            return reading.array(reading.text, reading.mapping(answer).get("topics"))
+
+        answer = call_all([node], take_over, self.client.timeout)
+        return Answer([name for _, names in answer.value for name in names], answer.errors, answer.unreachable)
+
     def _nodes_of(self, topic: str) -> tuple[list[str], Errors]:
         producers = self.producers(topic)
         errors = tuple(error for error in producers.errors if not is_not_found(error))

@@ -73,7 +73,7 @@ class Sighting:
         if self.last_seen is None:
             return "has never answered"
         had = f"{_count(self.message_count, 'message')} in {_count(self.topic_count, 'topic')}"
-        return f"last seen {_ago(now - self.last_seen)} ago, had {had}"
+        return f"last seen {duration(now - self.last_seen)} ago, had {had}"
 
 
 class Sightings:
@@ -171,7 +171,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _ago(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Such as ``12 s``, ``5 min``."""
     for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * unit:
             return f"{int(seconds // unit)} {name}"

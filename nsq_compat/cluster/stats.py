@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
 from nsq_compat.cluster import reading
+from nsq_compat.cluster.mirroring import Mirroring, read_mirroring
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
 
@@ -264,6 +265,7 @@ class Build:
     """The size of the file system of the data path; 0 if it is not known."""
     event_loop_lag_seconds: float | None = None
     """Seconds for which timers of the event loop were overdue since the start; None for an older version."""
+    mirroring: Mirroring = field(default_factory=Mirroring)
 
     @property
     def is_disk_short(self) -> bool:
@@ -281,6 +283,10 @@ class NodeStats:
     producers: list[ClientStats] = field(default_factory=list)
     build: Build | None = None
     """None for Go's nsqd."""
+
+    @property
+    def mirroring(self) -> Mirroring:
+        return self.build.mirroring if self.build else Mirroring()
 
     def total(self, count: str) -> int:
         """A count of all channels."""
@@ -311,7 +317,9 @@ def read_node_stats(node: Node, value: object) -> NodeStats:
 
 def _read_build(answer: Mapping[str, Any]) -> Build:
     lag = answer.get("event_loop_lag_seconds")
-    return reading.record(Build, answer, event_loop_lag_seconds=None if lag is None else reading.number(lag))
+    lag_seconds = None if lag is None else reading.number(lag)
+    mirroring = read_mirroring(answer.get("mirroring"))
+    return reading.record(Build, answer, event_loop_lag_seconds=lag_seconds, mirroring=mirroring)
 
 
 def _read_producer(answer: Mapping[str, Any]) -> ClientStats:

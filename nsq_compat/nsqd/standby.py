@@ -174,7 +174,7 @@ class Standby:
         for mirrored in self.mirrors.values():
             if mirrored.session is session:
                 mirrored.session = None
-                mirrored.lost_at = time.monotonic()
+                mirrored.last_seen, mirrored.lost_at = time.time(), time.monotonic()
                 mirrored.copy.close()
                 log.warning("MIRROR(%s): the primary is not connected any more", mirrored.name)
 

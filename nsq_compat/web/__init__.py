@@ -7,6 +7,7 @@
     publishing       /pub, /mpub
     administration   /topic/..., /channel/..., /config
     topic_log        /topic/offsets, /topic/read, /channel/rewind
+    mirroring        /mirror, /mirror/adopt
     stats            /ping, /info, /stats
     nsqd_metrics     nsqd's metrics for Prometheus
 

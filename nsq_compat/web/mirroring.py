@@ -1,7 +1,7 @@
 """/mirror and /mirror/adopt: the state of mirroring, and a take-over on order. NSQ has neither."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from nsq_compat.log.data_path import reason
 from nsq_compat.session.http_message import Request, Response
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 class Mirroring:
     def __init__(self, service: NsqdService) -> None:
         self._service = service
-        mirroring = service.mirroring()
-        if mirroring["standby"] is not None or mirroring["accepts"]:
+        if is_used(service.mirroring()):
             service.metrics.collect_from(lambda: collect(service))
 
     def routes(self) -> Routes:
@@ -32,10 +31,15 @@ class Mirroring:
         except KeyError:
             raise ApiError(404, "MIRROR_NOT_FOUND") from None
         except ValueError as error:
-            raise ApiError(400, str(error)) from None
+            raise ApiError(400, f"ADOPT_FAILED: {error}") from None
         except OSError as error:
             raise ApiError(500, f"INTERNAL_ERROR: {reason(error)}") from None
         return json_response({"topics": topics})
+
+
+def is_used(mirroring: Mapping[str, Any]) -> bool:
+    """Whether an nsqd with this answer of /mirror has a standby, or may be one."""
+    return mirroring["standby"] is not None or bool(mirroring["accepts"])
 
 
 def not_mirrored(service: NsqdService) -> str:
@@ -58,8 +62,8 @@ def collect(service: NsqdService) -> "Iterator[Metric]":
         yield GaugeMetricFamily("nsqd_mirror_changes_behind", "Changes that the standby lacks.", standby["behind"])
         yield GaugeMetricFamily("nsqd_mirror_state_seconds", "Age of that state.", standby["seconds"])
     if mirroring["accepts"]:
-        connected = sum(each["connected"] for each in mirroring["primaries"])
-        yield GaugeMetricFamily(
-            "nsqd_mirror_primaries", "Primaries that this nsqd has copies of.", len(mirroring["primaries"])
-        )
+        # The topics of the others are served here, and no copy is left.
+        primaries = [each for each in mirroring["primaries"] if each["taken_over"] is None]
+        connected = sum(each["connected"] for each in primaries)
+        yield GaugeMetricFamily("nsqd_mirror_primaries", "Primaries that this nsqd has copies of.", len(primaries))
         yield GaugeMetricFamily("nsqd_mirror_primaries_connected", "Those of them that are connected.", connected)

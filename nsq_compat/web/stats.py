@@ -29,6 +29,7 @@ from nsq_compat.web.application import (
     picked,
     plain,
 )
+from nsq_compat.web.mirroring import is_used
 from nsq_compat.web.nsqd_service import NsqdService
 
 T = TypeVar("T")
@@ -141,6 +142,8 @@ def _json_pieces(
     free, size = service.disk_space()
     lag = round(service.loop_lag, 3)
     ours = {**build_info(), "disk_free_bytes": free, "disk_bytes": size, "event_loop_lag_seconds": lag}
+    if is_used(mirroring := service.mirroring()):
+        ours["mirroring"] = mirroring
     clients = [_client_json(producer) for producer in producers] or None
     tail = dumps({**requested, "producers": clients, "nsq_compat": ours})
     yield f"{'' if topics is None else ']'},{tail[1:]}".encode()

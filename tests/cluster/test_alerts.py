@@ -175,3 +175,48 @@ def test_refused_and_dropped_messages_are_a_warning_for_an_hour_or_until_they_ar
     assert at(4310, a=5, b=4) == []
     assert at(4320, a=1, b=4) == [f"5 {words}"], "after a restart of a node"
     assert not history.dismiss_losses("dropped", ("t", "c"))
+
+
+# --- Mirroring --------------------------------------------------------------------------------------------------------
+
+
+def mirroring(standby=None, *primaries):
+    """The answer of a node with this standby, and with copies of these primaries."""
+    known = {"standby": standby, "accepts": bool(primaries), "primaries": list(primaries)}
+    return {"n:2": read_node_stats(NODE, {"health": "OK", "nsq_compat": {"mirroring": known}})}
+
+
+def primary(**fields):
+    at = {"identity": "1" * 32, "address": "p:1", "broadcast_address": "p", "http_port": 2, "last_seen": 88}
+    return {**at, "connected": False, "complete": True, **fields}
+
+
+def test_a_node_that_is_not_mirrored_is_a_warning_and_serious_if_it_refuses_messages():
+    standby = {"address": "s:1", "state": "in sync", "seconds": 12.7, "when_lost": "continue"}
+    assert found(nodes=(NODE,), answers=mirroring(standby)) == []
+    lost = standby | {"state": "not connected"}
+    text = "not mirrored for 12 s: its standby s:1 is not connected"
+    assert found(nodes=(NODE,), answers=mirroring(lost)) == [(Severity.WARNING, "not-mirrored", text)]
+    refusing = lost | {"when_lost": "refuse"}
+    assert found(nodes=(NODE,), answers=mirroring(refusing)) == [
+        (Severity.SERIOUS, "not-mirrored", f"{text}, and publishes are refused")
+    ]
+    catching_up = standby | {"state": "catching up"}
+    assert found(nodes=(NODE,), answers=mirroring(catching_up)) == [
+        (Severity.WARNING, "not-mirrored", "not mirrored yet: its standby s:1 has been catching up for 12 s")
+    ]
+
+
+def test_a_copy_without_its_primary_is_serious_until_it_is_taken_over():
+    text = "has a copy of p:1, which is not connected and was last seen 12 s ago"
+    assert found(nodes=(NODE,), answers=mirroring(None, primary())) == [(Severity.SERIOUS, "primary-gone", text)]
+    incomplete = mirroring(None, primary(complete=False))
+    assert found(nodes=(NODE,), answers=incomplete)[0][2] == text.replace("a copy", "an incomplete copy")
+    for other in (primary(connected=True), primary(taken_over=["t"]), primary(taken_over=[])):
+        assert found(nodes=(NODE,), answers=mirroring(None, other)) == []
+
+
+def test_a_primary_that_answers_is_not_called_gone_by_its_standby():
+    other = Node(broadcast_address="p", hostname="p", tcp_port=1, http_port=2)
+    answers = {**mirroring(None, primary()), "p:2": NodeStats(health="OK")}
+    assert found(nodes=(NODE, other), answers=answers) == []

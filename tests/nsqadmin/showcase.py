@@ -348,9 +348,43 @@ def _wide_stats(topic: str, channel: str) -> dict[str, Any]:
         {**shared, **counted, "channel_name": name, "policy": policy, "clients": [client]} for name in (channel, "c")
     ]
     topics = [{**shared, "topic_name": name, "message_bytes": 10**12, "channels": channels} for name in (topic, "t")]
-    build = {"version": "0.1.0", "compiled": True, "disk_free_bytes": 10**12, "disk_bytes": 2 * 10**12}
+    build = {
+        "version": "0.1.0",
+        "compiled": True,
+        "disk_free_bytes": 10**12,
+        "disk_bytes": 2 * 10**12,
+        "mirroring": _wide_mirroring(topic),
+    }
     own = {"health": "NOK - " + "x" * 100, "start_time": 1_700_000_000, "version": "1.3.0", "nsq_compat": build}
     return {**own, "topics": topics}
+
+
+def _wide_mirroring(topic: str) -> dict[str, Any]:
+    """A standby that is lost, and copies in each state."""
+    host = "nsqd-" + "h" * 55
+    primary = {"broadcast_address": host, "http_port": 4151, "epoch": 12, "last_seen": 1_700_000_000}
+    states = (
+        {"connected": True, "complete": True},
+        {"connected": True, "complete": False},
+        {"connected": False, "complete": True},
+        {"connected": False, "complete": True, "taken_over": [topic, "t"]},
+    )
+    return {
+        "standby": {
+            "address": f"{host}:4150",
+            "state": "not connected",
+            "since": 1_700_000_000,
+            "seconds": 123_456.7,
+            "behind": 3_456_789,
+            "failure": "no answer; is this nsqd's TCP port?",
+            "when_lost": "refuse",
+        },
+        "accepts": True,
+        "primaries": [
+            {**primary, "identity": f"{number:032x}", "address": f"{number}-{host}:4150", **state}
+            for number, state in enumerate(states)
+        ],
+    }
 
 
 def _wide_log() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,10 @@ class Daemon:
     draining: bool = False
     waited: list[float] = field(default_factory=list)
     while_waiting: Callable[[], None] = lambda: None
+    standby: dict[str, Any] | None = None
+    primaries: list[dict[str, Any]] | None = None
+    """None without --mirror-accept."""
+    adopts: Callable[[str], list[str]] = lambda identity: []
 
     @cached_property
     def dead_letters(self) -> DeadLetterQueues:
@@ -80,6 +85,12 @@ class Daemon:
 
     def now_ns(self) -> int:
         return self.wall_ns
+
+    def mirroring(self) -> dict[str, Any]:
+        return {"standby": self.standby, "accepts": self.primaries is not None, "primaries": self.primaries or []}
+
+    def adopt(self, identity: str) -> list[str]:
+        return self.adopts(identity)
 
     def health(self) -> str:
         return self.health_text

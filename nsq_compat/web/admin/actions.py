@@ -39,6 +39,9 @@ _EXPLANATIONS: Final[Mapping[str | int, str]] = {
     "INVALID_DEFER": "The delay is a number of seconds, with up to three decimals.",
     "INVALID_NODE": "Choose a node of the cluster.",
     "INVALID_TOPIC": f"This is not a valid name of a topic. {NAMING_RULE}",
+    "MIRROR_NOT_FOUND": (
+        "The node {node} has no copy to take over now: the primary is connected, or its topics were taken over before."
+    ),
     "MSG_EMPTY": "A message needs a body. Nothing was published.",
     "MSG_TOO_BIG": "nsqadmin publishes messages of up to 1 MiB. Nothing was published.",
     "NO_NODE_HAS_TOPIC": "Only nsqlookupd knows the topic {topic}. No nsqd has it, so it has no messages.",
@@ -53,6 +56,7 @@ _EXPLANATIONS: Final[Mapping[str | int, str]] = {
     502: "No part of the cluster answered.",
 }
 _MAX_BODY_BYTES: Final = 1024 * 1024
+_IDENTITY: Final = re.compile("[0-9a-f]{32}")
 _DELAY: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?", re.ASCII)
 MAY_BE_DONE: Final = "What timed out may still be done when the daemon answers again."
 _MAX_ERRORS_SHOWN: Final = 5
@@ -60,6 +64,8 @@ _MAX_IDS_AUDITED: Final = 50
 _MAX_IDS_SHOWN: Final = 5
 _DONE_TO_MESSAGES: Final = {"finish": "finished", "requeue": "requeued", "dead_letter": "moved"}
 _MAX_ERROR_LENGTH: Final = 200
+_LEFT_OUT: Final = ("topic", "channel", "node", "user")
+"""Fields of a notification that are left out if they are empty."""
 
 
 def create(topic: str, channel: str, node: str = "") -> Errors:
@@ -140,6 +146,18 @@ def tombstone(topic: str, node: str) -> Errors:
     errors = _cluster().tombstone(topic, node)
     _notify("tombstone_topic_producer", topic, node=node, errors=errors)
     return errors
+
+
+def adopt(node: str, identity: str) -> Errors:
+    """Let a standby take over the topics of a primary; flashes how many."""
+    if not _IDENTITY.fullmatch(identity):
+        raise ApiError(400, "INVALID_IDENTITY")
+    node = _known(node)
+    answer = _cluster().adopt(node, identity)
+    _notify("adopt_mirror", "", node=node, errors=answer.errors, identity=identity)
+    if not answer.errors:
+        flash(f"{node} has taken over {count_of(len(answer.value), 'topic')}.", "done")
+    return answer.errors
 
 
 def dismiss(node: str) -> Errors:
@@ -322,7 +340,7 @@ def _notify(action: str, topic: str, channel: str = "", node: str = "", errors: 
         "via": os.uname().nodename,
         **details,
     }
-    service().notify({key: value for key, value in told.items() if value or key not in ("channel", "node", "user")})
+    service().notify({key: value for key, value in told.items() if value or key not in _LEFT_OUT})
 
 
 def _audit(action: str, topic: str, channel: str, node: str, errors: Errors) -> None:

@@ -11,6 +11,7 @@ from nsq_compat.cluster.alerts import alerts_on_node, find_alerts
 from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.history import CLUSTER, History, node_key
 from nsq_compat.cluster.http_client import AllFailed
+from nsq_compat.cluster.mirroring import Primary
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.sightings import GONE, OK, Sighting
 from nsq_compat.cluster.stats import NodeStats
@@ -150,6 +151,10 @@ class NodeRow:
     def is_gone(self) -> bool:
         return self.sighting is not None and self.sighting.state == GONE
 
+    @property
+    def is_mirroring(self) -> bool:
+        return self.stats is not None and self.stats.mirroring.is_used
+
     def figure(self, name: str) -> float:
         """For sorting; nodes without the figure come last."""
         return float(getattr(self.stats, name)) if self.stats else -1.0
@@ -194,6 +199,7 @@ def list_() -> str:
         health=health,
         lookupds=lookupds,
         taken_at=snapshot.taken_at,
+        pages=_pages_by_address(snapshot, history),
         node_count=page.found if page.search or rows else _node_count(snapshot),
         warnings=snapshot.errors,
     )
@@ -210,9 +216,15 @@ def node(node: str) -> str:
         if topic is None:
             raise ApiError(404, "TOPIC_NOT_FOUND")
         return render_template("nodes/confirm.html", node=node, topic=topic)
+    if request.args.get("confirm") == "adopt":
+        require(Role.OPERATOR)
+        return render_template("nodes/adopt.html", node=node, primary=_adoptable(stats, request.args.get("identity")))
     if stats is None:
         sighting = history.sightings.recall(node)
-        return render_template("nodes/silent.html", node=described, sighting=sighting, warnings=queries.warnings)
+        copies = _copies_of(node, history.latest)
+        return render_template(
+            "nodes/silent.html", node=described, sighting=sighting, copies=copies, warnings=queries.warnings
+        )
     alerts, rate = alerts_on_node(stats, history, now), history.rate(node_key(node))
     return render_template(
         "nodes/node.html",
@@ -221,6 +233,7 @@ def node(node: str) -> str:
         sighting=history.sightings.of(node),
         rate=rate,
         growth=history.growth(node_key(node)),
+        pages=_pages_by_address(history.latest, history),
         charts=charts_of(node_key(node), stats.waiting, rate, now),
         alerts=alerts[:_MAX_ALERTS],
         more_alerts=max(0, len(alerts) - _MAX_ALERTS),
@@ -230,6 +243,29 @@ def node(node: str) -> str:
         warnings=queries.warnings,
         timeframe=timeframe(),
     )
+
+
+def _adoptable(stats: NodeStats | None, identity: str | None) -> Primary:
+    for primary in stats.mirroring.primaries if stats else ():
+        if primary.identity == identity and primary.can_be_adopted:
+            return primary
+    raise ApiError(404, "MIRROR_NOT_FOUND")
+
+
+def _copies_of(address: str, snapshot: Snapshot | None) -> list[tuple[str, Primary]]:
+    """The copies of a node, each with the address of the standby that has it."""
+    return [
+        (standby, primary)
+        for standby, stats in (snapshot.node_stats if snapshot else {}).items()
+        for primary in stats.mirroring.primaries
+        if primary.http_address == address
+    ]
+
+
+def _pages_by_address(snapshot: Snapshot | None, history: History) -> dict[str, str]:
+    """The nodes that have a page, by HTTP and by TCP address."""
+    known = [*(snapshot.nodes if snapshot else ()), *(sighting.node for sighting in history.sightings.gone())]
+    return {at: node.http_address for node in known for at in (node.tcp_address, node.http_address)}
 
 
 def _as_flag(name: str, value: str) -> tuple[str, str]:
@@ -260,6 +296,9 @@ def act(node: str) -> Response:
     if request.form.get("action") == "dismiss":
         back = url_for("cluster.overview" if request.form.get("next") == "overview" else "nodes.list_")
         return perform(lambda: actions.dismiss(node), f"Dismissed {node}.", back)
+    if request.form.get("action") == "adopt":
+        here, identity = url_for("nodes.node", node=node), request.form.get("identity", "")
+        return perform(lambda: actions.adopt(node, identity), "", here)
     if request.form.get("action") != "tombstone":
         raise ApiError(400, "INVALID_ACTION")
     here, done = url_for("topics.topic", topic=topic), f"Tombstoned {node} for {topic}."

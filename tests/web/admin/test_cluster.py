@@ -4,6 +4,7 @@ import html
 import logging
 import math
 import re
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -311,6 +312,167 @@ def test_a_node_that_does_not_answer_has_a_page(browser, nsqd, lookupd):
     page = browser.get(f"/nodes/{nsqd.address}")
     assert page.status_code == 200
     assert "This node is listed and does not answer." in shown(page)
+
+
+# --- Mirroring --------------------------------------------------------------------------------------------------------
+
+IDENTITY = "0123456789abcdef" * 2
+
+
+def mirrors(nsqd, standby=None, *primaries):
+    """Says that the node has this standby, and copies of these primaries."""
+    known = {"standby": standby, "accepts": bool(primaries), "primaries": primaries}
+    nsqd.says("stats", {"health": "OK", "nsq_compat": {"version": "0.1.0", "mirroring": known}, "topics": []})
+
+
+def standby_json(**fields):
+    return {"address": "n2:4150", "state": "in sync", "since": int(NOW) - 12, "seconds": 12.0, "behind": 0, **fields}
+
+
+def primary_json(**fields):
+    at = {"address": "n1:4150", "broadcast_address": "n1", "http_port": 4151, "identity": IDENTITY}
+    return {**at, "connected": True, "complete": True, "last_seen": int(NOW) - 12, "taken_over": None, **fields}
+
+
+def test_nodes_that_do_not_mirror_show_nothing_of_it_and_are_asked_nothing_of_it(browser, nsqd):
+    for path in ("/nodes", f"/nodes/{nsqd.address}"):
+        page = shown(browser.get(path))
+        assert "Mirroring" not in page
+        assert "standby" not in page
+    assert [heard for heard in nsqd.heard if "mirror" in heard] == []
+
+
+@pytest.mark.parametrize(
+    ("standby", "in_list", "on_page"),
+    [
+        ({"behind": 3}, "in sync standby n2:4150, 3 changes behind", "n2:4150 in sync"),
+        ({"state": "catching up", "behind": 1}, "catching up for 12s standby n2:4150, 1 change behind", "catching up"),
+        (
+            {"state": "not connected", "failure": "connection refused", "behind": 7},
+            "not mirrored for 12s standby n2:4150",
+            "not mirrored for 12s connection refused",
+        ),
+        (
+            {"state": "not connected", "failure": "closed", "when_lost": "refuse"},
+            "not mirrored for 12s refuses publishes standby n2:4150",
+            "messages are refused",
+        ),
+    ],
+)
+def test_a_primary_shows_its_standby_and_how_far_it_is_behind(browser, nsqd, standby, in_list, on_page):
+    mirrors(nsqd, standby_json(**standby))
+    row = shown(browser.get("/nodes"))
+    assert in_list in row
+    assert ("changes behind" in row) == (standby.get("behind") == 3)
+    assert on_page in shown(browser.get(f"/nodes/{nsqd.address}"))
+
+
+@pytest.mark.parametrize(
+    ("primary", "in_list", "on_page"),
+    [
+        ({}, "in sync copy of n1:4150", "n1:4150 in sync complete connected \u2013"),
+        ({"complete": False}, "catching up copy of n1:4150", "n1:4150 catching up not complete connected \u2013"),
+        (
+            {"connected": False},
+            "primary not connected copy of n1:4150, last seen 12s ago",
+            "n1:4150 primary not connected complete 12s ago Adopt…",
+        ),
+        (
+            {"connected": False, "taken_over": ["orders", "t"]},
+            "took over 2 topics of n1:4150, last seen 12s ago",
+            "n1:4150 took over 2 topics taken over: orders , t 12s ago \u2013",
+        ),
+    ],
+)
+def test_a_standby_shows_the_copies_that_it_has(browser, nsqd, primary, in_list, on_page):
+    mirrors(nsqd, None, primary_json(**primary))
+    assert in_list in shown(browser.get("/nodes"))
+    page = shown(browser.get(f"/nodes/{nsqd.address}"))
+    assert on_page in page
+    assert "This node has no standby." in page
+
+
+def test_primary_and_standby_link_to_each_other(browser, make_nsqd, nsqd, lookupd):
+    other = make_nsqd()
+    listed = [nsqd.info(topics=[]), other.info(topics=[])]
+    lookupd.says("nodes", {"producers": listed})
+    mirrors(nsqd, standby_json(address=f"127.0.0.1:{other.port + 1}"))
+    mirrors(other, None, primary_json(broadcast_address="127.0.0.1", http_port=nsqd.port))
+    page = browser.get("/nodes").text
+    assert f'<a href="/nodes/{other.address}">127.0.0.1:{other.port + 1}</a>' in page
+    assert f'<a href="/nodes/{nsqd.address}">n1:4150</a>' in page
+
+
+def test_a_primary_that_is_gone_is_adopted_by_its_standby(browser, submit, service, nsqd, caplog):
+    caplog.set_level(logging.INFO)
+    mirrors(nsqd, None, primary_json(connected=False))
+    nsqd.says("mirror/adopt", {"topics": ["orders", "clicks"]})
+    page = browser.get("/")
+    assert "has a copy of n1:4150, which is not connected and was last seen 12 s ago" in shown(page)
+    here = f"/nodes/{nsqd.address}"
+    assert f'href="{here}?confirm=adopt&amp;identity={IDENTITY}">Adopt…</a>' in page.text
+    asked = f"{here}?confirm=adopt&identity={IDENTITY}"
+    question = shown(browser.get(asked))
+    assert "Adopt the topics of n1:4150?" in question
+    assert "12s ago . The copy is complete." in question
+    answer = submit(here, asked, action="adopt", identity=IDENTITY)
+    assert (answer.status_code, answer.headers["Location"]) == (303, here)
+    assert nsqd.orders == [f"mirror/adopt?identity={IDENTITY}"]
+    assert f"{nsqd.address} has taken over 2 topics." in shown(browser.get(here))
+    assert f"adopt_mirror identity={IDENTITY} at {nsqd.address}: done" in caplog.text
+    told = service.notified[0]
+    assert (told["action"], told["node"], told["identity"]) == ("adopt_mirror", nsqd.address, IDENTITY)
+    assert "topic" not in told
+
+
+def test_a_takeover_that_fails_says_why(browser, submit, nsqd):
+    mirrors(nsqd, None, primary_json(connected=False, complete=False))
+    nsqd.says("mirror/adopt", {"message": "ADOPT_FAILED: another take-over is going on"}, 400)
+    here = f"/nodes/{nsqd.address}"
+    asked = f"{here}?confirm=adopt&identity={IDENTITY}"
+    assert "The copy is not complete : what it lacks" in shown(browser.get(asked))
+    submit(here, asked, action="adopt", identity=IDENTITY)
+    page = shown(browser.get(here))
+    assert f"{nsqd.address}: answered 400 ADOPT_FAILED: another take-over is going on" in page
+    assert "has taken over" not in page
+
+
+def test_only_a_copy_without_its_primary_can_be_adopted(browser, submit, nsqd):
+    here, html_only = f"/nodes/{nsqd.address}", {"Accept": "text/html"}
+    for primary in (primary_json(), primary_json(connected=False, taken_over=[]), primary_json(identity="other")):
+        mirrors(nsqd, None, primary)
+        answer = browser.get(f"{here}?confirm=adopt&identity={IDENTITY}", headers=html_only)
+        assert answer.status_code == 404
+        assert f"The node {nsqd.address} has no copy to take over now" in shown(answer)
+    assert submit(here, action="adopt", identity="x\nAUDIT: root").status_code == 400
+    assert submit("/nodes/other:1", action="adopt", identity=IDENTITY).status_code == 404
+    assert nsqd.orders == []
+
+
+def test_a_viewer_sees_copies_and_cannot_adopt_them(behind_login, nsqd):
+    mirrors(nsqd, None, primary_json(connected=False))
+    here, credentials = f"/nodes/{nsqd.address}", {"Authorization": f"Basic {b64encode(b'vic:vic-pw').decode()}"}
+    page = behind_login.get(here, headers=credentials).text
+    assert "primary not connected" in page
+    assert "confirm=adopt" not in page
+    assert "disabled" in page.partition('id="mirroring"')[2].partition("</section>")[0]
+    assert behind_login.get(f"{here}?confirm=adopt&identity={IDENTITY}", headers=credentials).status_code == 403
+    form = {"action": "adopt", "identity": IDENTITY}
+    assert behind_login.post(here, data=form, headers=credentials).status_code == 403
+    assert nsqd.orders == []
+
+
+def test_a_node_that_is_gone_names_the_standby_that_has_its_copy(browser, service, make_nsqd, nsqd, lookupd):
+    standby = make_nsqd()
+    mirrors(standby, None, primary_json(connected=False, broadcast_address="127.0.0.1", http_port=nsqd.port))
+    lookupd.says("nodes", {"producers": [nsqd.info(topics=[]), standby.info(topics=[])]})
+    service.history.add(take_snapshot(service.cluster, NOW - 12))
+    lookupd.says("nodes", {"producers": [standby.info(topics=[])]})
+    nsqd.__exit__()
+    service.history.add(take_snapshot(service.cluster, NOW - 2))
+    page = browser.get(f"/nodes/{nsqd.address}")
+    assert f"{standby.address} has a copy of its messages." in shown(page)
+    assert f"/nodes/{standby.address}?confirm=adopt&amp;identity={IDENTITY}" in page.text
 
 
 def test_the_pages_of_nodes_link_to_sections_that_exist(browser, nsqd, gone):
