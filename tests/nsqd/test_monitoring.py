@@ -34,7 +34,9 @@ Samples = dict[tuple[str, ...], float]
 
 @pytest.fixture
 def nsqd(tmp_path: Path) -> Iterator[NsqdProcess]:
+    """Its standby does not answer."""
     options = ["--durability=fsync", "--e2e-processing-latency-percentile=0.99", "--broadcast-address=127.0.0.1"]
+    options += ["--mirror-to=127.0.0.1:1", "--mirror-accept"]
     with NsqdProcess(installed_nsqd(), tmp_path, options=options) as process:
         yield process
 
@@ -83,6 +85,13 @@ def test_a_scrape_shows_what_is_retained_and_read(nsqd):
     assert ("nsqd_topic_retained_seconds", "others") not in found
     assert found["nsqd_topic_released_segments_total", "orders"] == 0
     assert (found["nsqd_offset_reads_total",], found["nsqd_offset_gone_total",]) == (1, 1)
+
+
+def test_a_scrape_shows_a_standby_that_is_away_and_that_there_is_no_copy(nsqd):
+    found = scrape(nsqd.http_address)
+    assert found["nsqd_mirror_in_sync",] == found["nsqd_mirror_changes_behind",] == 0
+    assert 0 <= found["nsqd_mirror_state_seconds",] < 60
+    assert found["nsqd_mirror_primaries",] == found["nsqd_mirror_primaries_connected",] == 0
 
 
 def test_many_scrapes_leak_nothing_and_the_daemon_still_stops(nsqd):
@@ -163,6 +172,41 @@ def test_promtool_accepts_the_metrics_of_all_daemons_with_every_kind_of_series(n
 def test_promtool_accepts_the_alert_rules():
     done = promtool("check", "rules", str(RULES))
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("alert", "fires_after", "well", "series"),
+    [
+        ("NsqdNotMirrored", "2m", "30s", {'nsqd_mirror_in_sync{instance="n1"}': "1x3 0x30"}),
+        (
+            "NsqdPrimaryNotConnected",
+            "2m",
+            "45s",
+            {
+                'nsqd_mirror_primaries{instance="n1"}': "2x33",
+                'nsqd_mirror_primaries_connected{instance="n1"}': "2x3 1x29",
+            },
+        ),
+    ],
+)
+def test_an_alert_fires_when_mirroring_fails_and_not_before(tmp_path, alert, fires_after, well, series):
+    summary = next(rule for rule in rules() if rule["alert"] == alert)["annotations"]["summary"]
+    fired = {
+        "exp_labels": {"severity": "critical", "instance": "n1"},
+        "exp_annotations": {"summary": summary.replace("{{ $labels.instance }}", "n1")},
+    }
+    tests = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [
+            {"alertname": alert, "eval_time": well, "exp_alerts": []},
+            {"alertname": alert, "eval_time": fires_after, "exp_alerts": [fired]},
+        ],
+    }
+    path = tmp_path / "tests.yml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "15s", "tests": [tests]}))
+    done = promtool("test", "rules", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_rules_have_the_fields_of_prometheus_and_a_sentence():
