@@ -8,6 +8,7 @@
         <topic>.deleted-<n>/         the rest of a deleted topic, until it can be removed
         <topic>.importing/           a topic that is being imported from Go's files
         <topic>.replaced/            the previous state of that topic, while they are swapped
+        mirrors/<identity>/          a copy of another nsqd's data path, of the same layout
         imported/<n>/                Go's files, after their messages were imported
     nsq_compat.exported-<n>/         was nsq_compat/ until it was exported as Go's files: see ``godata.export``
 
@@ -27,6 +28,9 @@ from nsq_compat.log.files import Files
 
 FOLDER: Final = "nsq_compat"
 TOPIC_SUFFIX: Final = ".topic"
+MIRRORS: Final = "mirrors"
+MIRROR_STATE: Final = "mirror.json"
+"""In a copy: the state of the primary."""
 _LEFTOVER: Final = re.compile(r".+\.deleted-[0-9]+")
 
 

@@ -15,7 +15,15 @@ from typing import Final
 
 import gevent
 
-from nsq_compat.log.data_path import our_folder, reason, remove_folder, topic_folder, topics_in
+from nsq_compat.log.data_path import (
+    MIRROR_STATE,
+    MIRRORS,
+    our_folder,
+    reason,
+    remove_folder,
+    topic_folder,
+    topics_in,
+)
 from nsq_compat.log.files import Files, read_file, replace_file
 from nsq_compat.log.metadata import TopicMetadata, recover_metadata
 from nsq_compat.log.mirror_copy import MirrorCopy
@@ -31,8 +39,6 @@ from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
 
-MIRRORS: Final = "mirrors"
-_STATE: Final = "mirror.json"
 _IDENTITY: Final = re.compile("[0-9a-f]{32}")
 _POLL_SECONDS: Final = 0.5
 _MERGED_AT_ONCE: Final = 500
@@ -84,7 +90,7 @@ class Mirrored:
 
     def save(self) -> None:
         text = json.dumps(asdict(self.state), indent=1)
-        replace_file(self.files, os.path.join(self.folder, _STATE), text.encode("utf-8"), sync=True)
+        replace_file(self.files, os.path.join(self.folder, MIRROR_STATE), text.encode("utf-8"), sync=True)
 
 
 class Standby:
@@ -239,7 +245,7 @@ class Standby:
                 self._files.mkdir(path)
         state = MirrorState(identity)
         with suppress(FileNotFoundError):
-            state = MirrorState(**json.loads(read_file(self._files, os.path.join(folder, _STATE))))
+            state = MirrorState(**json.loads(read_file(self._files, os.path.join(folder, MIRROR_STATE))))
         mirrored = self.mirrors[identity] = Mirrored(self._files, folder, state)
         return mirrored
 

@@ -10,10 +10,11 @@ nsqd has ever used the folder; 2: nothing was done (wrong usage, no such folder,
 
 import base64
 import errno
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
@@ -26,8 +27,19 @@ from nsq_compat.godata import export as go_export
 from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage, QueueFiles, queues_among
 from nsq_compat.godata.reader import QueueReport, read_data_file, read_queue
-from nsq_compat.log.data_path import FOLDER, DataPathError, DataPathLock, reason, resolved, topic_folder, topics_in
-from nsq_compat.log.files import OsFiles
+from nsq_compat.log.data_path import (
+    FOLDER,
+    MIRROR_STATE,
+    MIRRORS,
+    DataPathError,
+    DataPathLock,
+    our_folder,
+    reason,
+    resolved,
+    topic_folder,
+    topics_in,
+)
+from nsq_compat.log.files import OsFiles, read_file
 from nsq_compat.log.metadata import FILE_NAME, MetadataError, TopicMetadata, load_metadata
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol.go_json import dumps
@@ -139,14 +151,19 @@ class Findings:
     """Files that Go has set aside; not counted as damage, because they are old."""
     topics: list["TopicFindings"] = field(default_factory=list)
     """Ours."""
+    mirror_of: str = ""
+    """For a copy, the address of its primary."""
+    mirrors: list["Findings"] = field(default_factory=list)
+    """Copies of other nsqds' data paths."""
 
     @property
     def damaged(self) -> bool:
-        """Whether messages are lost, or a start would fail."""
+        """Whether messages are lost, or a start would fail; also in a copy."""
         return bool(
             self.metadata_error
             or any(queue.damaged_parts for queue in self.go_queues)
             or any(topic.is_damaged for topic in self.topics)
+            or any(mirror.damaged for mirror in self.mirrors)
         )
 
 
@@ -191,7 +208,25 @@ def check(data_path: str) -> Findings:
                 pass
             findings.go_queues.append(report)
     findings.topics = [_check_topic(data_path, name) for name in topics_in(_FILES, data_path)]
+    findings.mirrors = list(_check_mirrors(data_path))
     return findings
+
+
+def _check_mirrors(data_path: str) -> Iterator[Findings]:
+    folder = os.path.join(our_folder(data_path), MIRRORS)
+    with suppress(FileNotFoundError):
+        for identity in sorted(_FILES.listdir(folder)):
+            copy = os.path.join(folder, identity)
+            findings = check(copy)
+            findings.mirror_of = _primary_of(copy) or "an unknown primary"
+            yield findings
+
+
+def _primary_of(copy: str) -> str:
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        state = json.loads(read_file(_FILES, os.path.join(copy, MIRROR_STATE)))
+        return f"{state['broadcast_address']}:{state['tcp_port']}"
+    return ""
 
 
 def _check_topic(data_path: str, name: str) -> TopicFindings:
@@ -233,18 +268,20 @@ class _ReadOnly(OsFiles):
 def as_json(findings: Findings) -> dict[str, Any]:
     keys = "name messages bytes claimed_depth unsynced damaged_parts damaged_bytes damages ignored"
     return {
-        **picked(findings, "data_path damaged metadata_error metadata bad_files go_queues topics"),
+        **picked(findings, "data_path damaged metadata_error metadata bad_files go_queues topics mirror_of? mirrors"),
         "metadata": [asdict(topic) for topic in findings.metadata],
         "go_queues": [
             {**picked(queue, keys), "damages": [damage._asdict() for damage in queue.damages]}
             for queue in findings.go_queues
         ],
         "topics": [asdict(topic) for topic in findings.topics],
+        "mirrors": [as_json(mirror) for mirror in findings.mirrors],
     }
 
 
 def as_text(findings: Findings) -> Iterator[str]:
-    yield f"data path {findings.data_path}"
+    name = f"copy of {findings.mirror_of}" if findings.mirror_of else "data path"
+    yield f"{name} {findings.data_path}"
     topics, channels = len(findings.metadata), sum(len(topic.channels) for topic in findings.metadata)
     counts = f"{_count(topics, 'topic')}, {_count(channels, 'channel')}"
     yield f"nsqd.dat: {findings.metadata_error or counts}"
@@ -254,6 +291,8 @@ def as_text(findings: Findings) -> Iterator[str]:
         yield from _queue_lines(queue)
     if findings.bad_files:
         yield f"{_count(findings.bad_files, 'file')} set aside by Go as bad; nsq_data salvage lists what is in them"
+    for mirror in findings.mirrors:
+        yield from (f"  {line}" for line in as_text(mirror))
     yield "damaged" if findings.damaged else "clean"
 
 

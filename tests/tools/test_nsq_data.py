@@ -224,6 +224,7 @@ def test_all_findings_are_available_as_json(our_path, nsq_data):
             "bad_files": 1,
             "go_queues": [{**queue, "damaged_bytes": 0, "damages": [], "ignored": ["u.diskqueue.000007.dat.bad"]}],
             "topics": [{**topic, "damages": [], "problems": []}],
+            "mirrors": [],
         },
     )
 
@@ -316,6 +317,43 @@ def test_a_log_that_is_shorter_than_its_checkpoint_is_damaged(tmp_path):
         f"  {path.name}: damaged at its end, {lost} messages lost",
         "damaged",
     ]
+
+
+def mirrored_topic(data_path, identity, count, state):
+    """A copy with a topic of that many messages."""
+    copy = data_path / "nsq_compat" / "mirrors" / identity
+    copy.mkdir(parents=True)
+    (copy / "mirror.json").write_text(state)
+    return stored_topic(copy, count)
+
+
+def test_copies_of_other_nsqds_are_checked_and_named(our_path, nsq_data):
+    state = '{"broadcast_address": "n1", "tcp_port": 4150, "is_complete": true}'
+    mirrored_topic(our_path, "a" * 32, 3, state)
+    mirrored_topic(our_path, "b" * 32, 4, "damaged")
+    code, lines, _ = nsq_data("check")
+    assert (code, lines[-1]) == (0, "clean")
+    copies = our_path / "nsq_compat" / "mirrors"
+    first = lines.index(f"  copy of n1:4150 {copies / ('a' * 32)}")
+    second = lines.index(f"  copy of an unknown primary {copies / ('b' * 32)}")
+    assert (lines[first + 4], lines[second + 4]) == ("    c: depth 3", "    c: depth 4")
+    code, (line,), _ = nsq_data("check", "--json")
+    found = json.loads(line)["mirrors"]
+    assert [(each["mirror_of"], each["damaged"]) for each in found] == [
+        ("n1:4150", False),
+        ("an unknown primary", False),
+    ]
+    assert [each["topics"][0]["depths"] for each in found] == [{"c": 3}, {"c": 4}]
+
+
+def test_a_damaged_copy_is_damage_of_the_data_path(our_path, nsq_data):
+    path, end = mirrored_topic(our_path, "a" * 32, 100, '{"broadcast_address": "n1", "tcp_port": 4150}')
+    path.write_bytes(path.read_bytes()[: end.offset // 2])
+    code, lines, _ = nsq_data("check")
+    assert (code, lines[-2:]) == (1, ["  damaged", "damaged"])
+    code, (line,), _ = nsq_data("check", "--json")
+    found = json.loads(line)
+    assert (code, found["damaged"], found["mirrors"][0]["damaged"]) == (1, True, True)
 
 
 def test_damage_among_messages_that_are_retained_is_found(tmp_path):
