@@ -363,7 +363,7 @@ def _wide_mirroring(topic: str) -> dict[str, Any]:
     """A standby that is lost, and copies in each state."""
     host = "nsqd-" + "h" * 55
     primary = {"broadcast_address": host, "http_port": 4151, "epoch": 12, "last_seen": 1_700_000_000}
-    states = (
+    states: tuple[dict[str, Any], ...] = (
         {"connected": True, "complete": True},
         {"connected": True, "complete": False},
         {"connected": False, "complete": True},
