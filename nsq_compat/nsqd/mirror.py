@@ -437,6 +437,8 @@ class _Link:
                 self._on_acknowledged(event.ticket)
                 self.wanted.set()
         elif isinstance(event, Failed):
+            if isinstance(event.ticket, AsyncResult):
+                event.ticket.set_exception(event.error)
             raise event.error
 
     def _flush(self) -> None:
