@@ -1,4 +1,4 @@
-"""F21 and F22: machines that are lost, and links between a primary and its standby that fail (P10).
+"""F23 and F24: machines that are lost, and links between a primary and its standby that fail (P10).
 
 A lost machine is an nsqd that is killed and whose data path is deleted. What it acknowledged comes from the standby.
 """
