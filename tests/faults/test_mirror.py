@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
+from nsq_conformance.auth_server import EVERYTHING, AuthServer
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.faults.conftest import LONG_ROUNDS, StartDaemon
 from tests.faults.daemon import Daemon, Directory, wait_until
@@ -514,3 +516,37 @@ def test_the_connection_to_the_standby_is_compressed(machines, compression):
     lose(primary)
     adopt(standby)
     assert standby.consumes(2000) == bodies
+
+
+def test_the_standby_requires_tls_and_authorization_with_a_permission_of_its_own(machines, tmp_path):
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    publishers = [{**EVERYTHING[0], "permissions": ["subscribe", "publish"]}]
+    mirrors = [{**EVERYTHING[0], "permissions": ["mirror"]}]
+    with AuthServer({"publishes": publishers, "mirrors": mirrors}) as auth:
+        standby = machines.standby(
+            f"--tls-cert={tmp_path}/cert.pem",
+            f"--tls-key={tmp_path}/key.pem",
+            "--tls-required=tcp-https",
+            f"--auth-http-address={auth.address}",
+        )
+        tls = ["--mirror-tls", f"--tls-root-ca-file={tmp_path}/ca.pem", "--mirror-timeout=200ms"]
+        for options, refusal in (
+            (["--mirror-timeout=200ms"], "cannot MIRROR in current state (TLS required)"),
+            (["--mirror-tls", "--mirror-timeout=200ms"], "certificate verify failed"),
+            (tls, "E_AUTH_FIRST AUTH required before MIRROR"),
+            ([*tls, "--mirror-auth-secret=publishes"], "E_UNAUTHORIZED AUTH failed for MIRROR"),
+        ):
+            refused = machines.start(f"--mirror-to={standby.tcp_address}", *options)
+            wait_until(lambda refused=refused, refusal=refusal: refusal in refused.log)
+            refused.end()
+        primary = machines.primary(standby, *tls, "--mirror-auth-secret=mirrors")
+        primary.create_channel("t", "c")
+        primary.publishes(b"m")
+        assert "mirrors" not in json.dumps(json.loads(primary.http("info")[1]))
+        lose(primary)
+        assert adopt(standby) == ["t"]
+        assert standby.unfinished("t") == {"c": 1}
