@@ -63,6 +63,14 @@ def test_a_new_channel_receives_every_line_again(nsqlookupd_command: str, tmp_pa
         assert f"received all {count} lines again" in output
 
 
+def test_the_machine_of_a_mirrored_nsqd_is_lost_and_no_event(nsqlookupd_command: str) -> None:
+    options = ("--once", "--no-spark", "--mirror", f"--file={__file__}")
+    demo = start_demo(f"--nsqd={installed_nsqd()}", f"--nsqlookupd={nsqlookupd_command}", *options)
+    output, errors = demo.communicate(timeout=150)
+    assert demo.returncode == 0, errors
+    assert "none lost: the consumer received all" in output
+
+
 @pytest.mark.timeout(600)
 def test_spark_counts_every_event_it_has_read(daemons: list[str], tmp_path: Path) -> None:
     demo = start_demo(*daemons, "--once", f"--file={__file__}", f"--data-path={tmp_path}")

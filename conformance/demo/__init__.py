@@ -5,5 +5,6 @@ events      the command ``python -m nsq_conformance.demo.events publish`` (or ``
 stream      runs these programs: a publisher, and a consumer per channel
 spark       runs a Spark job that counts the events
 comparison  sends a file through nsqd and compares the received lines
+mirror      loses the machine of an nsqd that is mirrored
 __main__    daemons, comparison, stream and Spark, until Ctrl-C
 """

@@ -29,6 +29,7 @@ from typing import NoReturn, Protocol, TextIO
 from nsq_conformance.clients import ClientFailed
 from nsq_conformance.daemon_process import DaemonFailed
 from nsq_conformance.demo.comparison import compare, language_reference, retain, say
+from nsq_conformance.demo.mirror import lose_a_machine
 from nsq_conformance.demo.spark import CHANNEL, SparkCounts
 from nsq_conformance.demo.stream import CHANNELS, TOPIC, EventStream
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
@@ -59,6 +60,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--no-spark", action="store_true", help="leave out Spark, which needs Java 17 and a minute or more to start"
     )
+    parser.add_argument(
+        "--mirror",
+        action="store_true",
+        help="also lose the machine of an nsqd that is mirrored, and none of its events",
+    )
     for name, installed in (
         *(("nsqd", installed_nsqd()), ("nsqlookupd", installed_nsqlookupd())),
         ("nsqadmin", installed_nsqadmin()),
@@ -80,6 +86,8 @@ def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
     is_retained = retain(nsqd, TOPIC)
     file = options.file or language_reference()
     compare(nsqd, nsqlookupd, file, folder, cleaning, is_retained=is_retained)
+    if options.mirror:
+        lose_a_machine(options.nsqd, nsqlookupd, folder, cleaning)
     with_spark = not options.no_spark
     if options.once and not with_spark:
         return

@@ -30,6 +30,8 @@ Files:
 
     files           the interface to the file system     descriptors   open files, their limit; failed reads
     data_path       the folder, its lock, its layout     metadata      nsqd.dat, in Go's format
+    mirrored_files  notes every change, for a standby    mirror_copy   a standby's copy, and how it is completed
+    identity        the name of a data path in mirroring
 
 May import ``protocol``. Functions that touch files raise ``OSError``; damage raises nothing and is counted.
 

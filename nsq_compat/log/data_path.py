@@ -10,6 +10,8 @@
         <topic>.replaced/            the previous state of that topic, while they are swapped
         mirrors/<identity>/          a copy of another nsqd's data path, of the same layout
         imported/<n>/                Go's files, after their messages were imported
+        identity                     the identity and epoch of the data path, with mirroring
+        mirrors/<identity>/          a copy of another nsqd's data path, see ``nsqd.standby``
     nsq_compat.exported-<n>/         was nsq_compat/ until it was exported as Go's files: see ``godata.export``
 
 nsqd locks the folder itself, as Go's nsqd does, so the two exclude each other.

@@ -8,6 +8,8 @@
     lookup_peers    registers with every nsqlookupd, and asks them for the channels of a new topic
     http_calls      HTTP requests to other servers, in threads; auth servers
     statsd          statistics pushed to statsd
+    mirror          sends every change of the files to a standby
+    standby         keeps copies for other nsqds, and takes over their topics
 
 May import everything below. The parts that are tested by themselves are in lower layers; this folder is tested
 as a process.

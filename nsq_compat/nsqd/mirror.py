@@ -8,6 +8,7 @@ or refuses publishes.
 import json
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -215,7 +216,7 @@ class Mirror:
             try:
                 self._converse()
             except (OSError, ProtocolError, NsqError, ValueError, _Ended) as error:
-                failure = reason(error) if isinstance(error, OSError) and error.errno else str(error)
+                failure = _why(error)
             except Exception:  # the top of a greenlet
                 log.exception("MIRROR(%s): internal error", self.address)
             if self.state is State.IN_SYNC:
@@ -270,7 +271,7 @@ class Mirror:
         except StopIteration:
             pass
         except (OSError, NsqError, ValueError, _Ended) as error:
-            link.fail(str(error))
+            link.fail(_why(error))
         finally:
             link.wanted.set()
 
@@ -341,6 +342,14 @@ class Mirror:
             self._link.fail("a topic was replaced, all files are compared again")
 
 
+def _why(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}"
+    return reason(error) if isinstance(error, OSError) and error.errno else str(error)
+
+
 class _Ended(Exception):
     """The connection has ended."""
 
@@ -409,7 +418,7 @@ class _Link:
             while not self.is_closed:
                 self._receive()
         except (OSError, ProtocolError, NsqError, _Ended) as error:
-            self.fail(reason(error) if isinstance(error, OSError) and error.errno else str(error))
+            self.fail(_why(error))
 
     def _receive(self) -> None:
         session = self._session
@@ -437,6 +446,8 @@ class _Link:
                 self._on_acknowledged(event.ticket)
                 self.wanted.set()
         elif isinstance(event, Failed):
+            if isinstance(event.ticket, AsyncResult):
+                event.ticket.set_exception(event.error)
             raise event.error
 
     def _flush(self) -> None:

@@ -19,6 +19,7 @@ Both directions:
     lookup_commands  the protocol of nsqlookupd, both ends    compression     deflate and snappy
     go_json          JSON as Go reads and writes it           durations       Go's durations
     names            topics, channels, hosts                  errors          exceptions for error frames; quoting
+    mirror           changes of files, from a primary to its standby
 
 All readers are incremental and bounded: the result does not depend on how the input is split, and any bytes lead to
 values or to the exceptions that the module declares.

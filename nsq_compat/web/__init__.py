@@ -6,6 +6,7 @@
     nsqd_service     the interface that the daemon provides to the API
     publishing       /pub, /mpub
     administration   /topic/..., /channel/..., /config
+    mirroring        /mirror, /mirror/adopt
     topic_log        /topic/offsets, /topic/read, /channel/rewind
     mirroring        /mirror, /mirror/adopt
     stats            /ping, /info, /stats

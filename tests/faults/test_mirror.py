@@ -1,0 +1,552 @@
+"""F23 and F24: machines that are lost, and links between a primary and its standby that fail (P10).
+
+A lost machine is an nsqd that is killed and whose data path is deleted. What it acknowledged comes from the standby.
+"""
+
+import json
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from nsq_conformance.auth_server import EVERYTHING, AuthServer
+from nsq_conformance.nsqd_process import installed_nsqd
+from tests.faults.conftest import LONG_ROUNDS, StartDaemon
+from tests.faults.daemon import Daemon, Directory, wait_until
+from tests.faults.test_kill import report, settings
+from tests.faults.traffic import Traffic
+from tests.v2_client import Client, Refused, pub
+
+LEVELS = ("os", "fsync")
+TAKES_OVER_SOON = "--mirror-takeover-after=300ms"
+
+
+class Machines:
+    """nsqds, each with a data path and a node id of its own."""
+
+    def __init__(self, start: StartDaemon, folder: Path) -> None:
+        self._start = start
+        self._folder = folder
+        self._count = 0
+
+    def start(self, *options: str, data_path: Path | None = None) -> Daemon:
+        self._count += 1
+        if data_path is None:
+            data_path = self._folder / f"machine{self._count}"
+            data_path.mkdir()
+        return self._start(f"--node-id={self._count}", *options, data_path=data_path)
+
+    def standby(self, *options: str, data_path: Path | None = None) -> Daemon:
+        return self.start("--mirror-accept", "--mirror-takeover-after=manual", *options, data_path=data_path)
+
+    def primary(self, standby: Daemon, *options: str, data_path: Path | None = None) -> Daemon:
+        primary = self.start(f"--mirror-to={standby.tcp_address}", *options, data_path=data_path)
+        wait_until(partial(is_in_sync, primary))
+        return primary
+
+
+@pytest.fixture
+def machines(start: StartDaemon, tmp_path: Path) -> Machines:
+    return Machines(start, tmp_path)
+
+
+def mirror(daemon: Daemon) -> dict[str, Any]:
+    status, answer = daemon.http("mirror")
+    assert status == 200, answer
+    found: dict[str, Any] = json.loads(answer)
+    return found
+
+
+def is_in_sync(primary: Daemon) -> bool:
+    return bool(mirror(primary)["standby"]["state"] == "in sync")
+
+
+def is_lost(primary: Daemon) -> bool:
+    return bool(mirror(primary)["standby"]["state"] != "in sync")
+
+
+def lose(daemon: Daemon) -> None:
+    """The machine burns down."""
+    daemon.kill()
+    shutil.rmtree(daemon.data_path)
+
+
+def adopt(standby: Daemon) -> list[str]:
+    """Have it take over what it has a copy of; returns the topics."""
+    topics: list[str] = []
+    for primary in mirror(standby)["primaries"]:
+        if not primary["taken_over"]:
+            status, answer = standby.http("mirror/adopt", b"", identity=primary["identity"])
+            assert status == 200, answer
+            topics += json.loads(answer)["topics"]
+    return topics
+
+
+# --- Lost machines ----------------------------------------------------------------------------------------------------
+
+
+def lose_machines(machines: Machines, traffic: Traffic, rounds: int) -> None:
+    """The primary is lost in each round. Its standby takes over, and is the primary of the next round."""
+    random = traffic.random
+    standby = machines.standby(*settings(random, *LEVELS))
+    primary = machines.primary(standby, *settings(random, *LEVELS))
+    for name in "abc":
+        traffic.add_channel(primary, traffic.orders, name)
+    for number in range(rounds):
+        traffic.run(primary, random.uniform(0.2, 1.2), Daemon.kill)
+        shutil.rmtree(primary.data_path)
+        assert set(adopt(standby)) <= {"orders", "bare"}
+        if number == rounds // 2:
+            traffic.add_channel(standby, traffic.orders, "later")
+        survivor = standby
+        survivor.kill()  # after a take-over, what it took over is its own
+        standby = machines.standby(*settings(random, *LEVELS))
+        primary = machines.primary(standby, *settings(random, *LEVELS), data_path=survivor.data_path)
+    traffic.drain(primary)
+    standby.stop()
+
+
+def check_no_message_is_lost_with_a_machine(machines: Machines, traffic: Traffic, rounds: int) -> None:
+    lose_machines(machines, traffic, rounds)
+    report(traffic)
+    assert traffic.check() == []
+    assert traffic.refusals == []
+    assert all(ledger.acknowledged for ledger in traffic.ledgers), "otherwise the test would prove nothing"
+
+
+@pytest.mark.timeout(600)
+def test_acknowledged_messages_survive_the_loss_of_a_machine(machines, seed, tmp_path):
+    check_no_message_is_lost_with_a_machine(machines, Traffic(seed, tmp_path), 4)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_acknowledged_messages_survive_the_loss_of_many_machines(machines, seed, tmp_path):
+    check_no_message_is_lost_with_a_machine(machines, Traffic(seed, tmp_path), LONG_ROUNDS)
+
+
+def test_the_checker_detects_what_an_asynchronous_mirror_loses(machines, seed, tmp_path):
+    traffic = Traffic(seed, tmp_path)
+    standby = machines.standby()
+    primary = machines.primary(standby, "--mirror-mode=async")
+    traffic.add_channel(primary, traffic.orders, "a")
+
+    def end(primary: Daemon) -> None:
+        standby.hang()
+        time.sleep(0.5)
+        primary.kill()
+
+    traffic.run(primary, 1, end)
+    standby.go_on()
+    adopt(standby)
+    traffic.drain(standby)
+    assert any("acknowledged but lost" in problem for problem in traffic.check())
+
+
+# --- Taking over ------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_consumer_sees_of_a_message_stays_the_same(machines):
+    standby = machines.standby()
+    primary = machines.primary(standby)
+    primary.create_channel("t", "c")
+    primary.create_channel("t", "paused")
+    primary.control("pause", "t", "paused")
+    with primary.client() as producer, primary.client() as consumer:
+        producer.publishes(b"waits", b"finished", b"failed", b"put off")
+        producer.defers(b"deferred", 3000)
+        consumer.subscribes(ready=10)
+        taken = {message.body: message for message in consumer.takes(4)}
+        consumer.finishes([taken[b"finished"]])
+        consumer.requeues(taken[b"failed"], 0)
+        consumer.requeues(taken[b"put off"], 3000)
+        again = consumer.takes(1)
+        assert [each.body for each in again] == [b"failed"]
+        wait_until(lambda: primary.checkpoint_says_unfinished("t", "c") == 4)
+        began = time.monotonic()
+        lose(primary)
+    assert adopt(standby) == ["t"]
+    assert {each["channel_name"]: each["paused"] for each in standby.channels("t")} == {"c": False, "paused": True}
+    with standby.client() as consumer:
+        consumer.subscribes(ready=10)
+        found = {message.body: message for message in consumer.takes(2)}
+        assert found.keys() == {b"waits", b"failed"}
+        for message in found.values():
+            assert (message.id, message.timestamp_ns) == (taken[message.body].id, taken[message.body].timestamp_ns)
+        assert found[b"failed"].attempts in (2, 3)  # its last delivery may have followed the last checkpoint
+        later = consumer.takes(2, within=30)
+        assert time.monotonic() - began > 2, "a deferred message came early"
+        assert {message.body: message.attempts for message in later} == {b"deferred": 1, b"put off": 2}
+
+
+def test_a_topic_of_the_standby_gets_the_messages_of_the_primarys_topic(machines):
+    standby = machines.standby()
+    primary = machines.primary(standby)
+    bodies = {}
+    for daemon, name in ((primary, b"primary"), (standby, b"standby")):
+        daemon.create_channel("t", "c")
+        daemon.create_channel("t", name.decode())
+        bodies[name] = [b"%b %d" % (name, number) for number in range(500)]
+        with daemon.client() as producer:
+            producer.publishes_together(bodies[name])
+            producer.defers(b"deferred " + name, 1000)
+    lose(primary)
+    assert adopt(standby) == ["t"]
+    standby.kill()  # what was merged is on the disk
+    standby = machines.standby(data_path=standby.data_path)
+    both = sorted([*bodies[b"primary"], *bodies[b"standby"], b"deferred primary", b"deferred standby"])
+    assert sorted(standby.consumes(len(both))) == both
+    only = [*bodies[b"primary"], b"deferred primary"]
+    assert sorted(standby.consumes(len(only), channel=b"primary")) == sorted(only)
+    wait_until(lambda: set(standby.unfinished("t").values()) == {0, len(bodies[b"standby"]) + 1})
+
+
+def test_the_standby_waits_until_no_nsqlookupd_lists_the_primary(machines, directories: list[Directory]):
+    lookup = [each.flag for each in directories]
+    standby = machines.start("--mirror-accept", TAKES_OVER_SOON, *lookup)
+    primary = machines.primary(standby, *lookup)
+    primary.create_channel("t", "c")
+    primary.publishes(b"m")
+    wait_until(lambda: all("t" in each.topics() for each in directories))
+    primary.hang()  # nsqlookupd still lists it
+    wait_until(lambda: not mirror(standby)["primaries"][0]["connected"])
+    time.sleep(1.0)  # longer than --mirror-takeover-after: nothing may happen
+    assert mirror(standby)["primaries"][0]["taken_over"] is None
+    primary.go_on()
+    wait_until(partial(is_in_sync, primary))
+    lose(primary)
+    assert standby.consumes(1) == [b"m"]
+    wait_until(lambda: all("t" in each.topics() for each in directories))
+
+
+def test_a_primary_that_returns_forgets_what_was_taken_over_and_keeps_the_rest(machines):
+    standby = machines.standby()
+    primary = machines.primary(standby)
+    primary.create_channel("t", "c")
+    taken_over = [b"%d" % number for number in range(300)]
+    with primary.client() as producer:
+        producer.publishes(*taken_over)
+        producer.defers(b"deferred", 1000)
+    standby.kill()
+    wait_until(partial(is_lost, primary))
+    with primary.client() as producer:
+        producer.publishes(b"only here", b"here, too")
+        producer.defers(b"deferred here", 1000)
+    primary.kill()
+    standby = machines.standby(f"--tcp-address={standby.tcp_address}", data_path=standby.data_path)
+    assert adopt(standby) == ["t"]
+    for _ in range(2):  # also at its next start
+        primary = machines.primary(standby, data_path=primary.data_path)
+        assert primary.unfinished("t") == {"c": 3}
+        primary.kill()
+    primary = machines.primary(standby, data_path=primary.data_path)
+    assert sorted(primary.consumes(3)) == [b"deferred here", b"here, too", b"only here"]
+    assert sorted(standby.consumes(301)) == sorted([*taken_over, b"deferred"])
+    wait_until(lambda: primary.checkpoint_says_unfinished("t", "c") == 0)
+    wait_until(lambda: standby.unfinished("t") == {"c": 0})
+    lose(primary)
+    assert adopt(standby) == ["t"]
+    assert standby.unfinished("t") == {"c": 0}
+
+
+def test_a_wrong_take_over_costs_duplicates_and_no_message(machines):
+    standby = machines.standby()
+    primary = machines.primary(standby)
+    primary.create_channel("t", "c")
+    primary.publishes(*(b"%d" % number for number in range(100)))
+    assert adopt(standby) == ["t"]  # the primary lives
+    wait_until(lambda: primary.unfinished("t") == {"c": 0})
+    wait_until(partial(is_in_sync, primary))
+    primary.publishes(b"later")
+    assert sorted(standby.consumes(100)) == sorted(b"%d" % number for number in range(100))
+    lose(primary)
+    assert adopt(standby) == ["t"]
+    assert standby.consumes(1) == [b"later"]
+
+
+def test_two_nsqds_mirror_each_other_and_a_standby_has_several_primaries(machines):
+    first = machines.standby()
+    second = machines.start("--mirror-accept", "--mirror-takeover-after=manual", f"--mirror-to={first.tcp_address}")
+    address, http = first.tcp_address, first.http_address
+    first.stop()
+    first = machines.start(
+        "--mirror-accept",
+        "--mirror-takeover-after=manual",
+        f"--tcp-address={address}",
+        f"--http-address={http}",
+        f"--mirror-to={second.tcp_address}",
+        data_path=first.data_path,
+    )
+    third = machines.primary(first)
+    for daemon in (first, second, third):
+        wait_until(partial(is_in_sync, daemon))
+        daemon.create_channel("t", "c")
+    for number, daemon in enumerate((first, second, third)):
+        daemon.publishes(b"%d" % number)
+    lose(second)
+    lose(third)
+    adopt(first)
+    assert sorted(first.consumes(3)) == [b"0", b"1", b"2"]
+
+
+# --- A standby that is away -------------------------------------------------------------------------------------------
+
+
+def test_the_standby_is_killed_again_and_again_and_catches_up(machines, seed, tmp_path):
+    traffic = Traffic(seed, tmp_path)
+    standby = machines.standby(*settings(traffic.random, *LEVELS))
+    address = f"--tcp-address={standby.tcp_address}"
+    primary = machines.primary(standby, "--mirror-timeout=200ms", *settings(traffic.random, *LEVELS))
+    traffic.add_channel(primary, traffic.orders, "a")
+
+    def disturb(primary: Daemon) -> None:
+        nonlocal standby
+        for _ in range(3):
+            time.sleep(traffic.random.uniform(0.1, 0.6))
+            standby.kill()
+            time.sleep(traffic.random.uniform(0.0, 0.5))
+            standby = machines.standby(address, *settings(traffic.random, *LEVELS), data_path=standby.data_path)
+            wait_until(partial(is_in_sync, primary))
+        time.sleep(traffic.random.uniform(0.0, 0.5))
+        primary.kill()
+
+    traffic.run(primary, 0.1, disturb)
+    shutil.rmtree(primary.data_path)
+    adopt(standby)
+    traffic.drain(standby)
+    assert traffic.check() == []
+    assert traffic.refusals == []
+
+
+def test_without_a_standby_messages_are_accepted_or_refused_as_the_flag_says(machines):
+    for mode, refuses in (("continue", False), ("refuse", True)):
+        standby = machines.standby()
+        primary = machines.primary(standby, f"--mirror-lost={mode}", "--mirror-timeout=300ms")
+        primary.create_channel("t", "c")
+        primary.publishes(b"before")
+        standby.hang()
+        with primary.client() as producer:
+            if refuses:
+                with pytest.raises(Refused, match="E_PUB_FAILED PUB failed .* is not in sync"):
+                    producer.publishes(b"meanwhile")
+            else:
+                producer.publishes(b"meanwhile")
+        assert primary.http("pub", b"over http", topic="t")[0] == (503 if refuses else 200)
+        assert primary.ping() == "OK"
+        status, text = primary.http("readyz")
+        assert (status, b"not in sync" in text) == ((503, True) if refuses else (200, False))
+        standby.go_on()
+        wait_until(partial(is_in_sync, primary))
+        primary.publishes(b"after")
+        assert {b"before", b"after"} <= set(primary.consumes(4 if not refuses else 2))
+
+
+def test_a_standby_without_disk_space_says_so_and_loses_nothing(machines, start, tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    standby = start(
+        "--node-id=99", "--mirror-accept", "--mirror-takeover-after=manual",
+        data_path=folder, command=f"bash -c 'ulimit -f 300; exec {installed_nsqd()} \"$@\"' nsqd",
+    )  # fmt: skip
+    primary = machines.primary(standby, "--mirror-timeout=300ms")
+    primary.create_channel("t", "c")
+    bodies = [b"%d" % number + bytes(1000) for number in range(1000)]
+    with primary.client() as producer:
+        for begin in range(0, 1000, 50):
+            producer.publishes_together(bodies[begin : begin + 50])
+    wait_until(partial(is_lost, primary))
+    assert "MIRROR failed file too large" in primary.log
+    assert primary.consumes(1000) == bodies
+
+
+def test_an_nsqd_that_accepts_no_primaries_refuses_the_command_as_nsqs_does(machines):
+    other = machines.start()
+    primary = machines.start(f"--mirror-to={other.tcp_address}", "--mirror-timeout=200ms")
+    wait_until(lambda: "E_INVALID invalid command MIRROR" in primary.log)
+    primary.create_channel("t", "c")
+    primary.publishes(b"m")
+    assert primary.consumes(1) == [b"m"]
+    with other.client() as client:
+        client.says(b"MIRROR hello\n\0\0\0\x02{}")
+        with pytest.raises(Refused, match="E_INVALID invalid command MIRROR"):
+            client.answer()
+
+
+# --- Links ------------------------------------------------------------------------------------------------------------
+
+
+class Link(threading.Thread):
+    """A TCP proxy to an nsqd. What it does to the bytes is set in `forward` and `back`: a delay, or None to stop."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(daemon=True)
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.forward: float | None = 0.0
+        self.back: float | None = 0.0
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self.start()
+
+    def run(self) -> None:
+        with suppress(OSError):  # the listener is closed
+            while True:
+                near, _ = self._listener.accept()
+                try:
+                    far = socket.create_connection(self._target)
+                except OSError:
+                    near.close()
+                    continue
+                self._pairs.append((near, far))
+                for source, sink, name in ((near, far, "forward"), (far, near, "back")):
+                    threading.Thread(target=self._pump, args=(source, sink, name), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, name: str) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                while (delay := getattr(self, name)) is None:
+                    time.sleep(0.01)
+                time.sleep(delay)
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        """End all connections at once."""
+        pairs, self._pairs = self._pairs, []
+        for each in chain.from_iterable(pairs):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def close(self) -> None:
+        self.forward = self.back = 0.0
+        self._listener.close()
+        self.reset()
+
+
+@pytest.fixture
+def standby(machines: Machines) -> Daemon:
+    return machines.standby()
+
+
+@pytest.fixture
+def link(standby: Daemon) -> Iterator[Link]:
+    link = Link(standby.tcp_address)
+    yield link
+    link.close()
+
+
+def test_a_link_that_fails_in_every_way_loses_no_acknowledged_message(machines, standby, link, seed, tmp_path):
+    traffic = Traffic(seed, tmp_path)
+    random = traffic.random
+    primary = machines.start(f"--mirror-to={link.address}", "--mirror-timeout=200ms")
+    wait_until(partial(is_in_sync, primary))
+    traffic.add_channel(primary, traffic.orders, "a")
+
+    def disturb(primary: Daemon) -> None:
+        for fault in random.sample(["reset", "forward", "back", "both", "slow", "slow and reset"], 6):
+            if "slow" in fault:
+                link.forward = link.back = 0.2
+            if fault in ("forward", "both"):
+                link.forward = None
+            if fault in ("back", "both"):
+                link.back = None
+            time.sleep(random.uniform(0.1, 0.6))
+            if "reset" in fault:
+                link.reset()
+            link.forward = link.back = 0.0
+            if fault not in ("slow", "slow and reset"):
+                link.reset()
+            wait_until(partial(is_in_sync, primary))
+            time.sleep(random.uniform(0.0, 0.3))
+        primary.kill()
+
+    traffic.run(primary, 0.1, disturb)
+    shutil.rmtree(primary.data_path)
+    adopt(standby)
+    traffic.drain(standby)
+    assert traffic.check() == []
+    assert traffic.refusals == []
+
+
+def test_an_ok_is_never_sent_before_the_standby_has_the_message(machines, standby, link):
+    primary = machines.start(f"--mirror-to={link.address}", "--mirror-lost=refuse", "--mirror-timeout=20s")
+    wait_until(partial(is_in_sync, primary))
+    primary.create_channel("t", "c")
+    link.back = None  # the standby has the message, and its acknowledgement does not arrive
+    with primary.client() as producer:
+        producer.says(pub(b"m"))
+        with Client(primary.tcp_address, b"  V2", timeout=0.5) as other, pytest.raises(TimeoutError):
+            other.says(pub(b"n")).answer()
+        link.back = 0.0
+        producer.hears(b"OK")
+    link.forward = None
+    with primary.client() as producer:
+        producer.says(pub(b"o"))
+        with Client(primary.tcp_address, b"  V2", timeout=0.5) as other, pytest.raises(TimeoutError):
+            other.says(pub(b"p")).answer()
+        link.forward = 0.0
+        producer.hears(b"OK")
+    lose(primary)
+    adopt(standby)
+    assert {b"m", b"o"} <= set(standby.consumes(4))
+
+
+# --- TLS, authorization, compression ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", ["snappy", "deflate"])
+def test_the_connection_to_the_standby_is_compressed(machines, compression):
+    standby = machines.standby()
+    primary = machines.primary(standby, f"--mirror-compression={compression}")
+    primary.create_channel("t", "c")
+    bodies = [b"%d" % number for number in range(2000)]
+    with primary.client() as producer:
+        producer.publishes_together(bodies)
+    lose(primary)
+    adopt(standby)
+    assert standby.consumes(2000) == bodies
+
+
+def test_the_standby_requires_tls_and_authorization_with_a_permission_of_its_own(machines, tmp_path):
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    publishers = [{**EVERYTHING[0], "permissions": ["subscribe", "publish"]}]
+    mirrors = [{**EVERYTHING[0], "permissions": ["mirror"]}]
+    with AuthServer({"publishes": publishers, "mirrors": mirrors}) as auth:
+        standby = machines.standby(
+            f"--tls-cert={tmp_path}/cert.pem",
+            f"--tls-key={tmp_path}/key.pem",
+            "--tls-required=tcp-https",
+            f"--auth-http-address={auth.address}",
+        )
+        tls = ["--mirror-tls", f"--tls-root-ca-file={tmp_path}/ca.pem", "--mirror-timeout=200ms"]
+        for options, refusal in (
+            (["--mirror-timeout=200ms"], "cannot MIRROR in current state (TLS required)"),
+            (["--mirror-tls", "--mirror-timeout=200ms"], "certificate verify failed"),
+            (tls, "E_AUTH_FIRST AUTH required before MIRROR"),
+            ([*tls, "--mirror-auth-secret=publishes"], "E_UNAUTHORIZED AUTH failed for MIRROR"),
+        ):
+            refused = machines.start(f"--mirror-to={standby.tcp_address}", *options)
+            wait_until(lambda refused=refused, refusal=refusal: refusal in refused.log)
+            refused.end()
+        primary = machines.primary(standby, *tls, "--mirror-auth-secret=mirrors")
+        primary.create_channel("t", "c")
+        primary.publishes(b"m")
+        assert "mirrors" not in json.dumps(json.loads(primary.http("info")[1]))
+        lose(primary)
+        assert adopt(standby) == ["t"]
+        assert standby.unfinished("t") == {"c": 1}

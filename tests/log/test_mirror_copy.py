@@ -1,0 +1,207 @@
+"""A standby's copy: what it refuses, and that changes of the files arrive. ``faults.test_model`` has histories."""
+
+import json
+import os
+from random import Random
+from typing import cast
+
+import pytest
+
+from nsq_compat.log.files import Files, OsFiles, read_file
+from nsq_compat.log.mirror_copy import CHUNK, MirrorCopy, catch_up
+from nsq_compat.log.mirrored_files import Changes, MirroredFiles, unit_of
+from nsq_compat.protocol import mirror
+from nsq_compat.protocol.mirror import Change, decode_changes
+
+SEGMENT = "nsq_compat/t.topic/log.00000000000000000001"
+CHECKPOINT = "nsq_compat/t.topic/checkpoint"
+
+
+class Pair:
+    """A data path and its copy, on disk."""
+
+    def __init__(self, folder):
+        self.paths = [folder / "primary", folder / "standby"]
+        for path in self.paths:
+            (path / "nsq_compat").mkdir(parents=True)
+        self.changes = Changes()
+        self.files = MirroredFiles(cast(Files, OsFiles()), str(self.paths[0]), self.changes)
+        self.copy = MirrorCopy(OsFiles(), str(self.paths[1]))
+        self.commands: list[bytes] = []
+
+    def write(self, path: str, data: bytes, offset: int = 0) -> None:
+        fd = self.files.open(str(self.paths[0] / path), os.O_RDWR | os.O_CREAT)
+        assert self.files.pwrite(fd, data, offset) == len(data)
+        self.files.close(fd)
+
+    def catch_up(self, equal=None, between=lambda: None) -> None:
+        steps = catch_up(self.files, str(self.paths[0]), self.changes, {} if equal is None else equal)
+        command = next(steps)
+        while True:
+            line, _, rest = command.partition(b"\n")
+            self.commands.append(line)
+            if line == b"MIRROR files":
+                answer = json.dumps(self.copy.units()).encode()
+            elif line == b"MIRROR changes":
+                self.copy.apply(decode_changes(rest[4:]))
+                answer = b"OK"
+            else:
+                answer = json.dumps(self.copy.sums(line.removeprefix(b"MIRROR sums ").decode())).encode()
+            between()
+            try:
+                command = steps.send(answer)
+            except StopIteration:
+                break
+        self.send()
+
+    def send(self) -> None:
+        while body := self.changes.take(100):
+            self.copy.apply(decode_changes(body))
+
+    @staticmethod
+    def tree(path):
+        return {str(each.relative_to(path)): each.read_bytes() for each in sorted(path.rglob("*")) if each.is_file()}
+
+    def assert_equal(self) -> None:
+        assert self.tree(self.paths[1]) == self.tree(self.paths[0])
+
+
+@pytest.fixture
+def pair(tmp_path):
+    pair = Pair(tmp_path)
+    pair.files.mkdir(str(pair.paths[0] / "nsq_compat/t.topic"))
+    yield pair
+    pair.copy.close()
+
+
+def test_every_kind_of_change_arrives(pair):
+    pair.catch_up()
+    root = pair.paths[0]
+    pair.write(SEGMENT, b"abc")
+    fd = pair.files.open(str(root / SEGMENT), os.O_RDWR)
+    pair.files.fallocate(fd, 3, 100)
+    pair.files.pwrite(fd, bytes(50), 50)
+    pair.files.pwrite(fd, b"def", 3)
+    pair.files.ftruncate(fd, 6)
+    pair.files.close(fd)
+    pair.write(CHECKPOINT + ".tmp", b"state")
+    pair.files.rename(str(root / (CHECKPOINT + ".tmp")), str(root / CHECKPOINT))
+    pair.write("nsqd.dat", b"{}")
+    pair.files.mkdir(str(root / "nsq_compat/u.topic"))
+    pair.write("nsq_compat/u.topic/log.00000000000000000001", b"u")
+    pair.send()
+    pair.assert_equal()
+    pair.files.rename(str(root / "nsq_compat/u.topic"), str(root / "nsq_compat/u.deleted-1"))
+    pair.files.unlink(str(root / SEGMENT))
+    pair.send()
+    assert pair.tree(pair.paths[1]).keys() == {CHECKPOINT, "nsqd.dat"}
+
+
+def test_an_empty_topic_is_copied(pair):
+    pair.catch_up()
+    assert (pair.paths[1] / "nsq_compat/t.topic").is_dir()
+
+
+def test_only_chunks_that_differ_are_sent(pair):
+    random = Random(1)
+    content = bytearray(random.randbytes(5 * CHUNK + 7))
+    pair.write(SEGMENT, bytes(content))
+    pair.catch_up()
+    pair.assert_equal()
+    pair.changes.forget()
+    content[3 * CHUNK] ^= 1
+    pair.write(SEGMENT, bytes(content))
+    pair.commands.clear()
+    pair.catch_up()
+    pair.assert_equal()
+    assert pair.commands.count(b"MIRROR changes") == 2  # the chunk, and the size
+
+
+def test_a_sealed_file_is_compared_once(pair):
+    for number in (1, 2, 3):
+        pair.write(f"nsq_compat/t.topic/log.{number:020}", b"%d" % number)
+    equal: dict[str, int] = {}
+    pair.catch_up(equal)
+    pair.changes.forget()
+    pair.commands.clear()
+    pair.catch_up(equal)
+    sums = [each for each in pair.commands if each.startswith(b"MIRROR sums")]
+    assert [each[-1:] for each in sums] == [b"1", b"3"]  # the first tells whether it is the same topic
+    pair.assert_equal()
+
+
+def test_a_topic_that_was_created_again_replaces_the_copy(pair):
+    pair.write(SEGMENT, b"a" * CHUNK)
+    pair.write("nsq_compat/t.topic/kept.00000000000000000001", b"old")
+    pair.catch_up()
+    pair.changes.forget()
+    for path in list(pair.tree(pair.paths[0])):
+        pair.files.unlink(str(pair.paths[0] / path))
+    pair.write(SEGMENT, b"b" * CHUNK)
+    pair.catch_up()
+    pair.assert_equal()
+
+
+def test_what_changes_while_it_is_copied_arrives(pair):
+    random = Random(2)
+    pair.write(SEGMENT, random.randbytes(3 * CHUNK))
+    names = iter(range(100))
+
+    def change() -> None:
+        number = next(names)
+        pair.write(SEGMENT, random.randbytes(10), random.randrange(3 * CHUNK))
+        pair.write(CHECKPOINT + ".tmp", b"%d" % number)
+        pair.files.rename(str(pair.paths[0] / (CHECKPOINT + ".tmp")), str(pair.paths[0] / CHECKPOINT))
+        pair.files.mkdir(str(pair.paths[0] / f"nsq_compat/new{number}.topic"))
+        pair.write(f"nsq_compat/new{number}.topic/log.00000000000000000001", b"new")
+
+    done = 0
+
+    def between() -> None:
+        nonlocal done
+        done += 1
+        if done < 12:
+            change()
+
+    pair.catch_up(between=between)
+    pair.assert_equal()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "/etc/passwd",
+            "../nsqd.dat",
+            "nsq_compat/reserve",
+            "nsq_compat/identity",
+            "nsq_compat/mirrors/x/mirror.json",
+        ),
+        *("nsq_compat/t.topic/..", "nsq_compat/t.topic/.", "nsq_compat/t.topic/a/b", "nsq_compat/../x.topic/a", ""),
+        *("nsq_compat/t.topic/a\0b", "nsqd.dat.bad-1", "nsq_compat/t.deleted-1/log.00000000000000000001"),
+    ],
+)
+def test_no_other_file_is_touched(pair, path):
+    assert unit_of(path) is None
+    for kind in range(mirror.WRITE, mirror.REMOVE_FOLDER + 1):
+        with pytest.raises(ValueError, match="not a file that is mirrored"):
+            pair.copy.apply([Change(kind, path, 0, b"x")])
+    with pytest.raises(ValueError, match="not a file that is mirrored"):
+        pair.copy.apply([Change(mirror.RENAME, SEGMENT, 0, path.encode())])
+    with pytest.raises(ValueError, match="not a file that is mirrored"):
+        pair.copy.sums(path)
+
+
+def test_an_unknown_kind_of_change_is_refused(pair):
+    with pytest.raises(ValueError, match="unknown kind 99"):
+        pair.copy.apply([Change(99, SEGMENT)])
+
+
+def test_many_files_are_open_at_most(pair):
+    paths = [f"nsq_compat/t.topic/log.{number:020}" for number in range(200)]
+    before = len(os.listdir("/proc/self/fd"))
+    pair.copy.apply([Change(mirror.MAKE_FOLDER, "nsq_compat/t.topic")])
+    pair.copy.apply([Change(mirror.WRITE, path, 0, b"x") for path in paths])
+    assert len(os.listdir("/proc/self/fd")) - before <= 64
+    pair.copy.sync()
+    assert read_file(cast(Files, OsFiles()), str(pair.paths[1] / paths[0])) == b"x"
