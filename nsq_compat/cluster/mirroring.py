@@ -80,6 +80,12 @@ class Mirroring:
     def is_used(self) -> bool:
         return self.standby is not None or self.accepts
 
+    @property
+    def needs_attention(self) -> bool:
+        """Whether messages of this node, or of a primary, are on one machine only."""
+        lost = self.standby is not None and not self.standby.is_in_sync
+        return lost or any(primary.can_be_adopted for primary in self.primaries)
+
 
 def read_mirroring(value: object) -> Mirroring:
     """Raises `reading.InvalidAnswer`."""

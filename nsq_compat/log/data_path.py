@@ -8,7 +8,6 @@
         <topic>.deleted-<n>/         the rest of a deleted topic, until it can be removed
         <topic>.importing/           a topic that is being imported from Go's files
         <topic>.replaced/            the previous state of that topic, while they are swapped
-        mirrors/<identity>/          a copy of another nsqd's data path, of the same layout
         imported/<n>/                Go's files, after their messages were imported
         identity                     the identity and epoch of the data path, with mirroring
         mirrors/<identity>/          a copy of another nsqd's data path, see ``nsqd.standby``

@@ -8,7 +8,6 @@
     administration   /topic/..., /channel/..., /config
     mirroring        /mirror, /mirror/adopt
     topic_log        /topic/offsets, /topic/read, /channel/rewind
-    mirroring        /mirror, /mirror/adopt
     stats            /ping, /info, /stats
     nsqd_metrics     nsqd's metrics for Prometheus
 

@@ -392,6 +392,17 @@ def test_a_standby_shows_the_copies_that_it_has(browser, nsqd, primary, in_list,
     assert "This node has no standby." in page
 
 
+def test_a_node_that_is_not_mirrored_links_to_the_guide(browser, nsqd):
+    here, link = f"/nodes/{nsqd.address}", "/docs/mirroring#what-happens-when"
+    mirrors(nsqd, standby_json(), primary_json())
+    assert link not in browser.get(here).text
+    mirrors(nsqd, standby_json(state="not connected"))
+    assert link in browser.get(here).text
+    mirrors(nsqd, None, primary_json(connected=False))
+    assert link in browser.get(here).text
+    assert 'id="what-happens-when"' in browser.get("/docs/mirroring").text
+
+
 def test_primary_and_standby_link_to_each_other(browser, make_nsqd, nsqd, lookupd):
     other = make_nsqd()
     listed = [nsqd.info(topics=[]), other.info(topics=[])]
