@@ -4,6 +4,7 @@ There is no cluster. The API's schemas validate the manifests, and the pods' com
 pods' names (`tests.docs.sandbox`).
 """
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -124,6 +125,30 @@ def test_a_pods_flags_and_ports_are_those_of_its_daemon(name):
         if service["spec"]["selector"].items() <= labels_of(name).items():
             assert {each["name"]: each["port"] for each in service["spec"]["ports"]} == ports
             assert all(each["targetPort"] == each["name"] for each in service["spec"]["ports"])
+
+
+def test_the_command_for_mirroring_makes_a_ring_of_all_replicas(tmp_path):
+    text = (FOLDER / "base" / "nsqd.yaml").read_text()
+    (commented,) = re.findall(r"(^ {10}# command:\n(?:^ {10}#   .*\n)+)", text, re.MULTILINE)
+    written = re.sub(r"^ {10}# ", " " * 10, commented, flags=re.MULTILINE)
+    stateful_set = next(
+        each
+        for each in yaml.safe_load_all(text.replace("          command: [nsqd]\n", written))
+        if each["kind"] == "StatefulSet"
+    )
+    kubernetes_validate.validate(stateful_set, VERSIONS[-1], strict=True)
+    assert stateful_set["spec"]["replicas"] == 3
+    command = stateful_set["spec"]["template"]["spec"]["containers"][0]["command"]
+    (tmp_path / "nsqd").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "nsqd").chmod(0o755)
+    for number in range(3):
+        environment = {"HOSTNAME": f"nsqd-{number}", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+        given = subprocess.run(
+            [*command, "--data-path=/data"], env=environment, capture_output=True, text=True, check=True, timeout=50
+        ).stdout.splitlines()
+        options = NsqdOptions(**dict(parse(table_of(NsqdOptions), given).given))
+        assert (options.data_path, options.id, options.mirror_accept) == ("/data", number, True)
+        assert options.mirror_to == f"nsqd-{(number + 1) % 3}.nsqd:4150"
 
 
 @pytest.mark.parametrize("name", OPTIONS)
