@@ -2,6 +2,7 @@
 
 import base64
 import itertools
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -138,6 +139,37 @@ def test_a_node_is_tombstoned_for_a_topic(site, browser):
     browser.sees("Only nsqlookupd knows this topic")
     browser.open(site.url("/lookup"))
     browser.sees("tombstoned")
+
+
+def test_a_standby_adopts_the_topics_of_a_node_that_is_lost_with_its_disk(browser, start, tmp_path):
+    for name in ("primary", "standby"):
+        (tmp_path / name).mkdir()
+    with ExitStack() as stack:
+        lookupd = stack.enter_context(NsqlookupdProcess(installed_nsqlookupd()))
+        known = ["--broadcast-address=127.0.0.1", f"--lookupd-tcp-address={lookupd.tcp_address}"]
+        on_order = [*known, "--node-id=2", "--mirror-accept", "--mirror-takeover-after=manual"]
+        standby = stack.enter_context(NsqdProcess(installed_nsqd(), tmp_path / "standby", options=on_order))
+        options = [*known, "--node-id=3", f"--mirror-to={standby.tcp_address}"]
+        primary = stack.enter_context(NsqdProcess(installed_nsqd(), tmp_path / "primary", options=options))
+        primary.create_channel("mirrored", "archive")
+        publish(primary, "mirrored", "one", "two")
+        nsqadmin = start(f"--lookupd-http-address={lookupd.http_address}", "--sample-interval=1s")
+        lost, address = primary.http_address, primary.tcp_address
+        own = Site(primary, lookupd, nsqadmin)
+        browser.open(own.url("/nodes"))
+        until(lambda: "in sync" in browser.text_of(f"tr:has(a[href='/nodes/{lost}'])"), "a standby in sync")
+        primary.kill()
+        shutil.rmtree(tmp_path / "primary")
+        browser.open(own.url("/"))
+        browser.sees(f"{standby.http_address} has a copy of {address}, which is not connected")
+        browser.click("#alerts a", "Adopt…")
+        browser.sees(f"Adopt the topics of {address}?", "dialog")
+        browser.click("dialog button", f"Adopt {address}")
+        browser.sees(f"{standby.http_address} has taken over 1 topic.")
+        browser.sees("took over 1 topic", "#mirroring")
+        assert standby.channel_stats("mirrored", "archive")["depth"] == 2
+        browser.open(own.url("/"))
+        browser.sees_no_more("has a copy of", "#alerts")
 
 
 def test_a_topic_known_only_to_nsqlookupd_is_created_on_nodes_or_deleted(site, browser):
