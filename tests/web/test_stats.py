@@ -18,7 +18,12 @@ from nsq_compat.web.stats import MemoryStats, _json_pieces, _lines, _time_text
 
 MS = 1_000_000
 SERVICE: Any = SimpleNamespace(
-    started_at=1000.0, now_ns=lambda: 1127_687_255_628, health=lambda: "OK", disk_space=lambda: (1, 2), loop_lag=0.0
+    started_at=1000.0,
+    now_ns=lambda: 1127_687_255_628,
+    health=lambda: "OK",
+    disk_space=lambda: (1, 2),
+    loop_lag=0.0,
+    mirroring=lambda: {"standby": None, "accepts": False, "primaries": []},
 )
 _BUILD = {"version": __version__, "build": build(), "compiled": is_compiled()}
 _MEASURED = {"disk_free_bytes": 2**30, "disk_bytes": 2**40, "event_loop_lag_seconds": 1.235}
