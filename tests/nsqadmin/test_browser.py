@@ -3,11 +3,13 @@
 import base64
 import itertools
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -158,8 +160,11 @@ def test_a_standby_adopts_the_topics_of_a_node_that_is_lost_with_its_disk(browse
         own = Site(primary, lookupd, nsqadmin)
         browser.open(own.url("/nodes"))
         until(lambda: "in sync" in browser.text_of(f"tr:has(a[href='/nodes/{lost}'])"), "a standby in sync")
+        killed_at = int(time.time())
         primary.kill()
         shutil.rmtree(tmp_path / "primary")
+        copy = until(lambda: next(filter(_is_lost, standby.asks("GET", "/mirror").json()["primaries"]), None), "a loss")
+        assert copy["last_seen"] >= killed_at, "a connection without new messages is seen, too"
         browser.open(own.url("/"))
         browser.sees(f"{standby.http_address} has a copy of {address}, which is not connected")
         browser.click("#alerts a", "Adopt…")
@@ -170,6 +175,10 @@ def test_a_standby_adopts_the_topics_of_a_node_that_is_lost_with_its_disk(browse
         assert standby.channel_stats("mirrored", "archive")["depth"] == 2
         browser.open(own.url("/"))
         browser.sees_no_more("has a copy of", "#alerts")
+
+
+def _is_lost(primary: dict[str, Any]) -> bool:
+    return not primary["connected"]
 
 
 def test_a_topic_known_only_to_nsqlookupd_is_created_on_nodes_or_deleted(site, browser):
