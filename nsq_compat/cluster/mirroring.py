@@ -6,9 +6,12 @@ from typing import Any
 
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.nodes import join_host_port
+from nsq_compat.cluster.reading import InvalidAnswer
 
 IN_SYNC = "in sync"
 CATCHING_UP = "catching up"
+_LAST_SECOND = 253_402_300_799
+"""The end of the year 9999."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +102,19 @@ def read_mirroring(value: object) -> Mirroring:
 
 
 def _read_standby(answer: Mapping[str, Any]) -> Standby:
-    return reading.record(Standby, answer, seconds=reading.number(answer.get("seconds")))
+    since, seconds = _moment(answer.get("since")), reading.number(answer.get("seconds"))
+    return reading.record(Standby, answer, since=since, seconds=seconds)
 
 
 def _read_primary(answer: Mapping[str, Any]) -> Primary:
     topics = answer.get("taken_over")
     taken_over = None if topics is None else tuple(reading.array(reading.text, topics))
-    return reading.record(Primary, answer, taken_over=taken_over)
+    return reading.record(Primary, answer, taken_over=taken_over, last_seen=_moment(answer.get("last_seen")))
+
+
+def _moment(value: object) -> int:
+    """Unix seconds of a date that can be shown."""
+    seconds = reading.integer(value)
+    if not 0 <= seconds <= _LAST_SECOND:
+        raise InvalidAnswer("invalid answer: not a time")
+    return seconds

@@ -21,9 +21,12 @@ def test_an_answer_is_read_with_what_it_has():
 
 @pytest.mark.parametrize(
     "answer",
-    [[], {"standby": "s:1"}, {"standby": {"seconds": "1"}}, {"primaries": {}}, {"primaries": [{"taken_over": "t"}]}],
+    [
+        *([], {"standby": "s:1"}, {"standby": {"seconds": "1"}}, {"primaries": {}}),
+        *({"primaries": [{"taken_over": "t"}]}, {"standby": {"since": 2**62}}, {"primaries": [{"last_seen": -1}]}),
+    ],
 )
-def test_values_of_wrong_types_are_an_invalid_answer(answer):
+def test_values_of_wrong_types_and_impossible_times_are_an_invalid_answer(answer):
     with pytest.raises(InvalidAnswer):
         read_mirroring(answer)
 

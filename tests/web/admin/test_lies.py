@@ -35,6 +35,23 @@ _CHANNEL = channel_json(
 )
 _TOPIC = topic_json("orders", _CHANNEL, depth=1, message_count=3, paused=False, e2e_processing_latency=_LATENCY)
 _MESSAGE = {"id": "i", "timestamp": 1, "attempts": 1, "size": 1, "body": "eA==", "due": 5, "deadline": 5}
+_MIRRORING = {
+    "standby": {"address": "s:1", "state": "in sync", "since": 1, "seconds": 1.5, "behind": 1, "when_lost": "refuse"},
+    "accepts": True,
+    "primaries": [
+        {
+            "identity": "1" * 32,
+            "address": "p:1",
+            "broadcast_address": "p",
+            "http_port": 2,
+            "connected": False,
+            "complete": True,
+            "last_seen": 1,
+            "taken_over": taken_over,
+        }
+        for taken_over in (None, ["orders"])
+    ],
+}
 _NAMES = {"topics": ["orders", "idle"], "channels": ["archive"]}
 _LIES: tuple[Any, ...] = (
     *(None, True, 0, -1, 2**63 - 1, -(2**63), 2**70, 1.5, 1e200, "", "x", "\x00", "\ud800", "a/b", "x" * 300),
@@ -64,7 +81,7 @@ def test_any_answers_give_a_page(browser, nsqd, service, dice, through_nsqlookup
     service.cluster.lookupds = [nsqd.address] if through_nsqlookupd else []
     node = nsqd.info(topics=["orders"], tombstones=[False], remote_address="x")
     truths = {
-        "stats": {"health": "OK", "start_time": 1, "topics": [_TOPIC]},
+        "stats": {"health": "OK", "start_time": 1, "topics": [_TOPIC], "nsq_compat": {"mirroring": _MIRRORING}},
         "info": nsqd.info(),
         "topics": _NAMES,
         "channels": _NAMES,
@@ -75,5 +92,6 @@ def test_any_answers_give_a_page(browser, nsqd, service, dice, through_nsqlookup
     }
     for path, truth in truths.items():
         nsqd.says(path, twisted(truth, dice, share))
-    for page in (*_PAGES, f"/nodes/{nsqd.address}"):
+    here = f"/nodes/{nsqd.address}"
+    for page in (*_PAGES, here, f"{here}?confirm=adopt&identity={'1' * 32}"):
         assert browser.get(page).status_code in (200, 404, 502), page
