@@ -347,6 +347,8 @@ def _why(error: Exception) -> str:
         return f"certificate verify failed: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
+    if isinstance(error, socket.gaierror):  # its number is not one of the system's
+        return f"cannot resolve the name: {error.strerror}"
     return reason(error) if isinstance(error, OSError) and error.errno else str(error)
 
 
