@@ -13,7 +13,7 @@ from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq.filters import Bounds
 from pyspark_nsq.log_plan import Range, limited
 from pyspark_nsq.log_progress import LogProgress, batch_ranges
-from pyspark_nsq.log_reader import MessagesLost, read_range
+from pyspark_nsq.log_reader import MessagesLost, is_another_log, read_range
 from pyspark_nsq.nodes import NoNodes
 from pyspark_nsq.options import OptionError, ReadOptions, read_options
 from pyspark_nsq.topic_logs import TopicLogs
@@ -154,6 +154,49 @@ def test_an_nsqd_that_lost_its_data_fails_the_query_unless_that_is_allowed(retai
     options = options_of(failOnDataLoss="false")
     progress = LogProgress(options)
     assert bodies(progress.ranges(progress.next(ahead, None)), options) == [b"one"]
+
+
+def test_another_log_at_the_same_address_fails_the_query_unless_that_is_allowed(retaining, topic, options_of):
+    publish(retaining, topic, b"1", b"2", b"3")
+    progress = LogProgress(options_of(startingOffsets="earliest"))
+    end = progress.next(progress.initial(), 2)
+    assert retaining.asks("POST", f"/topic/delete?topic={topic}").status == 200
+    anew = [b"%d" % each for each in range(10, 15)]
+    publish(retaining, topic, *anew)
+    for each in (progress, LogProgress(options_of())):
+        with pytest.raises(MessagesLost, match="has another log of .* than the one of which 2 messages were read"):
+            each.next(through_json(end), None)
+    options = options_of(failOnDataLoss="false")
+    following = LogProgress(options).next(through_json(end), None)
+    assert bodies(progress.ranges(through_json(following)), options) == anew
+    publish(retaining, topic, b"15")
+    assert bodies(progress.ranges(progress.next(through_json(following), None)), options) == [b"15"]
+
+
+def test_a_batch_of_a_log_that_is_lost_is_not_read_from_another(retaining, topic, options_of):
+    publish(retaining, topic, b"1", b"2", b"3")
+    progress, skips = LogProgress(options_of(startingOffsets="earliest")), options_of(failOnDataLoss="false")
+    end = progress.next(progress.initial(), None)
+    assert retaining.asks("POST", f"/topic/delete?topic={topic}").status == 200
+    for anew in (b"shorter",), (b"as long", b"as the", b"old one"):
+        publish(retaining, topic, *anew)
+        with pytest.raises(MessagesLost, match=r"3 messages of .*, from offset 0, were lost: it has another log"):
+            bodies(progress.ranges(through_json(end)), options_of())
+        assert bodies(progress.ranges(through_json(end)), skips) == []
+
+
+def test_a_log_is_told_from_another_if_the_clock_was_set_back(retaining, topic, options_of):
+    publish(retaining, topic, b"1")
+    nsqd = retaining.http_address
+    mark = TopicLogs(options_of()).require().logs[topic, nsqd].mark
+    assert mark is not None, "there is a message"
+    while time.time_ns() <= mark.timestamp_ns:
+        time.sleep(0.001)
+    publish(retaining, topic, b"2")
+    # As if the clock had been set back after the second message: it is newer than the mark, which is there.
+    assert bodies([Range(topic, nsqd, 1, 2, mark=mark)], options_of()) == [b"2"]
+    for other in mark._replace(timestamp_ns=1), mark._replace(offset=2):
+        assert is_another_log(topic, nsqd, other, options_of())
 
 
 def test_a_query_that_stops_reads_what_there_was(retaining, topic, options_of):
