@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
+from nsq_compat.log.damage import uncovered
 from nsq_compat.log.files import Files, read_file
 from nsq_compat.log.segment import NOWHERE
 from nsq_compat.log.topic_log import LogEnd
@@ -57,6 +58,14 @@ class Replay(NamedTuple):
     moved_ns: int = 0
     again_from: int = 0
     again_to: int = 0
+
+    def has(self, offset: int) -> bool:
+        return any(begin <= offset < end for begin, end in self.ranges)
+
+    def without(self, offsets: Iterable[int]) -> "Replay":
+        removed = [(offset, offset + 1) for offset in sorted(offsets)]
+        left = [part for begin, end in self.ranges for part in uncovered(removed, begin, end)]
+        return self._replace(ranges=tuple(left))
 
     def encode(self) -> bytes:
         numbers = [number for each in self.ranges for number in each]

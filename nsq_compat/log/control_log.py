@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from nsq_compat.log.checkpoint import ChannelState, Replay, decode_replay, entry_id, key_location, pack_key
+from nsq_compat.log.offsets import offsets_of
 from nsq_compat.log.segment import NOWHERE
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import TopicLog
@@ -173,10 +174,21 @@ class Requeued:
 
     def __init__(self) -> None:
         self.channels: dict[str, dict[bytes, Delay]] = {}
+        self._since_move: dict[str, set[bytes]] = {}
 
     def add(self, frame: bytes) -> None:
         channel, delays = decode_requeued(frame)
         self.channels.setdefault(channel, {}).update((each.message_id, each) for each in delays)
+        self._since_move.setdefault(channel, set()).update(each.message_id for each in delays)
+
+    def note_move(self, channel: str) -> None:
+        """What the channel delivers again because of the move is not deferred by the delays until now."""
+        self._since_move.pop(channel, None)
+
+    def forget(self, channel: str) -> None:
+        """The channel has none of its messages any more."""
+        self.channels.pop(channel, None)
+        self._since_move.pop(channel, None)
 
     def earliest_due(self) -> float:
         """Return the earliest due time, in seconds since 1970."""
@@ -185,8 +197,8 @@ class Requeued:
     def apply(self, states: dict[str, ChannelState], clock_offset: float, log: TopicLog) -> None:
         """Defer the messages in the states of their channels. Raises ``OSError``.
 
-        A message is among the state's entries or in the stream after its position, where it is then skipped. A message
-        that is in neither was finished before, or is damaged and counted elsewhere.
+        A message is among the state's entries, or in its replay or the stream after its position, where it is then
+        skipped. A message that is in none of them was finished before, or is damaged and counted elsewhere.
         """
         for name, delays in self.channels.items():
             state = states.get(name)
@@ -197,10 +209,15 @@ class Requeued:
                 delay = rest.pop(entry_id(key), None)
                 if delay is not None:
                     state.entries[index] = _entry(delay, index, clock_offset, key_location(key))
-            found = list(_find_in_stream(log, state, rest))
-            for _, message_id in found:
-                state.entries.append(_entry(rest[message_id], len(state.entries), clock_offset))
-            state.skip((seq, seq + 1) for seq, _ in found)
+            in_stream = {found: seq for seq, found in _find_in_stream(log, state, rest)}
+            state.skip((seq, seq + 1) for seq in in_stream.values())
+            in_replay: dict[bytes, int] = {}
+            left = (rest.keys() - in_stream.keys()) & self._since_move.get(name, set())
+            if state.replay is not None and left:
+                in_replay = {found: at for found, at in offsets_of(log, left).items() if state.replay.has(at)}
+                state.replay = state.replay.without(in_replay.values())
+            for found in (*in_stream, *in_replay):
+                state.entries.append(_entry(rest[found], len(state.entries), clock_offset))
 
 
 def _entry(delay: Delay, serial: int, clock_offset: float, location: bytes = NOWHERE) -> bytes:

@@ -39,8 +39,25 @@ class Damage:
 
     def report_range(self, path: str, place: object, begin: int, end: int) -> None:
         """Report the loss of the messages with the numbers from `begin` up to `end`."""
+        if new := self._note_range(begin, end):
+            self._add(path, place, new)
+
+    def report_file(self, path: str, begin: int, end: int, deferred: int, ids: tuple[bytes, bytes]) -> None:
+        """Report that the next file is missing, with the numbers from `begin` up to `end`, and deferred messages.
+
+        `ids` are one before and one after the ids of its messages, of which some may have been reported by id.
+        """
+        place = "its end: the next file is missing"
+        if self._is_new(path, place):
+            by_id = sum(isinstance(each, bytes) and ids[0] < each < ids[1] for _, each in self._places)
+            new = self._note_range(begin, end) + deferred - by_id
+            if new > 0:
+                self._add(path, place, new)
+
+    def _note_range(self, begin: int, end: int) -> int:
+        """Remember a range of numbers; returns how many of them were not counted before."""
         if begin >= end:
-            return
+            return 0
         first = bisect_left(self._ends, begin)
         last = first
         new = end - begin
@@ -52,8 +69,7 @@ class Damage:
             last += 1
         self._begins[first:last] = [low]
         self._ends[first:last] = [high]
-        if new:
-            self._add(path, place, new)
+        return new
 
     def report_ids(self, path: str, ids: Iterable[bytes]) -> None:
         lost = [each for each in ids if self._is_new(path, each)]

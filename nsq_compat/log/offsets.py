@@ -296,7 +296,7 @@ class OffsetReader:
             if reader.suspect is not None:
                 reader.report_suspect(following.first_seq)
             elif self._is_exact and self.offset < limit < _NO_LIMIT and self._log.tail is None:
-                self._log.damage.note_gap(segment.path, self.offset, limit)
+                self._report_gap(segment, following, max(reader.next_seq, segment.first_seq), limit)
             self._enter(following, FIRST_GROUP)
 
     def read_frames(self, max_bytes: int) -> "Frames | None":
@@ -352,6 +352,15 @@ class OffsetReader:
         """The offset at which the next segment begins. Before it, later groups are failed writes."""
         first = first_of(following) if following is not None else None
         return _NO_LIMIT if first is None else first.offset
+
+    def _report_gap(self, segment: Segment, following: Segment, seq: int, limit: int) -> None:
+        """Report that there are no messages from `offset` up to `limit`; `seq` is the first number that is missing."""
+        damage, first, after = self._log.damage, first_of(segment), first_of(following)
+        if following.number == segment.number + 1 or first is None or after is None:
+            damage.note_gap(segment.path, self.offset, limit)
+        else:
+            deferred = limit - self.offset - (following.first_seq - seq)
+            damage.report_file(segment.path, seq, following.first_seq, deferred, (first.message_id, after.message_id))
 
     def _trimmed(self, group: Group) -> Group:
         """The group without messages before the next offset."""

@@ -87,14 +87,14 @@ class _History:
     def channel_deleted(self, group: Group) -> None:
         topic, name = self.topic, group.frames[0].decode("ascii")
         topic.channels.pop(name, None)
-        self.requeued.channels.pop(name, None)
+        self.requeued.forget(name)
         topic.gone.add(name)
         if not topic.channels and topic.held is None:
             topic.held = ChannelState(group.first_seq)
 
     def channel_emptied(self, group: Group) -> None:
         topic, name = self.topic, group.frames[0].decode("ascii")
-        self.requeued.channels.pop(name, None)
+        self.requeued.forget(name)
         if name in topic.channels:
             topic.channels[name] = ChannelState(topic.held.position if topic.held is not None else group.first_seq)
 
@@ -103,7 +103,8 @@ class _History:
         state = self.topic.channels.get(move.channel)
         if state is not None:
             if move.drops:
-                self.requeued.channels.pop(move.channel, None)
+                self.requeued.forget(move.channel)
+            self.requeued.note_move(move.channel)
             move.apply(state)
 
     def topic_emptied(self, group: Group) -> None:

@@ -4,9 +4,10 @@ The rules are the events in the life of a daemon: messages come and go, the disk
 process is killed, the power is cut, the clock jumps, the daemon stops and starts with another memory size or level.
 
 There are two models of each topic: `live` is the state that the daemon must have now, `durable` the state that it must
-have if it ended now. Logged events change both. Answers of consumers change `live` alone, until a checkpoint makes a
-copy of it durable. So after a crash everything has to be exactly as in `durable`: nothing lost, nothing invented,
-nothing that was finished before the last checkpoint, no attempt uncounted, nothing deferred that comes early.
+have if it ended now. Logged events change both, REQ delays among them. Other answers of consumers change `live` alone,
+until a checkpoint makes a copy of it durable. So after a crash everything has to be exactly as in `durable`: nothing
+lost, nothing invented, nothing that was finished before the last checkpoint, no attempt uncounted, nothing deferred
+that comes early.
 
 Offsets, rewinds and retention (P9): a `Published` list says which message has which offset. Whatever happens, the log
 has these messages at these offsets, from the first one that is retained up to the end.
@@ -45,7 +46,7 @@ from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
 from nsq_compat.protocol.message import MessageIds
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.protocol.storage_schema import CHANNEL_MOVED, DEFERRED, TOPIC_AWAITS_CHANNELS
+from nsq_compat.protocol.storage_schema import CHANNEL_MOVED, DEFERRED, REQUEUED, TOPIC_AWAITS_CHANNELS
 from nsq_compat.queue import deferred
 from nsq_compat.queue.backlog import Cursor
 from nsq_compat.queue.broker import Broker
@@ -134,6 +135,14 @@ class Messages:
             self.waiting.update(dict.fromkeys(bodies, 1))
         else:
             self.deferred.update(dict.fromkeys(bodies, (due, 1)))
+
+    def put_back(self, body: Body, attempts: int, due: float | None) -> None:
+        self.waiting.pop(body, None)
+        self.deferred.pop(body, None)
+        if due is None:
+            self.waiting[body] = attempts
+        else:
+            self.deferred[body] = (due, attempts)
 
     def add_all(self, other: "Messages") -> None:
         self.waiting |= other.waiting
@@ -231,7 +240,7 @@ class Known:
     """The first retained offset when that was checked last."""
     retention: Retention | None = None
     keeps_all: bool = False
-    """Whether `retention` has kept everything from `first` on."""
+    """Whether `retention` has kept everything since `first` was checked."""
     was_in_memory: bool = False
     """Whether messages were published at level memory: then some are in no file, and deferred ones have no offset."""
     was_moved: bool = False
@@ -294,7 +303,12 @@ class QueueOnDisk(RuleBasedStateMachine):
             self.disk = self.disk.copy()  # by now the system has written all that was not synced at the other level
         self.durability = durability
         self.storage = Storage(
-            cast("Files", self.disk), DATA_PATH, durability=durability, segment_size=SEGMENT_SIZE, commit=TopicLog.sync
+            cast("Files", self.disk),
+            DATA_PATH,
+            durability=durability,
+            segment_size=SEGMENT_SIZE,
+            commit=TopicLog.sync,
+            clock_offset=lambda: self.offset,
         )
         self.broker = Broker(QueueLimits(mem_queue_size=memory), self.storage)
         self.clients = {}
@@ -475,10 +489,17 @@ class QueueOnDisk(RuleBasedStateMachine):
         for body, sent in [each for number, each in enumerate(self.in_flight(real, messages)) if number in choices]:
             real.requeue(sent.owner, self.id_of(body), self.now, float(delay))
             del messages.in_flight[body]
-            if delay:
-                messages.deferred[body] = (self.now + delay, sent.attempts + 1)
-            else:
-                messages.waiting[body] = sent.attempts + 1
+            self.note_requeued(real, body, sent.attempts + 1, delay)
+
+    def note_requeued(self, real: Channel, body: Body, attempts: int, delay: int) -> None:
+        known = self.topics[real.topic_name]
+        known.live.channels[real.name].put_back(body, attempts, self.now + delay if delay else None)
+        if not delay or self.durability is Durability.MEMORY:
+            return
+        for each in known.all[1:]:
+            each.channels[real.name].put_back(body, attempts, self.wall + delay)
+        if self.durability is Durability.FSYNC:
+            self.store(self.broker.topics[real.topic_name]).commit()  # as the next publish does
 
     @has_channels
     @rule(channel=pick)
@@ -551,10 +572,8 @@ class QueueOnDisk(RuleBasedStateMachine):
                 assert attempts == sent.attempts + 1
             else:
                 assert attempts == (messages.waiting.pop(body, None) or messages.deferred.pop(body)[1])
-            if what == "requeue" and delay:
-                messages.deferred[body] = (self.now + delay, attempts)
-            elif what == "requeue":
-                messages.waiting[body] = attempts
+            if what == "requeue":
+                self.note_requeued(real, body, attempts, delay)
         self.serve()
 
     @has_channels
@@ -692,7 +711,7 @@ class QueueOnDisk(RuleBasedStateMachine):
     def a_policy_retains(self, topic: str, retention: Retention | None) -> None:
         real, known = self.topic(topic)
         real.retain(retention)
-        known.keeps_all = retention == KEEPS_ALL == known.retention
+        known.keeps_all &= retention == KEEPS_ALL
         known.retention = retention
 
     @rule(topic=topics)
@@ -798,6 +817,18 @@ class QueueOnDisk(RuleBasedStateMachine):
                 self.store(self.broker.topics[name]).write_checkpoint(known.saved.encode())
         self.disk.kill()
         self.start_after_crash(durability, memory, knows_metadata)
+
+    @has_channels
+    @rule(channel=pick, back=st.sampled_from([0, 0, 9]), choices=st.sets(st.integers(0, 5), min_size=1, max_size=3))
+    def kill_after_some_are_put_off(self, channel: int, back: int, choices: set[int]) -> None:
+        """New messages, or those that a rewind delivers again."""
+        if back:
+            self.rewind(channel, back, drops=False, taken=0)
+        else:
+            self.publish(self.channel(channel)[0].topic_name, 3, 0, 0)
+        self.take(channel, 0, 4)
+        self.requeue(channel, choices, 500)
+        self.kill(self.durability, 0, half_written=False, knows_metadata=True)
 
     @precondition(lambda self: self.durability is Durability.FSYNC)
     @rule(durability=durabilities, memory=memories, seed=pick, uptime=st.sampled_from([1, 100, 10_000]))
@@ -1097,7 +1128,12 @@ def test_the_machine_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find_a_failure(machine)
 
 
-FORGOTTEN = {"deferred messages": DEFERRED, "a wait for channels": TOPIC_AWAITS_CHANNELS, "a rewind": CHANNEL_MOVED}
+FORGOTTEN = {
+    "deferred messages": DEFERRED,
+    "delays of requeues": REQUEUED,
+    "a wait for channels": TOPIC_AWAITS_CHANNELS,
+    "a rewind": CHANNEL_MOVED,
+}
 
 
 @pytest.mark.parametrize("kind", FORGOTTEN.values(), ids=FORGOTTEN)

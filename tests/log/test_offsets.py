@@ -182,18 +182,47 @@ def test_damage_is_a_gap_that_is_counted_and_nothing_else_is_lost(history):
 
 
 def test_messages_behind_the_end_of_a_file_that_was_cut_off_are_a_gap_that_is_logged_once(history, caplog):
-    cut, before_missing, missing = history.log.segments[1:4]
+    cut = history.log.segments[1]
     content = history.disk.content(cut.path)
     history.log.close()
     history.disk.put(cut.path, content[: len(content) // 2])
+    log = history.open()
+    for _ in range(2):
+        lost = set(range(len(history.frames))) - set(everything(log))
+    (warned,) = (message for message in caplog.messages if "no messages from offset" in message)
+    assert warned.startswith(f"LOG({cut.path}): ")
+    begin, end = map(int, warned.split("offset ")[1].split(",")[0].split(" to "))
+    assert lost == set(range(begin, end + 1))
+    assert not log.damage.records  # they may have been published at level memory
+
+
+def test_messages_in_a_file_that_is_missing_are_counted_once(history, caplog):
+    before, missing, _ = history.log.segments[2:5]
+    history.log.close()
     history.disk.unlink(missing.path)
     log = history.open()
     for _ in range(2):
         lost = set(range(len(history.frames))) - set(everything(log))
-    warned = [message for message in caplog.messages if "no messages from offset" in message]
-    assert [message.split(":")[0] for message in warned] == [f"LOG({each.path})" for each in (cut, before_missing)]
-    named = [message.split("offset ")[1].split(",")[0].split(" to ") for message in warned]
-    assert lost == {offset for begin, end in named for offset in range(int(begin), int(end) + 1)}
+    assert lost
+    assert log.damage.records == len(lost)
+    assert [record.message.split(":")[0] for record in caplog.records if record.levelname == "ERROR"] == [
+        f"LOG({before.path})"
+    ]
+    assert "the next file is missing" in caplog.text
+
+
+def test_messages_in_a_missing_file_that_a_channel_still_had_to_read_are_not_counted_twice(history):
+    _, missing, _ = history.log.segments[2:5]
+    history.log.close()
+    history.disk.unlink(missing.path)
+    log = history.open()
+    reader = log.reader(0)
+    while reader.read(1 << 16):
+        pass
+    counted = log.damage.records
+    lost = set(range(len(history.frames))) - set(everything(log))
+    deferred = lost - history.seqs.keys()
+    assert log.damage.records == counted + len(deferred) == len(lost)
 
 
 def test_nothing_is_remembered_for_a_log_that_is_searched(history):

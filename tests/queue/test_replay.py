@@ -358,3 +358,27 @@ def drained(daemon: Daemon, consumers: list[Consumer], counted: dict[bytes, int]
             pass
         daemon.waits(0.06)
     return not daemon.channel().depth and not daemon.channel().deferred_count
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_the_delay_of_a_replayed_message_survives_a_crash(data_path, checkpoint):
+    daemon = data_path.start()
+    daemon.channel()
+    consumer = daemon.consumer()
+    daemon.publishes(b"a", b"b", b"c")
+    consumer.takes_all()
+    consumer.finishes(b"a", b"b", b"c")
+    move(daemon, 0)
+    if checkpoint:
+        data_path.checkpoint(daemon)
+    consumer.takes_all()
+    consumer.requeues(b"b", 60)
+    daemon = data_path.restart(daemon)
+    consumer = daemon.consumer()
+    assert sorted(consumer.takes_all()) == [b"a", b"c"]
+    consumer.finishes(b"a", b"c")
+    daemon.waits(61)
+    assert consumer.takes_all() == [b"b"]
+    assert consumer.attempts(b"b") == 2
+    consumer.finishes(b"b")
+    assert daemon.channel().depth == 0
