@@ -32,9 +32,7 @@ _MAX_BODY: Final = 64 << 20
 """An answer has at least one message, of any size."""
 PATIENCE: Final = 30.0
 """How long a task tries to reach an nsqd, which may be restarting, in seconds."""
-_ANOTHER: Final = (
-    "lost: it has another log of the topic now, because its data path is another, or the topic was deleted"
-)
+_ANOTHER: Final = "lost: it has another log, after another data path or a deleted topic, or its log lost its end"
 _FIRST_PAUSE: Final = 0.1
 _MAX_PAUSE: Final = 2.0
 
