@@ -8,7 +8,7 @@ An offset of the query describes the batch that ends with it:
 
 A batch can be repeated from its end alone, in the same tasks: Spark gives a new initial offset to a query that has not
 committed a batch. The marks tell when an nsqd has another log at the same address, with messages of its own at the same
-offsets.
+offsets, or the same log at another address.
 """
 
 import time
@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from pyspark_nsq.filters import NO_BOUNDS, Bounds
 from pyspark_nsq.log_plan import Range, limited, parts, split
-from pyspark_nsq.log_reader import PATIENCE, LogUnreadable, MessagesLost, is_another_log
+from pyspark_nsq.log_reader import PATIENCE, LogUnreadable, MessagesLost, has_mark
 from pyspark_nsq.nodes import Interval, NoNodes
 from pyspark_nsq.option_parsers import EARLIEST, EARLIEST_OFFSET, LATEST, LATEST_OFFSET, Positions
 from pyspark_nsq.options import OptionError, ReadOptions
@@ -48,6 +48,8 @@ class LogProgress:
         self._known: Logs = {}
         self._silent: dict[str, str] = {}
         self._reached: Positions = {}
+        self._moved: dict[tuple[str, str], str] = {}
+        """The addresses at which logs were before, by topic and present address."""
         self._sightings: dict[tuple[str, str], deque[tuple[float, int]]] = {}
 
     def initial(self) -> Offset:
@@ -102,6 +104,9 @@ class LogProgress:
         begin: Positions = {}
         end: Positions = {}
         for (topic, nsqd), each in sorted(self._heard_now.items()):
+            if former := self._former_address(each, positions.get(topic, {}), marks.get(topic, {})):
+                positions, marks = _renamed(positions, topic, former, nsqd), _renamed(marks, topic, former, nsqd)
+                self._last = self._last and _renamed(self._last, topic, former, nsqd)
             at = positions.get(topic, {}).get(nsqd)
             if at is not None and (each.next < at or self._is_another(each, marks.get(topic, {}).get(nsqd))):
                 self._complain(each, at)
@@ -133,7 +138,25 @@ class LogProgress:
             return False
         mark = Mark(*given)
         looks_newer = each.first <= mark.offset and each.first_timestamp_ns > mark.timestamp_ns
-        return looks_newer and is_another_log(each.topic, each.nsqd, mark, self._options)
+        return looks_newer and has_mark(each.topic, each.nsqd, mark, self._options) is False
+
+    def _former_address(self, each: TopicLog, positions: dict[str, int], marks: dict[str, list[int]]) -> str | None:
+        """The address at which an nsqd was that has come to a new one, told by its log."""
+        key = (each.topic, each.nsqd)
+        if each.nsqd in positions:
+            return None
+        for former in positions.keys() & marks.keys():
+            mark = Mark(*marks[former])
+            if (each.topic, former) in self._heard_now or not each.first <= mark.offset < each.next:
+                continue
+            if self._moved.get(key) != former:  # as long as nothing is published, it stays in the checkpoint
+                if not has_mark(*key, mark, self._options):
+                    continue
+                log.warning("nsqd %s has come to %s: %s is read on from where it was", former, each.nsqd, each.topic)
+                self._moved[key] = former
+            self._known.pop((each.topic, former), None)
+            return former
+        return None
 
     def _left(self, positions: Positions) -> str:
         """The first log that has not been read to where the query ends; empty if all have."""
@@ -299,6 +322,12 @@ def _by_topic(values: dict[tuple[str, str], Value]) -> dict[str, dict[str, Value
     for topic, nsqd in sorted(values):
         by_topic.setdefault(topic, {})[nsqd] = values[topic, nsqd]
     return by_topic
+
+
+def _renamed(by_topic: dict[str, dict[str, Value]], topic: str, former: str, nsqd: str) -> dict[str, dict[str, Value]]:
+    """With the value of one address at another."""
+    values = by_topic.get(topic, {})
+    return {**by_topic, topic: {nsqd if name == former else name: value for name, value in values.items()}}
 
 
 def _merged(old: dict[str, dict[str, Value]], new: dict[str, dict[str, Value]]) -> dict[str, dict[str, Value]]:

@@ -67,27 +67,27 @@ def read_range(work: Range, options: ReadOptions) -> Iterator[tuple[pa.RecordBat
                         f"{first} to {following - 1}"
                     )
                 looks_newer = mark is not None and messages["timestamp_ns"][0].as_py() > mark.timestamp_ns
-                if looks_newer and _is_another(session, work, options):
+                if looks_newer and _has_mark(session, work, options) is False:
                     _lost(work, at, work.end, _ANOTHER, options)
                     return
                 yield messages, pa.array(np.arange(first, following, dtype=np.int64))
             at = following
 
 
-def is_another_log(topic: str, nsqd: str, mark: Mark, options: ReadOptions) -> bool:
-    """Whether an nsqd has another message where the mark is, or ends before it. Raises ``LogUnreadable``."""
+def has_mark(topic: str, nsqd: str, mark: Mark, options: ReadOptions) -> bool | None:
+    """Whether the log of an nsqd has this message; None if it was released or is damaged. Raises ``LogUnreadable``."""
     with bounded_session(tls=tls_context(options)) as session:
-        return _is_another(session, Range(topic, nsqd, mark.offset, mark.offset + 1, mark=mark), options)
+        return _has_mark(session, Range(topic, nsqd, mark.offset, mark.offset + 1, mark=mark), options)
 
 
-def _is_another(session: requests.Session, work: Range, options: ReadOptions) -> bool:
+def _has_mark(session: requests.Session, work: Range, options: ReadOptions) -> bool | None:
     mark = work.mark
     assert mark is not None, "the caller has checked"
     answer = _asked(session, replace(work, end=mark.offset + 1), mark.offset, options)
     if not answer.body or answer.status != 200:
-        return answer.status == 400  # otherwise the message was released, or is damaged
+        return False if answer.status == 400 else None
     block = FrameReader(_MAX_BODY).receive_block(answer.body)
-    return bool(decode([ReceivedFrames(block.data, block.starts)])["timestamp_ns"][0].as_py() != mark.timestamp_ns)
+    return bool(decode([ReceivedFrames(block.data, block.starts)])["timestamp_ns"][0].as_py() == mark.timestamp_ns)
 
 
 def _read(session: requests.Session, work: Range, at: int, options: ReadOptions) -> tuple[int, int, bytes]:

@@ -13,7 +13,7 @@ from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq.filters import Bounds
 from pyspark_nsq.log_plan import Range, limited
 from pyspark_nsq.log_progress import LogProgress, batch_ranges
-from pyspark_nsq.log_reader import MessagesLost, is_another_log, read_range
+from pyspark_nsq.log_reader import MessagesLost, has_mark, read_range
 from pyspark_nsq.nodes import NoNodes
 from pyspark_nsq.options import OptionError, ReadOptions, read_options
 from pyspark_nsq.topic_logs import TopicLogs
@@ -196,7 +196,34 @@ def test_a_log_is_told_from_another_if_the_clock_was_set_back(retaining, topic, 
     # As if the clock had been set back after the second message: it is newer than the mark, which is there.
     assert bodies([Range(topic, nsqd, 1, 2, mark=mark)], options_of()) == [b"2"]
     for other in mark._replace(timestamp_ns=1), mark._replace(offset=2):
-        assert is_another_log(topic, nsqd, other, options_of())
+        assert has_mark(topic, nsqd, other, options_of()) is False
+
+
+def test_an_nsqd_that_comes_to_another_address_is_read_on_there(tmp_path):
+    def options(*nsqds: NsqdProcess) -> ReadOptions:
+        addresses = ",".join(each.http_address for each in nsqds)
+        written = {"subscribe": "t", "nsqdHttpAddresses": addresses, "startingOffsets": "earliest"}
+        return read_options(written | {"pollIntervalMs": "0"}, "stream")
+
+    folders = [tmp_path / "moves", tmp_path / "stays"]
+    for folder in folders:
+        folder.mkdir()
+    moving, staying = (NsqdProcess(installed_nsqd(), each, options=[retention(tmp_path)]) for each in folders)
+    with staying:
+        publish(staying, "t", b"other 1", b"other 2")
+        with moving:
+            publish(moving, "t", b"1", b"2", b"3")
+            progress = LogProgress(options(moving, staying))
+            end = progress.next(progress.initial(), 2)  # one of each
+            former = moving.http_address
+        with NsqdProcess(installed_nsqd(), folders[0], options=[retention(tmp_path)]) as moved:
+            publish(moved, "t", b"4")
+            progress = LogProgress(options(moved, staying))
+            following = through_json(progress.next(through_json(end), None))
+            assert former not in str(following)
+            assert set(bodies(progress.ranges(following), options(moved))) == {b"2", b"3", b"4", b"other 2"}
+            assert progress.next(following, None) == following
+            assert progress.report()["backlog"] == 0
 
 
 def test_a_query_that_stops_reads_what_there_was(retaining, topic, options_of):
