@@ -1,4 +1,5 @@
-"""What holds for every test: how long hypothesis searches, that a report can carry any text, and that Ctrl-C works.
+"""What holds for every test: how long hypothesis searches, how programs start, that a report can carry any text, and
+that Ctrl-C works.
 
 The profile `dev` is quick, for while one works; `ci` searches longer and is chosen when CI is set.
 """
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from nsq_compat import is_compiled
+from tests import fork_server
 from tests.packaging.release import Release
 
 # A shell that starts the tests in the background has them, and all programs that they start, ignore Ctrl-C.
@@ -21,6 +23,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("dev", deadline=None, print_blob=True)
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=300, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+fork_server.install()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    fork_server.is_used = item.get_closest_marker("real_start") is None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,7 +18,8 @@ and the libraries' own logging is off.
 import random
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urlsplit
 
@@ -66,12 +67,17 @@ def client_tls(root_ca_file: str, min_version: int) -> ssl.SSLContext:
 
 
 class HttpCalls:
-    """Makes calls, from any greenlet. Timeouts in seconds; `request_timeout` is for the whole of a call."""
+    """Makes calls, from any greenlet. Timeouts in seconds; `request_timeout` is for the whole of a call.
 
-    def __init__(self, *, connect_timeout: float, request_timeout: float, tls: ssl.SSLContext) -> None:
+    `make_tls` is called once, by the first call in its thread.
+    """
+
+    def __init__(
+        self, *, connect_timeout: float, request_timeout: float, make_tls: Callable[[], ssl.SSLContext]
+    ) -> None:
         self._connect_timeout = connect_timeout
         self._request_timeout = request_timeout
-        self._tls = tls
+        self.make_tls = cache(make_tls)
         self._pools: dict[str, ThreadPool] = {}
         self._stopping = Event()
 
@@ -126,7 +132,7 @@ class HttpCalls:
     def _ask(self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline") -> bytes:
         from nsq_compat.bounded_http import bounded_session, exchange
 
-        with bounded_session(tls=self._tls) as session:
+        with bounded_session(tls=self.make_tls()) as session:
             session.headers.clear()
             session.headers.update(_HEADERS)
             while True:

@@ -7,6 +7,7 @@ import logging
 import re
 import ssl
 import time
+from functools import partial
 from typing import Final
 
 from nsq_compat.cli.flags import load_config
@@ -76,16 +77,19 @@ def session_limits(options: NsqdOptions) -> NsqdLimits:
 
 def make_http_calls(options: NsqdOptions) -> HttpCalls:
     """The client for nsqlookupd's HTTP and auth servers. Raises ``OptionError``."""
-    try:
-        tls = client_tls(options.tls_root_ca_file, options.tls_min_version)
-    except OSError as error:
-        raise OptionError(f"failed to build client TLS config - {reason(error)}") from error
     calls = HttpCalls(
         connect_timeout=options.http_client_connect_timeout / SECOND,
         request_timeout=options.http_client_request_timeout / SECOND,
-        tls=tls,
+        make_tls=partial(client_tls, options.tls_root_ca_file, options.tls_min_version),
     )
-    if options.auth_http_addresses or options.nsqlookupd_tcp_addresses:
+    # Reading the system's authorities takes a tenth of the time of a start, and many nsqd never need them.
+    calls_are_likely = bool(options.auth_http_addresses or options.nsqlookupd_tcp_addresses)
+    if options.tls_root_ca_file or calls_are_likely:
+        try:
+            calls.make_tls()
+        except OSError as error:
+            raise OptionError(f"failed to build client TLS config - {reason(error)}") from error
+    if calls_are_likely:
         calls.prepare()
     return calls
 

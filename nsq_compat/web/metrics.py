@@ -11,9 +11,18 @@ from nsq_compat import NSQ_VERSION, __version__, build, missing_package
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.application import Route, Routes, plain
 
+try:
+    import prometheus_client
+    from prometheus_client.exposition import choose_encoder
+except ModuleNotFoundError as failure:
+    if failure.name != "prometheus_client":
+        raise
+    _INSTALLED = False
+else:
+    _INSTALLED = True
+
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
-    from prometheus_client.registry import CollectorRegistry
 
 READY: Final = ""
 LAG_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -41,17 +50,14 @@ class Metrics:
         """A function that records a value."""
         if self._registry is None:
             return lambda value: None
-        from prometheus_client import Histogram
-
-        return Histogram(name, help, buckets=buckets, registry=self._registry).observe
+        return prometheus_client.Histogram(name, help, buckets=buckets, registry=self._registry).observe
 
     def collect_from(self, collect: Callable[[], Iterable["Metric"]]) -> None:
         """Call `collect` for each scrape. It may import prometheus_client: without that, it is not called."""
         if self._registry is None:
             return
-        from prometheus_client.registry import Collector
 
-        class FromFunction(Collector):
+        class FromFunction(prometheus_client.registry.Collector):
             def collect(self) -> Iterable["Metric"]:
                 return collect()
 
@@ -61,24 +67,19 @@ class Metrics:
         """The page and its content type, OpenMetrics if `accept` names it. Raises `MetricsUnavailable`."""
         if self._registry is None:
             raise MetricsUnavailable(missing_package("prometheus_client", "metrics"))
-        from prometheus_client.exposition import choose_encoder
-
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
 
-def _registry(program: str) -> "CollectorRegistry | None":
-    try:
-        from prometheus_client import CollectorRegistry, GCCollector, Info, ProcessCollector
-    except ModuleNotFoundError as failure:
-        if failure.name != "prometheus_client":
-            raise
+def _registry(program: str) -> "prometheus_client.CollectorRegistry | None":
+    if not _INSTALLED:
         return None
-    registry = CollectorRegistry()
+    registry = prometheus_client.CollectorRegistry()
     versions = {"version": NSQ_VERSION, "nsq_compat": __version__, "build": build()}
-    Info(f"{program}_build", "Versions of NSQ and of nsq_compat, and the build.", registry=registry).info(versions)
-    ProcessCollector(registry=registry)
-    GCCollector(registry=registry)
+    about = "Versions of NSQ and of nsq_compat, and the build."
+    prometheus_client.Info(f"{program}_build", about, registry=registry).info(versions)
+    prometheus_client.ProcessCollector(registry=registry)
+    prometheus_client.GCCollector(registry=registry)
     return registry
 
 

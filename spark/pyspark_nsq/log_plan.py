@@ -5,14 +5,15 @@ from dataclasses import dataclass, replace
 
 from pyspark_nsq.option_parsers import Positions
 from pyspark_nsq.options import ReadOptions
-from pyspark_nsq.topic_logs import TopicLog
+from pyspark_nsq.topic_logs import Mark, TopicLog
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
     """A task: the messages of a topic on one nsqd from the offset `begin` up to, and without, `end`.
 
-    `tcp` is the nsqd's other address, which the column `nsqd` shows.
+    `tcp` is the nsqd's other address, which the column `nsqd` shows. `mark` is the last message that the log had when
+    the range was planned.
     """
 
     topic: str
@@ -20,6 +21,7 @@ class Range:
     begin: int
     end: int
     tcp: str = ""
+    mark: Mark | None = None
 
 
 def limited(begin: Positions, end: Positions, limit: int | None) -> Positions:

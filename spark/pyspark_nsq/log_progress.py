@@ -3,27 +3,30 @@
 An offset of the query describes the batch that ends with it:
 
     {"version": 1, "offsets": {topic: {nsqd: where the batch ends}},
-     "plan": [[topic, nsqd, its TCP address, where the batch begins, number of tasks], ...]}
+     "plan": [[topic, nsqd, its TCP address, where the batch begins, number of tasks], ...],
+     "marks": {topic: {nsqd: [offset, timestamp] of the last message that its log had}}}
 
 A batch can be repeated from its end alone, in the same tasks: Spark gives a new initial offset to a query that has not
-committed a batch.
+committed a batch. The marks tell when an nsqd has another log at the same address, with messages of its own at the same
+offsets, or the same log at another address.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pyspark_nsq.filters import NO_BOUNDS, Bounds
 from pyspark_nsq.log_plan import Range, limited, parts, split
-from pyspark_nsq.log_reader import PATIENCE, LogUnreadable, MessagesLost
+from pyspark_nsq.log_reader import PATIENCE, LogUnreadable, MessagesLost, has_mark
 from pyspark_nsq.nodes import Interval, NoNodes
 from pyspark_nsq.option_parsers import EARLIEST, EARLIEST_OFFSET, LATEST, LATEST_OFFSET, Positions
 from pyspark_nsq.options import OptionError, ReadOptions
-from pyspark_nsq.topic_logs import Report, TopicLog, TopicLogs, log
+from pyspark_nsq.topic_logs import Mark, Report, TopicLog, TopicLogs, log
 
 Offset = dict[str, Any]
 Logs = dict[tuple[str, str], TopicLog]
+Value = TypeVar("Value")
 
 VERSION: Final = 1
 _SIGHTINGS: Final = 1000
@@ -45,6 +48,8 @@ class LogProgress:
         self._known: Logs = {}
         self._silent: dict[str, str] = {}
         self._reached: Positions = {}
+        self._moved: dict[tuple[str, str], str] = {}
+        """The addresses at which logs were before, by topic and present address."""
         self._sightings: dict[tuple[str, str], deque[tuple[float, int]]] = {}
 
     def initial(self) -> Offset:
@@ -61,7 +66,8 @@ class LogProgress:
             self._note(report)
             begin = starting(options, report.logs, LATEST)
             # The first batch, which may be empty, puts this into the checkpoint: see `next`.
-            self._initial = {"version": VERSION, "initial": True, "offsets": begin, "plan": []}
+            marks = _by_topic(_marks(report.logs))
+            self._initial = {"version": VERSION, "initial": True, "offsets": begin, "plan": [], "marks": marks}
         return self._initial
 
     def stop_at_current_end(self) -> None:
@@ -71,8 +77,8 @@ class LogProgress:
     def next(self, start: Offset, limit: int | None) -> Offset:
         """The end of the batch after `start`, or `start` if there is nothing to read.
 
-        Raises ``MessagesLost`` with failOnDataLoss if an nsqd has fewer messages than were read, and ``LogUnreadable``
-        if an nsqd goes away with messages that a query with availableNow is to read.
+        Raises ``MessagesLost`` with failOnDataLoss if an nsqd has fewer messages than were read, or another log, and
+        ``LogUnreadable`` if an nsqd goes away with messages that a query with availableNow is to read.
         """
         positions = _positions(start)
         is_first = "initial" in start
@@ -80,7 +86,7 @@ class LogProgress:
             return start
         give_up = self._clock() + PATIENCE
         while True:
-            end = self._planned(positions, limit)
+            end = self._planned(positions, start.get("marks", {}), limit)
             if end["plan"] or is_first:
                 return end
             if not self._stops or not (left := self._left(positions)):
@@ -90,7 +96,7 @@ class LogProgress:
                 raise LogUnreadable(f"{left}, and cannot be reached")
             time.sleep(self._options.poll_interval or 0.1)
 
-    def _planned(self, positions: Positions, limit: int | None) -> Offset:
+    def _planned(self, positions: Positions, marks: dict[str, Any], limit: int | None) -> Offset:
         """The end of a batch that begins at these positions."""
         self._note(self._logs.ask(patience=self._options.connect_timeout if self._stops else None))
         if self._stops and self._last is None:
@@ -98,9 +104,12 @@ class LogProgress:
         begin: Positions = {}
         end: Positions = {}
         for (topic, nsqd), each in sorted(self._heard_now.items()):
+            if former := self._former_address(each, positions.get(topic, {}), marks.get(topic, {})):
+                positions, marks = _renamed(positions, topic, former, nsqd), _renamed(marks, topic, former, nsqd)
+                self._last = self._last and _renamed(self._last, topic, former, nsqd)
             at = positions.get(topic, {}).get(nsqd)
-            if at is not None and each.next < at:
-                self._complain_of_fewer(each, at)
+            if at is not None and (each.next < at or self._is_another(each, marks.get(topic, {}).get(nsqd))):
+                self._complain(each, at)
                 at = 0
             at = each.first if at is None else at
             last = each.next if self._last is None else min(each.next, self._last.get(topic, {}).get(nsqd, at))
@@ -120,7 +129,34 @@ class LogProgress:
             tasks = parts(count, total, self._heard_now[topic, nsqd], self._options)
             plan.append([topic, nsqd, self._logs.tcp_of(nsqd), begin[topic][nsqd], tasks])
         self._reached = _merged(positions, _by_topic({(topic, nsqd): end[topic][nsqd] for topic, nsqd in counts}))
-        return {"version": VERSION, "offsets": self._reached, "plan": plan}
+        marks = _merged(marks, _by_topic(_marks(self._heard_now)))
+        return {"version": VERSION, "offsets": self._reached, "plan": plan, "marks": marks}
+
+    def _is_another(self, each: TopicLog, given: list[int] | None) -> bool:
+        """Whether nsqd has another log than the one with this mark. It is asked only if all messages look newer."""
+        if given is None or each.first_timestamp_ns is None:
+            return False
+        mark = Mark(*given)
+        looks_newer = each.first <= mark.offset and each.first_timestamp_ns > mark.timestamp_ns
+        return looks_newer and has_mark(each.topic, each.nsqd, mark, self._options) is False
+
+    def _former_address(self, each: TopicLog, positions: dict[str, int], marks: dict[str, list[int]]) -> str | None:
+        """The address at which an nsqd was that has come to a new one, told by its log."""
+        key = (each.topic, each.nsqd)
+        if each.nsqd in positions:
+            return None
+        for former in positions.keys() & marks.keys():
+            mark = Mark(*marks[former])
+            if (each.topic, former) in self._heard_now or not each.first <= mark.offset < each.next:
+                continue
+            if self._moved.get(key) != former:  # as long as nothing is published, it stays in the checkpoint
+                if not has_mark(*key, mark, self._options):
+                    continue
+                log.warning("nsqd %s has come to %s: %s is read on from where it was", former, each.nsqd, each.topic)
+                self._moved[key] = former
+            self._known.pop((each.topic, former), None)
+            return former
+        return None
 
     def _left(self, positions: Positions) -> str:
         """The first log that has not been read to where the query ends; empty if all have."""
@@ -132,10 +168,11 @@ class LogProgress:
 
     def ranges(self, end: Offset) -> list[Range]:
         """The tasks of the batch that ends with this offset."""
-        offsets = _positions(end)
+        offsets, marks = _positions(end), end.get("marks", {})
         whole = (
-            (Range(topic, nsqd, begin, offsets[topic][nsqd], tcp), tasks)
+            (Range(topic, nsqd, begin, offsets[topic][nsqd], tcp, Mark(*mark) if mark else None), tasks)
             for topic, nsqd, tcp, begin, tasks in end["plan"]
+            for mark in (marks.get(topic, {}).get(nsqd),)
         )
         return [each for work, tasks in whole for each in split(work, tasks)]
 
@@ -194,10 +231,13 @@ class LogProgress:
             seen.popleft()
         return now - seen[0][0] if seen else 0.0
 
-    def _complain_of_fewer(self, each: TopicLog, at: int) -> None:
+    def _complain(self, each: TopicLog, at: int) -> None:
         text = (
             f"nsqd {each.nsqd} has only {each.next} messages of {each.topic}, and {at} were read: it lost messages, or "
             "has another data path"
+            if each.next < at
+            else f"nsqd {each.nsqd} has another log of {each.topic} than the one of which {at} messages were read: it "
+            "has another data path, or the topic was deleted"
         )
         if self._options.fail_on_data_loss:
             raise MessagesLost(f"{text}. With failOnDataLoss=false its messages are read from the first")
@@ -273,14 +313,24 @@ def _chosen(name: str, given: str | Positions, logs: Logs) -> Positions:
     return _by_topic({key: getattr(logs[key], special[at]) if at in special else at for key, at in named.items()})
 
 
-def _by_topic(offsets: dict[tuple[str, str], int]) -> Positions:
-    positions: Positions = {}
-    for (topic, nsqd), at in sorted(offsets.items()):
-        positions.setdefault(topic, {})[nsqd] = at
-    return positions
+def _marks(logs: Logs) -> dict[tuple[str, str], list[int]]:
+    return {key: list(mark) for key, each in logs.items() if (mark := each.mark)}
 
 
-def _merged(old: Positions, new: Positions) -> Positions:
+def _by_topic(values: dict[tuple[str, str], Value]) -> dict[str, dict[str, Value]]:
+    by_topic: dict[str, dict[str, Value]] = {}
+    for topic, nsqd in sorted(values):
+        by_topic.setdefault(topic, {})[nsqd] = values[topic, nsqd]
+    return by_topic
+
+
+def _renamed(by_topic: dict[str, dict[str, Value]], topic: str, former: str, nsqd: str) -> dict[str, dict[str, Value]]:
+    """With the value of one address at another."""
+    values = by_topic.get(topic, {})
+    return {**by_topic, topic: {nsqd if name == former else name: value for name, value in values.items()}}
+
+
+def _merged(old: dict[str, dict[str, Value]], new: dict[str, dict[str, Value]]) -> dict[str, dict[str, Value]]:
     return {topic: {**old.get(topic, {}), **new.get(topic, {})} for topic in sorted({*old, *new})}
 
 

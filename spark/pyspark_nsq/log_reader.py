@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from pyspark_nsq.decode import decode
 from pyspark_nsq.log_plan import Range
 from pyspark_nsq.nodes import url_of
 from pyspark_nsq.options import ReadOptions
+from pyspark_nsq.topic_logs import Mark
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ _MAX_BODY: Final = 64 << 20
 """An answer has at least one message, of any size."""
 PATIENCE: Final = 30.0
 """How long a task tries to reach an nsqd, which may be restarting, in seconds."""
+_ANOTHER: Final = "lost: it has another log, after another data path or a deleted topic, or its log lost its end"
 _FIRST_PAUSE: Final = 0.1
 _MAX_PAUSE: Final = 2.0
 
@@ -47,7 +50,7 @@ def read_range(work: Range, options: ReadOptions) -> Iterator[tuple[pa.RecordBat
 
     Raises ``LogUnreadable``, and ``MessagesLost`` with failOnDataLoss.
     """
-    at = work.begin
+    at, mark = work.begin, work.mark
     with bounded_session(tls=tls_context(options)) as session:
         while at < work.end:
             first, following, body = _read(session, work, at, options)
@@ -63,12 +66,43 @@ def read_range(work: Range, options: ReadOptions) -> Iterator[tuple[pa.RecordBat
                         f"nsqd {work.nsqd} answered with {messages.num_rows} messages of {work.topic} for the offsets "
                         f"{first} to {following - 1}"
                     )
+                looks_newer = mark is not None and messages["timestamp_ns"][0].as_py() > mark.timestamp_ns
+                if looks_newer and _has_mark(session, work, options) is False:
+                    _lost(work, at, work.end, _ANOTHER, options)
+                    return
                 yield messages, pa.array(np.arange(first, following, dtype=np.int64))
             at = following
 
 
+def has_mark(topic: str, nsqd: str, mark: Mark, options: ReadOptions) -> bool | None:
+    """Whether the log of an nsqd has this message; None if it was released or is damaged. Raises ``LogUnreadable``."""
+    with bounded_session(tls=tls_context(options)) as session:
+        return _has_mark(session, Range(topic, nsqd, mark.offset, mark.offset + 1, mark=mark), options)
+
+
+def _has_mark(session: requests.Session, work: Range, options: ReadOptions) -> bool | None:
+    mark = work.mark
+    assert mark is not None, "the caller has checked"
+    answer = _asked(session, replace(work, end=mark.offset + 1), mark.offset, options)
+    if not answer.body or answer.status != 200:
+        return False if answer.status == 400 else None
+    block = FrameReader(_MAX_BODY).receive_block(answer.body)
+    return bool(decode([ReceivedFrames(block.data, block.starts)])["timestamp_ns"][0].as_py() == mark.timestamp_ns)
+
+
 def _read(session: requests.Session, work: Range, at: int, options: ReadOptions) -> tuple[int, int, bytes]:
     """One answer: the offset of its first message, the one after its last, and the frames."""
+    answer = _asked(session, work, at, options)
+    if answer.status == 200:
+        return int(answer.headers["X-NSQ-First-Offset"]), int(answer.headers["X-NSQ-Next-Offset"]), answer.body
+    is_released = answer.status == 410
+    first = min(int(_problem(answer).rpartition(" ")[2]), work.end) if is_released else work.end
+    _lost(work, at, first, "released before they were read" if is_released else _ANOTHER, options)
+    return first, first, b""
+
+
+def _asked(session: requests.Session, work: Range, at: int, options: ReadOptions) -> Answer:
+    """An answer to a read from `at`. Its status is 200, 410 if this was released, or 400 if the log ends before it."""
     query = {"topic": work.topic, "from": at, "to": work.end, "max_bytes": _CHUNK_BYTES}
     url = url_of(work.nsqd, "topic/read", query)
     give_up, pause = time.monotonic() + PATIENCE, _FIRST_PAUSE
@@ -82,15 +116,11 @@ def _read(session: requests.Session, work: Range, at: int, options: ReadOptions)
                 connect_timeout=options.connect_timeout,
                 max_body=_MAX_BODY,
             )
-            if answer.status == 200:
-                return int(answer.headers["X-NSQ-First-Offset"]), int(answer.headers["X-NSQ-Next-Offset"]), answer.body
-            problem = _problem(answer)
+            problem = "" if answer.status == 200 else _problem(answer)
+            if answer.status in (200, 410) or problem.startswith(("INVALID_ARG_FROM", "INVALID_ARG_TO")):
+                return answer
         except FAILURES as error:
             answer, problem = None, reason_of(error)
-        if answer is not None and answer.status == 410:
-            first = int(problem.rpartition(" ")[2])
-            _lost(work, at, min(first, work.end), "released before they were read", options)
-            return min(first, work.end), min(first, work.end), b""
         # 500 and 503: the log cannot be read now, or nsqd is stopping. Other refusals do not end by waiting.
         if time.monotonic() >= give_up or (answer is not None and answer.status < 500):
             raise LogUnreadable(f"nsqd {work.nsqd}, topic {work.topic}, offset {at}: {problem}")

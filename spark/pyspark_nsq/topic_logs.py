@@ -20,6 +20,13 @@ _TOPICS_PER_REQUEST: Final = 64
 """So that the URL stays short."""
 
 
+class Mark(NamedTuple):
+    """A message of a log. Another log at the same address has another message at this offset, or none."""
+
+    offset: int
+    timestamp_ns: int
+
+
 class TopicLog(NamedTuple):
     """What one nsqd has of a topic: the offsets from `first` up to, and without, `next`.
 
@@ -33,8 +40,14 @@ class TopicLog(NamedTuple):
     next: int
     bytes: int
     is_retained: bool
+    first_timestamp_ns: int | None = None
     last_timestamp_ns: int | None = None
     offset: int = 0
+
+    @property
+    def mark(self) -> Mark | None:
+        """The last message, if there is one."""
+        return None if self.last_timestamp_ns is None else Mark(self.next - 1, self.last_timestamp_ns)
 
 
 class Report(NamedTuple):
@@ -146,6 +159,7 @@ def _parsed(nsqd: str, answer: Any) -> list[TopicLog]:
                 int(each["next"]),
                 int(each["bytes"]),
                 each["retained"] is True,
+                each["first_timestamp"],
                 each["last_timestamp"],
                 int(each.get("offset", 0)),
             )

@@ -16,6 +16,8 @@ from tests.faults.daemon import Daemon
 from tests.faults.traffic import Traffic
 from tests.v2_client import dpub, pub
 
+pytestmark = pytest.mark.real_start
+
 BOUND_SECONDS = 15.0
 """A stop under this load takes less than a second; the bound allows for a busy machine."""
 

@@ -27,6 +27,8 @@ from tests.cluster.hostile import (
 from tests.nsqadmin.browser import until
 from tests.nsqadmin.conftest import PATIENCE, publish
 
+pytestmark = pytest.mark.real_start
+
 NSQADMIN = [sys.executable, "-m", "nsq_compat.nsqadmin.main"]
 
 

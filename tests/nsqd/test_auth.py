@@ -29,7 +29,7 @@ CREDENTIALS = Credentials(SECRET.encode(), "10.0.0.7", tls=True, common_name="me
 
 @pytest.fixture
 def calls() -> HttpCalls:
-    return HttpCalls(connect_timeout=PATIENCE, request_timeout=PATIENCE, tls=client_tls("", 0x0303))
+    return HttpCalls(connect_timeout=PATIENCE, request_timeout=PATIENCE, make_tls=lambda: client_tls("", 0x0303))
 
 
 @pytest.fixture

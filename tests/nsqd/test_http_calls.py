@@ -82,7 +82,9 @@ def serve() -> Iterator[Serve]:
 
 
 def calls(request_timeout: float = PATIENCE, tls: ssl.SSLContext | None = None) -> HttpCalls:
-    return HttpCalls(connect_timeout=PATIENCE, request_timeout=request_timeout, tls=tls or client_tls("", TLS_1_2))
+    return HttpCalls(
+        connect_timeout=PATIENCE, request_timeout=request_timeout, make_tls=lambda: tls or client_tls("", TLS_1_2)
+    )
 
 
 def failure(url: str, request_timeout: float = PATIENCE, tls: ssl.SSLContext | None = None) -> str:
@@ -388,7 +390,7 @@ def test_no_text_and_no_log_line_shows_the_query(serve, answer, caplog):
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["127.0.0.2", "127.0.0.1"]], ids=len)
 def test_a_call_leaves_nothing_behind_for_the_garbage_collector(serve, monkeypatch, largest, addresses):
     """Freeing what a thousand refused answers left held the event loop for 80 ms."""
-    calls = HttpCalls(connect_timeout=PATIENCE, request_timeout=PATIENCE, tls=client_tls("", TLS_1_2))
+    calls = HttpCalls(connect_timeout=PATIENCE, request_timeout=PATIENCE, make_tls=lambda: client_tls("", TLS_1_2))
     server = serve(HELLO)
     url, resolve = server.url, socket.getaddrinfo
     # Nothing listens on the first of the two addresses.

@@ -245,7 +245,7 @@ class Nsqd:
     def __init__(self, patience: float = PATIENCE) -> None:
         self.broker = Broker(QueueLimits())
         self.peers = LookupPeers(self.broker, INFO, 1000)
-        calls = HttpCalls(connect_timeout=PATIENCE, request_timeout=PATIENCE, tls=ssl.create_default_context())
+        calls = HttpCalls(connect_timeout=PATIENCE, request_timeout=PATIENCE, make_tls=ssl.create_default_context)
         self.channels = TopicChannels(self.broker, self.peers, calls, patience)
 
     def starts(self, *addresses: str) -> "Nsqd":

@@ -19,6 +19,8 @@ from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.nsqd.conftest import connect, tcp_address
 from tests.v2_client import Client
 
+pytestmark = pytest.mark.real_start
+
 
 def run(*arguments: str, program: str = "nsqd") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", f"nsq_compat.{program}.main", *arguments]

@@ -20,6 +20,8 @@ from nsq_compat.nsqlookupd.main import NsqlookupdOptions, validate
 from nsq_conformance.lookup_peer import RawLookupPeer
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
+pytestmark = pytest.mark.real_start
+
 NSQLOOKUPD = [sys.executable, "-m", "nsq_compat.nsqlookupd.main"]
 ABOUT_NSQD = {"broadcast_address": "n1", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0", "hostname": "h"}
 

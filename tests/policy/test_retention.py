@@ -75,6 +75,23 @@ def test_what_a_channel_still_needs_is_not_due_for_release(small):
     assert daemon.topic().is_release_due(daemon.now_ns)
 
 
+def test_a_topic_without_a_channel_retains_all_unless_its_backlog_is_limited(small):
+    daemon = small.start()
+    daemon.follows({"retain_for": "20s"})
+    for number in range(35):
+        daemon.publishes(b"%04d" % number + bytes(SIZE - 4))
+        daemon.waits(1)
+    small.checkpoint(daemon)
+    assert numbers(daemon) == list(range(35))
+    daemon.follows({"retain_for": "20s", "max_age": "1s", "when_full": "drop-oldest"})
+    for _ in range(5):
+        daemon.waits(1)
+    small.checkpoint(daemon)
+    found = numbers(daemon)
+    assert found == list(range(found[0], 35))
+    assert 5 < found[0] <= 20
+
+
 def test_messages_are_retained_up_to_a_size(small):
     daemon = small.start()
     daemon.follows({"retain_bytes": 15 * (SIZE + 80)})

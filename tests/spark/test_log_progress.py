@@ -13,7 +13,7 @@ from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq.filters import Bounds
 from pyspark_nsq.log_plan import Range, limited
 from pyspark_nsq.log_progress import LogProgress, batch_ranges
-from pyspark_nsq.log_reader import MessagesLost, read_range
+from pyspark_nsq.log_reader import MessagesLost, has_mark, read_range
 from pyspark_nsq.nodes import NoNodes
 from pyspark_nsq.options import OptionError, ReadOptions, read_options
 from pyspark_nsq.topic_logs import TopicLogs
@@ -154,6 +154,76 @@ def test_an_nsqd_that_lost_its_data_fails_the_query_unless_that_is_allowed(retai
     options = options_of(failOnDataLoss="false")
     progress = LogProgress(options)
     assert bodies(progress.ranges(progress.next(ahead, None)), options) == [b"one"]
+
+
+def test_another_log_at_the_same_address_fails_the_query_unless_that_is_allowed(retaining, topic, options_of):
+    publish(retaining, topic, b"1", b"2", b"3")
+    progress = LogProgress(options_of(startingOffsets="earliest"))
+    end = progress.next(progress.initial(), 2)
+    assert retaining.asks("POST", f"/topic/delete?topic={topic}").status == 200
+    anew = [b"%d" % each for each in range(10, 15)]
+    publish(retaining, topic, *anew)
+    for each in (progress, LogProgress(options_of())):
+        with pytest.raises(MessagesLost, match="has another log of .* than the one of which 2 messages were read"):
+            each.next(through_json(end), None)
+    options = options_of(failOnDataLoss="false")
+    following = LogProgress(options).next(through_json(end), None)
+    assert bodies(progress.ranges(through_json(following)), options) == anew
+    publish(retaining, topic, b"15")
+    assert bodies(progress.ranges(progress.next(through_json(following), None)), options) == [b"15"]
+
+
+def test_a_batch_of_a_log_that_is_lost_is_not_read_from_another(retaining, topic, options_of):
+    publish(retaining, topic, b"1", b"2", b"3")
+    progress, skips = LogProgress(options_of(startingOffsets="earliest")), options_of(failOnDataLoss="false")
+    end = progress.next(progress.initial(), None)
+    assert retaining.asks("POST", f"/topic/delete?topic={topic}").status == 200
+    for anew in (b"shorter",), (b"as long", b"as the", b"old one"):
+        publish(retaining, topic, *anew)
+        with pytest.raises(MessagesLost, match=r"3 messages of .*, from offset 0, were lost: it has another log"):
+            bodies(progress.ranges(through_json(end)), options_of())
+        assert bodies(progress.ranges(through_json(end)), skips) == []
+
+
+def test_a_log_is_told_from_another_if_the_clock_was_set_back(retaining, topic, options_of):
+    publish(retaining, topic, b"1")
+    nsqd = retaining.http_address
+    mark = TopicLogs(options_of()).require().logs[topic, nsqd].mark
+    assert mark is not None, "there is a message"
+    while time.time_ns() <= mark.timestamp_ns:
+        time.sleep(0.001)
+    publish(retaining, topic, b"2")
+    # As if the clock had been set back after the second message: it is newer than the mark, which is there.
+    assert bodies([Range(topic, nsqd, 1, 2, mark=mark)], options_of()) == [b"2"]
+    for other in mark._replace(timestamp_ns=1), mark._replace(offset=2):
+        assert has_mark(topic, nsqd, other, options_of()) is False
+
+
+def test_an_nsqd_that_comes_to_another_address_is_read_on_there(tmp_path):
+    def options(*nsqds: NsqdProcess) -> ReadOptions:
+        addresses = ",".join(each.http_address for each in nsqds)
+        written = {"subscribe": "t", "nsqdHttpAddresses": addresses, "startingOffsets": "earliest"}
+        return read_options(written | {"pollIntervalMs": "0"}, "stream")
+
+    folders = [tmp_path / "moves", tmp_path / "stays"]
+    for folder in folders:
+        folder.mkdir()
+    moving, staying = (NsqdProcess(installed_nsqd(), each, options=[retention(tmp_path)]) for each in folders)
+    with staying:
+        publish(staying, "t", b"other 1", b"other 2")
+        with moving:
+            publish(moving, "t", b"1", b"2", b"3")
+            progress = LogProgress(options(moving, staying))
+            end = progress.next(progress.initial(), 2)  # one of each
+            former = moving.http_address
+        with NsqdProcess(installed_nsqd(), folders[0], options=[retention(tmp_path)]) as moved:
+            publish(moved, "t", b"4")
+            progress = LogProgress(options(moved, staying))
+            following = through_json(progress.next(through_json(end), None))
+            assert former not in str(following)
+            assert set(bodies(progress.ranges(following), options(moved))) == {b"2", b"3", b"4", b"other 2"}
+            assert progress.next(following, None) == following
+            assert progress.report()["backlog"] == 0
 
 
 def test_a_query_that_stops_reads_what_there_was(retaining, topic, options_of):

@@ -1,5 +1,6 @@
 """mode=log: whatever is killed, Spark reads each message of two nsqd, found by nsqlookupd, once."""
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -123,4 +124,20 @@ def test_nsqd_is_killed_and_started_again(nsqds, tmp_path: Path, tell: Tell):
             victim.start()
         outcome = program.outcome(2 * EACH)
     tell(Kills("`mode=log`: an nsqd, `--durability=os`, and started again after 2.8 s", 3, outcome))
+    check(outcome, tmp_path)
+
+
+def test_nsqd_is_suspended(nsqds, tmp_path: Path, tell: Tell):
+    victims, options = nsqds
+    with Program("local[2,4]", tmp_path) as program:
+        program.begin("copy_log", options, tmp_path)
+        for victim in victims:
+            await_another("*", program, tmp_path, "yields/*")
+            victim.send_signal(signal.SIGSTOP)
+            try:
+                time.sleep(6)  # longer than an answer may take
+            finally:
+                victim.send_signal(signal.SIGCONT)
+        outcome = program.outcome(2 * EACH)
+    tell(Kills("`mode=log`: an nsqd, suspended for 6 s (SIGSTOP)", 2, outcome))
     check(outcome, tmp_path)

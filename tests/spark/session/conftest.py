@@ -23,6 +23,8 @@ def spark() -> Iterator[SparkSession]:
     builder = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
     for name in ("spark.driver.host", "spark.driver.bindAddress"):
         builder = builder.config(name, "127.0.0.1")
+    # Java code runs too rarely here to earn what its full optimization and its garbage collector's threads cost.
+    builder = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     session = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
     pyspark_nsq.register(session)
     yield session

@@ -39,6 +39,22 @@ def test_a_batch_that_fails_is_the_same_after_a_restart(spark, options, send, tm
     assert [len(each) for each in seen[2:]] == [5]
 
 
+def test_a_topic_that_was_created_anew_while_the_query_was_stopped_fails_it(
+    spark, options, send, retaining, topic, tmp_path
+):
+    place = {"path": tmp_path / "table"}
+    stream = spark.readStream.format("nsq").options(**options).load()
+    bodies = send(10)
+    run_to_the_end(stream, tmp_path / "checkpoint", **place)
+    assert retaining.asks("POST", f"/topic/delete?topic={topic}").status == 200
+    bodies += send(15)
+    with pytest.raises(Exception, match="has another log of .* than the one of which 10 messages were read"):
+        run_to_the_end(stream, tmp_path / "checkpoint", **place)
+    skipping = spark.readStream.format("nsq").options(**options, failOnDataLoss="false").load()
+    assert run_to_the_end(skipping, tmp_path / "checkpoint", **place) == 15
+    assert bodies_of(spark.read.parquet(str(tmp_path / "table"))) == bodies
+
+
 def test_a_batch_read_has_the_columns_of_a_log_in_several_tasks(spark, options, send, retaining, topic):
     bodies = send(10)
     frame = spark.read.format("nsq").options(**options, minPartitions="3").load()
