@@ -66,6 +66,10 @@ def mirror(daemon: Daemon) -> dict[str, Any]:
     return found
 
 
+def has_logged(daemon: Daemon, text: str) -> bool:
+    return text in daemon.log
+
+
 def is_in_sync(primary: Daemon) -> bool:
     return bool(mirror(primary)["standby"]["state"] == "in sync")
 
@@ -541,7 +545,7 @@ def test_the_standby_requires_tls_and_authorization_with_a_permission_of_its_own
             ([*tls, "--mirror-auth-secret=publishes"], "E_UNAUTHORIZED AUTH failed for MIRROR"),
         ):
             refused = machines.start(f"--mirror-to={standby.tcp_address}", *options)
-            wait_until(lambda refused=refused, refusal=refusal: refusal in refused.log)
+            wait_until(partial(has_logged, refused, refusal))
             refused.end()
         primary = machines.primary(standby, *tls, "--mirror-auth-secret=mirrors")
         primary.create_channel("t", "c")
