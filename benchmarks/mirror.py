@@ -18,10 +18,11 @@ from pathlib import Path
 from benchmarks import machine
 from benchmarks.measure import Figures, RunFailed, build_generator, load, version_of
 from benchmarks.results import table
+from benchmarks.retention import Nsqd
 from benchmarks.scenarios import load_of
 from benchmarks.subjects import SUBJECTS
 from nsq_conformance.daemon_process import DaemonFailed
-from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqd_process import installed_nsqd
 
 _PATIENCE = 120.0
 _LOADS = {
@@ -82,31 +83,29 @@ class Measurement:
     def _catch_up(self) -> float:
         with ExitStack() as stack:
             data_path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nsq-bench-")))
-            nsqd = NsqdProcess(self._arguments.nsqd, data_path, options=["--node-id=1"]).start(_PATIENCE)
+            nsqd = Nsqd(self._arguments.nsqd, data_path, options=["--node-id=1"]).start(_PATIENCE)
             body = os.urandom(100_000)
             for _ in range(self._arguments.megabytes * 10):
                 nsqd.asks("POST", "/pub?topic=t", body)
             nsqd.stop(_PATIENCE)
             standby = self._standby(stack)
             options = ["--node-id=1", f"--mirror-to={standby.tcp_address}"]
-            again = NsqdProcess(self._arguments.nsqd, data_path, options=options)
+            again = Nsqd(self._arguments.nsqd, data_path, options=options)
             began = time.monotonic()
-            stack.enter_context(again.start(_PATIENCE))
+            stack.enter_context(again)
             _wait_until(lambda: _is_in_sync(again))
             seconds: float = time.monotonic() - began
             return float(self._arguments.megabytes / seconds)
 
-    def _standby(self, stack: ExitStack) -> NsqdProcess:
+    def _standby(self, stack: ExitStack) -> Nsqd:
         return self._start(stack, "--node-id=2", "--mirror-accept")
 
-    def _start(self, stack: ExitStack, *options: str) -> NsqdProcess:
+    def _start(self, stack: ExitStack, *options: str) -> Nsqd:
         data_path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nsq-bench-")))
-        nsqd = NsqdProcess(self._arguments.nsqd, data_path, options=options)
-        stack.enter_context(nsqd.start(_PATIENCE))
-        return nsqd
+        return stack.enter_context(Nsqd(self._arguments.nsqd, data_path, options=options))
 
 
-def _is_in_sync(nsqd: NsqdProcess) -> bool:
+def _is_in_sync(nsqd: Nsqd) -> bool:
     return bool(nsqd.asks("GET", "/mirror").json()["standby"]["state"] == "in sync")
 
 
