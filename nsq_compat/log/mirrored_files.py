@@ -21,6 +21,8 @@ from nsq_compat.protocol import mirror
 from nsq_compat.protocol.mirror import Change
 
 METADATA: Final = "nsqd.dat"
+_ZEROS: Final = bytes(1 << 20)
+"""More than a log writes ahead."""
 _UNIT: Final = re.compile(
     rf"({re.escape(METADATA)})(?:{re.escape(TEMPORARY)})?|{FOLDER}/([^/\0]+{re.escape(TOPIC_SUFFIX)})(?:/[^/\0]+)?"
 )
@@ -155,7 +157,7 @@ class MirroredFiles:
         if place is not None and written:
             if written < len(data):
                 data = data[:written]
-            if data[0] == 0 and not data.strip(b"\0"):  # written ahead
+            if data[0] == 0 and _ZEROS.startswith(data):  # written ahead
                 self._changes.note(place[0], Change(mirror.ZEROS, place[1], offset + written))
             else:
                 self._changes.note(place[0], Change(mirror.WRITE, place[1], offset, data))

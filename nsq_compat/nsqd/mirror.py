@@ -49,6 +49,8 @@ _RECEIVE_SIZE: Final = 1 << 16
 _FIRST_PAUSE: Final = 0.05
 _MAX_PAUSE: Final = 5.0
 _MAX_FRAME: Final = 1 << 28
+_CHECKS: Final = 10
+"""Within the timeout."""
 _CONNECT_SECONDS: Final = 2.0
 
 
@@ -107,6 +109,15 @@ class NotMirrored(OSError):
     """The standby does not have the message."""
 
 
+class _Group:
+    """Publishes that wait together for the changes up to `target`."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.target = 0
+        self.is_confirmed: AsyncResult[bool] = AsyncResult()
+
+
 class Mirror:
     """Keeps the standby at `address` equal to `data_path`, from `start` to `stop`.
 
@@ -145,12 +156,14 @@ class Mirror:
         self._describe = describe
         self._forget = forget
         self._lost_at = time.monotonic()
-        self._waiting: deque[tuple[int, AsyncResult[None]]] = deque()
+        self._group: _Group | None = None  # of the publishes of this event-loop iteration
+        self._waiting: deque[_Group] = deque()
         self._link: _Link | None = None
         self._last_failure = ""
         self._run_of_standby: object = None
         self._equal: dict[str, int] = {}  # sealed files that the standby has, with their sizes
         self._running = gevent.Greenlet(self._run)
+        self._watching = gevent.Greenlet(self._watch)
         self._main = threading.get_ident()
         self._loop = gevent.get_hub().loop
         changes.on_change = self._on_change
@@ -158,12 +171,14 @@ class Mirror:
 
     def start(self) -> None:
         self._running.start()
+        self._watching.start()
 
     def stop(self) -> None:
         """Send what is left, and end."""
         with suppress(OSError):
             self.confirm()
         self._running.kill()
+        self._watching.kill()
         self._release_waiting()
 
     @property
@@ -192,16 +207,32 @@ class Mirror:
         elif time.monotonic() - self._lost_at >= self._timeout:
             self._go_on()
             return
-        confirmed: AsyncResult[None] = AsyncResult()
-        self._waiting.append((target, confirmed))
-        try:
-            confirmed.get(timeout=self._timeout)
-        except gevent.Timeout:
-            if self._link is not None and self.state is State.IN_SYNC:
-                self._link.fail(f"no acknowledgement within {self._timeout:g} s")
-                self._note(State.GONE)
-                self._lost_at = time.monotonic() - self._timeout
+        group = self._group
+        if group is None:  # the first of this event-loop iteration
+            group = self._group = _Group(time.monotonic())
+            self._loop.run_callback(self._close_group)
+        if not group.is_confirmed.get():
             self._go_on()
+
+    def _close_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.target = self._changes.position
+            self._waiting.append(group)
+            self._resolve()
+
+    def _watch(self) -> None:
+        """Let go of publishes that have waited for too long."""
+        while True:
+            gevent.sleep(self._timeout / _CHECKS)
+            late = time.monotonic() - self._timeout
+            if self._waiting and self._waiting[0].began <= late:
+                if self._link is not None and self.state is State.IN_SYNC:
+                    self._link.fail(f"no acknowledgement within {self._timeout:g} s")
+                    self._note(State.GONE)
+                    self._lost_at = late
+                while self._waiting and self._waiting[0].began <= late:
+                    self._waiting.popleft().is_confirmed.set(False)
 
     def _go_on(self) -> None:
         if self._refuses:
@@ -248,6 +279,8 @@ class Mirror:
                     self._send_changes(link)
                     if caught_up is None and copying.ready():
                         caught_up = self._changes.position
+                        if not link.unanswered_changes:  # what was lost with an earlier connection is in the copy
+                            self.acknowledged = self._changes.position_taken
                     if self.state is State.CATCHING_UP and caught_up is not None and self.acknowledged >= caught_up:
                         link.ask(command("complete"))
                         log.info("MIRROR(%s): in sync after %.1f s", self.address, time.monotonic() - began)
@@ -283,17 +316,16 @@ class Mirror:
 
     def _on_acknowledged(self, position: int) -> None:
         self.acknowledged = position
-        if self.state is State.IN_SYNC:
-            self._resolve()
+        self._resolve()
 
     def _resolve(self) -> None:
         waiting = self._waiting
-        while waiting and waiting[0][0] <= self.acknowledged:
-            waiting.popleft()[1].set(None)
+        while waiting and self.state is State.IN_SYNC and waiting[0].target <= self.acknowledged:
+            waiting.popleft().is_confirmed.set(True)
 
     def _release_waiting(self) -> None:
         while self._waiting:
-            self._waiting.popleft()[1].set(None)
+            self._waiting.popleft().is_confirmed.set(False)
 
     def _forget_adopted(self, link: "_Link", answer: Mapping[str, object]) -> None:
         standby, takeover = str(answer.get("identity", "")), str(answer.get("takeover", ""))
