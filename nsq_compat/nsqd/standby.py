@@ -32,6 +32,7 @@ from nsq_compat.log.storage import Storage
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.nsqd.durability import in_thread
 from nsq_compat.protocol.errors import FatalClientError
+from nsq_compat.protocol.go_json import INT64, STRING, Fields, loads_object
 from nsq_compat.protocol.mirror import decode_changes
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.broker import Broker
@@ -41,6 +42,14 @@ log = logging.getLogger(__name__)
 
 _IDENTITY: Final = re.compile("[0-9a-f]{32}")
 _POLL_SECONDS: Final = 0.5
+_MAX_HELLO_BYTES: Final = 1 << 16
+_HELLO: Final[Fields] = {
+    "identity": STRING,
+    "epoch": INT64,
+    "broadcast_address": STRING,
+    "tcp_port": INT64,
+    "http_port": INT64,
+}
 _MERGED_AT_ONCE: Final = 500
 E_MIRROR_FAILED: Final = "E_MIRROR_FAILED"
 
@@ -185,12 +194,12 @@ class Standby:
                 log.warning("MIRROR(%s): the primary is not connected any more", mirrored.name)
 
     def _hello(self, session: object, body: bytes) -> bytes:
-        hello = json.loads(body)
-        if not isinstance(hello, dict):
-            raise ValueError("not an object")
-        identity, epoch = hello.get("identity"), hello.get("epoch")
-        if not isinstance(identity, str) or not _IDENTITY.fullmatch(identity) or not isinstance(epoch, int):
-            raise ValueError("no identity and epoch")
+        if len(body) > _MAX_HELLO_BYTES:
+            raise ValueError(f"a hello of {len(body)} bytes")
+        hello = loads_object(body, _HELLO)
+        identity, epoch = hello["identity"], hello["epoch"]
+        if not _IDENTITY.fullmatch(identity):
+            raise ValueError("no identity")
         if identity == self._identity:
             raise ValueError("an nsqd cannot be its own standby")
         mirrored = self.mirrors.get(identity) or self._open(identity)
@@ -200,8 +209,8 @@ class Standby:
         if epoch < state.epoch:
             raise ValueError(f"epoch {epoch} is over, this is epoch {state.epoch}")
         state.epoch = epoch
-        state.broadcast_address = str(hello.get("broadcast_address", ""))
-        state.tcp_port, state.http_port = int(hello.get("tcp_port", 0)), int(hello.get("http_port", 0))
+        state.broadcast_address = hello["broadcast_address"]
+        state.tcp_port, state.http_port = hello["tcp_port"], hello["http_port"]
         mirrored.save()
         mirrored.session = session
         mirrored.last_seen = time.time()
@@ -244,8 +253,12 @@ class Standby:
             with suppress(FileExistsError):
                 self._files.mkdir(path)
         state = MirrorState(identity)
-        with suppress(FileNotFoundError):
+        try:
             state = MirrorState(**json.loads(read_file(self._files, os.path.join(folder, MIRROR_STATE))))
+        except FileNotFoundError:
+            pass
+        except (TypeError, ValueError) as error:
+            log.error("MIRROR(%s): %s is damaged, and begun again - %s", identity, MIRROR_STATE, error)
         mirrored = self.mirrors[identity] = Mirrored(self._files, folder, state)
         return mirrored
 

@@ -18,13 +18,15 @@ from typing import Any
 import pytest
 import trustme
 
+from nsq_compat.protocol import mirror as mirror_protocol
+from nsq_compat.protocol.mirror import Change
 from nsq_conformance.auth_server import EVERYTHING, AuthServer
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.faults.conftest import LONG_ROUNDS, StartDaemon
 from tests.faults.daemon import Daemon, Directory, wait_until
 from tests.faults.test_kill import report, settings
 from tests.faults.traffic import Traffic
-from tests.v2_client import Client, Refused, pub
+from tests.v2_client import Client, Refused, pub, sized
 
 LEVELS = ("os", "fsync")
 TAKES_OVER_SOON = "--mirror-takeover-after=300ms"
@@ -383,6 +385,59 @@ def test_an_nsqd_that_accepts_no_primaries_refuses_the_command_as_nsqs_does(mach
         client.says(b"MIRROR hello\n\0\0\0\x02{}")
         with pytest.raises(Refused, match="E_INVALID invalid command MIRROR"):
             client.answer()
+
+
+HELLO = {"identity": "0" * 32, "epoch": 1, "broadcast_address": "a", "tcp_port": 1, "http_port": 2}
+
+
+def test_what_no_primary_says_is_refused_and_costs_nobody_else_anything(machines, tmp_path):
+    standby = machines.standby()
+    hello = json.dumps(HELLO).encode()
+    outside = Change(mirror_protocol.WRITE, "../escaped", 0, b"x").encode()
+    for commands in (
+        [(b"hello", b"[]")],
+        [(b"hello", b"nonsense")],
+        [(b"hello", b"[" * 50_000)],
+        [(b"hello", json.dumps({**HELLO, "identity": "../../../escaped"}).encode())],
+        [(b"hello", json.dumps({**HELLO, "tcp_port": "x"}).encode())],
+        [(b"hello", json.dumps({**HELLO, "broadcast_address": "a" * 100_000}).encode())],
+        [(b"changes", b"")],
+        [(b"hello", hello), (b"changes", b"\xff" * 100)],
+        [(b"hello", hello), (b"changes", outside)],
+        [(b"hello", hello), (b"sums ../../../nsqd.dat", b"{}")],
+        [(b"hello", hello), (b"sums nsq_compat/t.topic/log.1", b"{}")],
+        [(b"hello", hello), (b"dance", b"{}")],
+        [(b"\xff\xfe", b"{}")],
+    ):
+        with standby.client() as client:
+            for verb, body in commands:
+                client.says(b"MIRROR %b\n" % verb, sized(body))
+            for _ in commands[:-1]:
+                client.answer()
+            with pytest.raises(Refused, match="E_MIRROR_FAILED MIRROR failed|E_BAD_BODY"):
+                client.answer()
+    assert not list(tmp_path.rglob("escaped*"))
+    assert standby.ping() == "OK"
+    with standby.client() as client:
+        client.says(b"MIRROR\n", sized(b"{}"))
+        with pytest.raises(Refused, match="E_INVALID MIRROR insufficient number of parameters"):
+            client.answer()
+
+
+def test_a_damaged_state_of_a_copy_is_logged_and_begun_again(machines):
+    standby = machines.standby()
+    primary = machines.primary(standby)
+    primary.create_channel("t", "c")
+    primary.publishes(b"m")
+    standby.kill()
+    (state,) = standby.data_path.glob("nsq_compat/mirrors/*/mirror.json")
+    state.write_bytes(b"{")
+    standby = machines.standby(f"--tcp-address={standby.tcp_address}", data_path=standby.data_path)
+    assert "mirror.json is damaged" in standby.log
+    wait_until(partial(is_in_sync, primary))
+    lose(primary)
+    adopt(standby)
+    assert standby.consumes(1) == [b"m"]
 
 
 # --- Links ------------------------------------------------------------------------------------------------------------
