@@ -278,6 +278,7 @@ class Mirror:
                 while not link.is_closed:
                     self._send_changes(link)
                     if caught_up is None and copying.ready():
+                        copying.get()
                         caught_up = self._changes.position
                         if not link.unanswered_changes:  # what was lost with an earlier connection is in the copy
                             self.acknowledged = self._changes.position_taken
@@ -421,6 +422,8 @@ class _Link:
 
     def ask(self, request: bytes) -> bytes:
         """Send a command and return its answer. Raises ``NsqError`` and ``_Ended``."""
+        if self.is_closed:
+            raise _Ended(self.failure)
         answer: AsyncResult[bytes] = AsyncResult()
         self._session.ask(request, answer)
         self._flush()

@@ -94,7 +94,6 @@ class NsqdSession(Conversation):
         self._broker = broker
         self._limits = limits
         self._standby = standby
-        self._is_primary = False
         self._access = Access(partial(self._ask, authorize, host)) if limits.auth_required else None
         self._now = now
         self._now_ns = now_ns
@@ -206,8 +205,7 @@ class NsqdSession(Conversation):
         self._forget_unread()
         if self.subscription is not None:
             self.subscription.channel.remove_consumer(self.subscription)
-        if self._is_primary and self._standby is not None:
-            self._is_primary = False
+        if self._standby is not None:
             self._standby.ended(self)
 
     def stats(self) -> ClientStats:
@@ -453,7 +451,6 @@ class NsqdSession(Conversation):
         if self._access is not None:
             self._access.require_mirror(command.spec, self._now)
         verb, argument = (b" ".join(command.tokens[1:]) + b" ").decode("utf-8", "replace").split(" ", 1)
-        self._is_primary = True
         self._replies.append(response_frame(standby.execute(self, verb, argument.strip(), command.body)))
         self._effort += _MIRROR_EFFORT - 1
 

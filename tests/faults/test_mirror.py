@@ -259,6 +259,7 @@ def test_a_primary_that_returns_forgets_what_was_taken_over_and_keeps_the_rest(m
     assert sorted(standby.consumes(301)) == sorted([*taken_over, b"deferred"])
     wait_until(lambda: primary.checkpoint_says_unfinished("t", "c") == 0)
     wait_until(lambda: standby.unfinished("t") == {"c": 0})
+    wait_until(lambda: mirror(primary)["standby"]["behind"] == 0)  # a checkpoint is sent later than its messages
     lose(primary)
     assert adopt(standby) == ["t"]
     assert standby.unfinished("t") == {"c": 0}
