@@ -200,9 +200,10 @@ class Mirror:
 
     def confirm(self) -> None:
         """Return when the standby has all changes so far, or nsqd may continue without. Raises ``NotMirrored``."""
-        target = self._changes.position
+        if gevent.getcurrent() is self._running:
+            return  # what is forgotten is logged before the connection sends changes
         if self.state is State.IN_SYNC:
-            if self.acknowledged >= target:
+            if self.acknowledged >= self._changes.position:
                 return
         elif time.monotonic() - self._lost_at >= self._timeout:
             self._go_on()
