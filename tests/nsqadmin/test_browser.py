@@ -306,6 +306,7 @@ def test_ephemeral_and_deferred_messages_appear_on_the_watch_page(site, browser)
 def test_refreshing_can_be_paused(site, browser):
     filled(site, "paused.page", "one")
     browser.open(site.url("/topics/paused.page/archive"))
+    browser.sees("\n1\n", "#figures")
     browser.click("#live", "Live")
     browser.sees("Paused", ".tools")
     # Switching refreshes on again fetches the page at once.
