@@ -149,6 +149,7 @@ class Checkpoints:
         self._broker = broker
         self._storage = storage
         self._interval = interval
+        self._lock = Semaphore()  # two writers of a topic's checkpoint would write the same file
         self._writing = gevent.Greenlet(self._write_periodically)
 
     def start(self) -> None:
@@ -167,7 +168,7 @@ class Checkpoints:
                 self._broker.changed(topic)
         for topic in self._broker.take_changed():
             try:
-                self._write(topic)
+                self.save(topic)
             except OSError as error:
                 if not topic.exiting:
                     self._storage.failed(error)
@@ -176,7 +177,8 @@ class Checkpoints:
 
     def save(self, topic: Topic) -> None:
         """Write a checkpoint of this topic now. Raises ``OSError``."""
-        self._write(topic)
+        with self._lock:
+            self._write(topic)
 
     def write_last(self) -> None:
         """Write the final checkpoints and close the logs, when nothing changes any more.

@@ -160,6 +160,7 @@ class Mirror:
         self._waiting: deque[_Group] = deque()
         self._link: _Link | None = None
         self._last_failure = ""
+        self._pause = _FIRST_PAUSE  # before the next attempt
         self._run_of_standby: object = None
         self._equal: dict[str, int] = {}  # sealed files that the standby has, with their sizes
         self._running = gevent.Greenlet(self._run)
@@ -242,7 +243,6 @@ class Mirror:
     # --- The connection -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause = _FIRST_PAUSE
         while True:
             failure = "closed"
             try:
@@ -251,12 +251,10 @@ class Mirror:
                 failure = _why(error)
             except Exception:  # the top of a greenlet
                 log.exception("MIRROR(%s): internal error", self.address)
-            if self.state is State.IN_SYNC:
-                pause = _FIRST_PAUSE
-            self._lost(failure)
+            self._log_failure(failure)
             self.was_asked.set()
-            gevent.sleep(pause)
-            pause = min(2 * pause, _MAX_PAUSE)
+            gevent.sleep(self._pause)
+            self._pause = min(2 * self._pause, _MAX_PAUSE)
 
     def _converse(self) -> None:
         client = Dialer(self.address).connect(self._settings.timeout)
@@ -287,6 +285,7 @@ class Mirror:
                         link.ask(command("complete"))
                         log.info("MIRROR(%s): in sync after %.1f s", self.address, time.monotonic() - began)
                         self._note(State.IN_SYNC)
+                        self._pause = _FIRST_PAUSE
                         self._resolve()
                     link.wanted.wait()
                     link.wanted.clear()
@@ -294,8 +293,7 @@ class Mirror:
                 copying.kill()
             raise _Ended(link.failure or "closed")
         finally:
-            self._changes.forget()
-            link.close()
+            self._leave(link)
 
     def _catch_up(self, link: "_Link") -> None:
         steps = catch_up(self._files, self._data_path, self._changes, self._equal)
@@ -353,15 +351,20 @@ class Mirror:
         if state is State.IN_SYNC:
             self._last_failure = ""
 
-    def _lost(self, failure: str) -> None:
+    def _leave(self, link: "_Link") -> None:
+        """Close the connection, and confirm nothing from here on, because changes are not noted any more."""
         if self.state is State.IN_SYNC:
             self._lost_at = time.monotonic()
+        if self.state is not State.GONE:
+            self._note(State.GONE)
         self._link = None
+        self._changes.forget()
+        link.close()  # waits, while other greenlets publish
+
+    def _log_failure(self, failure: str) -> None:
         level = logging.DEBUG if failure == self._last_failure else logging.ERROR
         log.log(level, "MIRROR(%s): %s; messages are not mirrored", self.address, failure)
         self._last_failure = failure
-        if self.state is not State.GONE:
-            self._note(State.GONE)
 
     def _on_change(self) -> None:
         link = self._link

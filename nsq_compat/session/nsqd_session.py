@@ -9,6 +9,7 @@ Invariants:
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -105,8 +106,7 @@ class NsqdSession(Conversation):
         self._settings = negotiation.settings_before_identify(host, limits)
         self._command_timeout = command_timeout(self._settings)
         # nsqd: the first IDENTIFY fixes the settings of deliveries; another one changes the rest.
-        self._delivery = self._settings
-        self._is_identified = False
+        self._delivery = self._settings  # the same object until then
         self._layers = Layers()
         self._heartbeat_due = NEVER
         self._deadline = NEVER
@@ -408,11 +408,11 @@ class NsqdSession(Conversation):
     def _identify(self, command: SimpleCommand) -> None:
         request = decode_identify(command.body)
         log.info("[%s] IDENTIFY: %s", self.peer, request)
+        is_first = self._delivery is self._settings
         self._settings = negotiation.negotiate(request, self._settings, self._limits)
         self._command_timeout = command_timeout(self._settings)
-        if not self._is_identified:
-            self._is_identified = True
-            self._delivery = self._settings
+        if is_first:
+            self._delivery = replace(self._settings)
             self._restart_heartbeat()
         if not request.feature_negotiation:
             self._replies.append(OK)

@@ -54,12 +54,41 @@ class Cable:
         """Restore the link."""
         _ip("-n", self._host, "link", "set", self._links[1], "up")
 
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """The words before a command line that run it on the far host."""
+        return "ip", "netns", "exec", self._host
+
+    @contextmanager
+    def receives_only(self) -> Iterator[None]:
+        """The far host sends nothing that arrives."""
+        _ip("-n", self._host, "route", "add", "blackhole", f"{self.near}/32")
+        try:
+            yield
+        finally:
+            _ip("-n", self._host, "route", "delete", "blackhole", f"{self.near}/32")
+
+    @contextmanager
+    def sends_only(self) -> Iterator[None]:
+        """The far host gets no answers."""
+        _ip("route", "add", "blackhole", f"{self.far}/32")
+        try:
+            yield
+        finally:
+            _ip("route", "delete", "blackhole", f"{self.far}/32")
+
+    @contextmanager
+    def is_cut(self) -> Iterator[None]:
+        self.cut()
+        try:
+            yield
+        finally:
+            self.mend()
+
     @contextmanager
     def run(self, *command: str) -> Iterator[IO[str]]:
         """Run a program on the far host and kill it at the end; yields its output."""
-        with subprocess.Popen(
-            ["ip", "netns", "exec", self._host, *command], stdout=subprocess.PIPE, text=True
-        ) as process:
+        with subprocess.Popen([*self.prefix, *command], stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
                 yield process.stdout

@@ -4,6 +4,7 @@ A lost machine is an nsqd that is killed and whose data path is deleted. What it
 """
 
 import json
+import shlex
 import shutil
 import socket
 import threading
@@ -546,6 +547,37 @@ def test_a_link_that_fails_in_every_way_loses_no_acknowledged_message(machines, 
     assert traffic.refusals == []
 
 
+@pytest.mark.privileged
+def test_a_cable_that_is_cut_loses_no_acknowledged_message(machines, start, cable, seed, tmp_path):
+    traffic = Traffic(seed, tmp_path)
+    random = traffic.random
+    standby = machines.standby(f"--tcp-address={cable.near}:0")
+    far = tmp_path / "far"
+    far.mkdir()
+    primary = start(
+        "--node-id=99", f"--mirror-to={standby.tcp_address}", "--mirror-timeout=3s",
+        f"--tcp-address={cable.far}:0", f"--http-address={cable.far}:0",
+        data_path=far, command=f"{shlex.join(cable.prefix)} {installed_nsqd()}",
+    )  # fmt: skip
+    wait_until(partial(is_in_sync, primary))
+    traffic.add_channel(primary, traffic.orders, "a")
+
+    def disturb(primary: Daemon) -> None:
+        for fault in random.sample([cable.is_cut, cable.receives_only, cable.sends_only], 3):
+            with fault():
+                time.sleep(random.uniform(0.2, 2.0))
+            wait_until(partial(is_in_sync, primary))
+            time.sleep(random.uniform(0.0, 0.5))
+        cable.cut()
+        primary.kill()
+
+    traffic.run(primary, 0.1, disturb)
+    shutil.rmtree(primary.data_path)
+    adopt(standby)
+    traffic.drain(standby)
+    assert traffic.check() == []
+
+
 def test_an_ok_is_never_sent_before_the_standby_has_the_message(machines, standby, link):
     primary = machines.start(f"--mirror-to={link.address}", "--mirror-lost=refuse", "--mirror-timeout=20s")
     wait_until(partial(is_in_sync, primary))
@@ -598,6 +630,7 @@ def test_the_standby_requires_tls_and_authorization_with_a_permission_of_its_own
             f"--tls-cert={tmp_path}/cert.pem",
             f"--tls-key={tmp_path}/key.pem",
             "--tls-required=tcp-https",
+            "--https-address=127.0.0.1:0",
             f"--auth-http-address={auth.address}",
         )
         tls = ["--mirror-tls", f"--tls-root-ca-file={tmp_path}/ca.pem", "--mirror-timeout=200ms"]

@@ -81,6 +81,15 @@ OUR_OWN_FLAGS = {
     "log-format": ("string", '"text"'),
     "max-defer-timeout": ("duration", ""),
     "metrics-max-names": ("int", "1000"),
+    "mirror-accept": ("", ""),
+    "mirror-auth-secret": ("string", ""),
+    "mirror-compression": ("string", '"none"'),
+    "mirror-lost": ("string", '"continue"'),
+    "mirror-mode": ("string", '"sync"'),
+    "mirror-takeover-after": ("string", '"30s"'),
+    "mirror-timeout": ("duration", "1s"),
+    "mirror-tls": ("", ""),
+    "mirror-to": ("string", ""),
     "sigterm": ("string", '"stop"'),
 }
 """Flags NSQ does not have."""

@@ -10,7 +10,7 @@ ID = b"0123456789abcdef"
 def test_commands_are_found_by_their_exact_name():
     assert {name.decode("ascii") for name in COMMANDS} == {spec.name for spec in COMMANDS.values()}
     assert COMMANDS[b"PUB"] is PUB
-    assert len(COMMANDS) == 12
+    assert len(COMMANDS) == 13
 
 
 @pytest.mark.parametrize(
