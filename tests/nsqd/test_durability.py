@@ -116,6 +116,24 @@ def test_the_last_checkpoint_is_written_after_one_under_way(start):
     assert decode(written).channels["archive"].entries == []
 
 
+def test_a_checkpoint_on_demand_is_written_after_one_under_way(start):
+    files = SlowFiles("checkpoint")
+    daemon = start(files)
+    daemon.channel()
+    daemon.publishes(*[b"later %d" % number for number in range(200)], defer=60.0)
+    storage = daemon.broker._storage
+    checkpoints = Checkpoints(daemon.broker, storage, 60.0)
+    periodic = gevent.spawn(checkpoints.write_all)
+    wait_for(files.began)
+    daemon.topic().empty_channel("archive")
+    gevent.spawn_later(0.01, files.go_on.set)
+    checkpoints.save(daemon.topic())
+    periodic.get()
+    assert storage.error is None
+    written = read_file(OsFiles(), os.path.join(topic_folder(storage.data_path, "orders"), CHECKPOINT))
+    assert decode(written).channels["archive"].entries == []
+
+
 # --- Thousands of topics or messages ----------------------------------------------------------------------------------
 
 
