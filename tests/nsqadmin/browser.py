@@ -113,9 +113,19 @@ class Browser:
 
         until(clicked, f"a click on {selector} {text!r}")
 
-    def sees(self, text: str, selector: str = "main") -> None:
-        """Wait until the text is shown."""
-        until(lambda: text in self.text_of(selector), f"{text!r} in {selector}")
+    def sees(self, text: str, selector: str = "main", *, reloading: bool = False) -> None:
+        """Wait until the text is shown; with `reloading`, on a page that does not refresh itself.
+
+        A daemon that is slow for a moment is left out of a page.
+        """
+
+        def seen() -> bool:
+            is_seen = text in self.text_of(selector)
+            if reloading and not is_seen:
+                self.call("POST", "refresh", {})
+            return is_seen
+
+        until(seen, f"{text!r} in {selector}")
 
     def sees_no_more(self, text: str, selector: str = "main") -> None:
         until(lambda: text not in self.text_of(selector), f"{selector} without {text!r}")

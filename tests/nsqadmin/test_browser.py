@@ -298,7 +298,7 @@ def test_a_channel_is_rewound_and_the_log_read_without_scripts(site, browser):
     assert site.nsqd.asks("POST", "/channel/empty?topic=again&channel=archive").status == 200
     browser.scripts(on=False)
     browser.open(site.url("/topics/again"))
-    browser.sees("12\t0\t12", "#retained")
+    browser.sees("12\t0\t12", "#retained", reloading=True)
     browser.click("#retained a", "Read the log")
     browser.sees("message 11")
     browser.click("a[rel=prev]")
@@ -307,7 +307,7 @@ def test_a_channel_is_rewound_and_the_log_read_without_scripts(site, browser):
     browser.click("#actions a", "Rewind…")
     browser.find("input[name=to]").type("4")
     browser.click("button", "Show what would come")
-    browser.sees("8 messages will be delivered from there, on 1 node. Now 0 wait.", "#confirm")
+    browser.sees("8 messages will be delivered from there, on 1 node. Now 0 wait.", "#confirm", reloading=True)
     assert site.nsqd.channel_stats("again", "archive")["depth"] == 0
     browser.click("#confirm button", "Rewind")
     browser.sees("Moved archive to the offset 4")
