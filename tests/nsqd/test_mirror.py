@@ -1,6 +1,7 @@
 """The connection to the standby: why it was not reached, and what happens while it ends."""
 
 import socket
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,8 @@ def test_nothing_is_confirmed_while_a_lost_connection_is_closed(tmp_path):
         def close(self):  # others run meanwhile, and publish
             seen.append(mirror.state)
 
+    link: Any = Link()
     mirror.state = State.IN_SYNC
-    mirror._leave(Link())
+    mirror._leave(link)
     assert seen == [State.GONE]
     assert mirror.state_of_standby()["state"] == "not connected"
