@@ -244,9 +244,7 @@ def _logged() -> tuple[TemporaryDirectory[str], Broker]:
     """A broker with logs in a folder, without the system calls."""
     folder = TemporaryDirectory()
     os.mkdir(our_folder(folder.name))
-    storage = Storage(
-        _WritesNothing(), folder.name, durability=Durability.OS, segment_size=100 << 20, commit=lambda log: None
-    )
+    storage = Storage(_WritesNothing(), folder.name, durability=Durability.OS, segment_size=100 << 20)
     return folder, Broker(QueueLimits(mem_queue_size=2 * _FULL), storage)
 
 

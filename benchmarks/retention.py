@@ -91,9 +91,7 @@ def parse_arguments() -> argparse.Namespace:
 def generate(data_path: Path, messages: int) -> None:
     """Write topics whose channel has finished everything, as they are after a clean stop."""
     Path(our_folder(str(data_path))).mkdir(parents=True)
-    storage = Storage(
-        OsFiles(), str(data_path), durability=Durability.OS, segment_size=100 << 20, commit=lambda log: None
-    )
+    storage = Storage(OsFiles(), str(data_path), durability=Durability.OS, segment_size=100 << 20)
     _write_topic(storage, TOPIC, messages, GROUP)
     for topic, group in SMALL_TOPICS.items():
         _write_topic(storage, topic, messages // 50, group)

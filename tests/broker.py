@@ -14,8 +14,7 @@ import pytest
 from nsq_compat.log.checkpoint import TopicState
 from nsq_compat.log.data_path import make_our_folder, topic_folder
 from nsq_compat.log.files import Files, OsFiles
-from nsq_compat.log.storage import Durability, Storage
-from nsq_compat.log.topic_log import TopicLog
+from nsq_compat.log.storage import Done, Durability, Storage
 from nsq_compat.policy.enforcer import PolicyEnforcer
 from nsq_compat.policy.policies import Policies
 from nsq_compat.protocol import message
@@ -245,7 +244,6 @@ class DataPath:
             self.path,
             durability=durability,
             segment_size=self.segment_size,
-            commit=TopicLog.sync,
             clock_offset=lambda: self.clock,
         )
         daemon = Daemon(QueueLimits(**{"mem_queue_size": 2, **limits}), storage)  # type: ignore[arg-type]
@@ -320,3 +318,29 @@ def disk() -> Disk:
 def logging_daemon(data_path: DataPath) -> Daemon:
     """A daemon at level `os` that has two messages of a channel in memory."""
     return data_path.start()
+
+
+class SlowDisk:
+    """A storage at level fsync whose disk syncs when a test says so, or when somebody waits for it."""
+
+    def __init__(self, path: Path) -> None:
+        make_our_folder(OsFiles(), str(path))
+        self._waiting: list[Done] = []
+        self.storage = Storage(
+            OsFiles(),
+            str(path),
+            durability=Durability.FSYNC,
+            segment_size=1 << 20,
+            commit=lambda log, done: self._waiting.append(done),
+            wait=self._wait,
+        )
+
+    def syncs(self, error: OSError | None = None) -> None:
+        """All that waits is synced, or nothing."""
+        waiting, self._waiting = self._waiting, []
+        for done in waiting:
+            done(error)
+
+    def _wait(self, begin: Callable[[Done], None]) -> None:
+        begin(lambda error: None)
+        self.syncs()

@@ -26,8 +26,8 @@ _OPEN_FILES: Final = 64
 _LOG_PREFIX: Final = "log."
 _COPIED: Final = ".copied" + TEMPORARY
 
-Steps = Generator[bytes, bytes, None]
-"""Commands to the standby; the answer to each is sent back."""
+Steps = Generator[bytes | list[Change], bytes, None]
+"""Commands to the standby, whose answers are sent back, and changes, whose answers are not needed."""
 
 
 class MirrorCopy:
@@ -208,9 +208,8 @@ class _Copying:
                 for path in sorted(ours, key=lambda path: (path.endswith(f"/{CHECKPOINT}"), path)):
                     if self._checked.get(path) != ours[path] or not _is_log(path):
                         yield from self._copy(path, ours[path])
-                gone = [Change(mirror.REMOVE, path).encode() for path in self._theirs if path not in ours]
-                if gone:
-                    yield command("changes", b"".join(gone))
+                if gone := [Change(mirror.REMOVE, path) for path in self._theirs if path not in ours]:
+                    yield gone
                 break
             except FileNotFoundError:
                 continue  # a file was renamed or deleted before it was read
@@ -239,14 +238,14 @@ class _Copying:
             self._equal.pop(path, None)
         path = METADATA if self._unit == METADATA else f"{FOLDER}/{self._unit}"
         kind = mirror.REMOVE if self._unit == METADATA else mirror.REMOVE_FOLDER
-        yield command("changes", Change(kind, path).encode())
+        yield [Change(kind, path)]
         self._theirs.clear()
         self._has_folder = self._unit == METADATA
 
     def _make_folder(self) -> Steps:
         if not self._has_folder:
             self._has_folder = True
-            yield command("changes", Change(mirror.MAKE_FOLDER, f"{FOLDER}/{self._unit}").encode())
+            yield [Change(mirror.MAKE_FOLDER, f"{FOLDER}/{self._unit}")]
 
     def _copy(self, path: str, size: int) -> Steps:
         known = self._theirs.get(path)
@@ -266,11 +265,11 @@ class _Copying:
                 change = Change(mirror.ZEROS, target, begin + len(data))
                 if number < len(sums):
                     change = Change(mirror.WRITE, target, begin, data)
-            yield command("changes", change.encode())
+            yield [change]
         last = [Change(mirror.TRUNCATE, target, size)]
         if not in_place:
             last.append(Change(mirror.RENAME, target, data=path.encode("utf-8")))
-        yield command("changes", b"".join(each.encode() for each in last))
+        yield last
         self._theirs[path] = self._checked[path] = size
 
     def _read(self, path: str, begin: int, size: int) -> bytes:

@@ -47,12 +47,12 @@ class Changes:
         self.on_change: Callable[[], None] = lambda: None
         self.on_replaced: Callable[[], None] = lambda: None
         self.waiting_bytes = 0
-        """Bytes of held and pending changes, approximately."""
+        """Bytes of data in held and pending changes."""
         self._lock = lock if lock is not None else nullcontext()
         self._all_are_live = False
         self._live: set[str] = set()
-        self._held: dict[str, list[bytes]] = {}
-        self._pending: deque[bytes] = deque()
+        self._held: dict[str, list[Change]] = {}
+        self._pending: deque[Change] = deque()
         self.position_taken = 0
         """The number of changes that were taken."""
 
@@ -71,35 +71,33 @@ class Changes:
             if unit in self._live:
                 self._add(change)
             elif unit in self._held:
-                encoded = change.encode()
-                self._held[unit].append(encoded)
-                self.waiting_bytes += len(encoded)
+                self._held[unit].append(change)
+                self.waiting_bytes += len(change.data)
 
     def _add(self, change: Change) -> None:
-        encoded = change.encode()
-        self._pending.append(encoded)
-        self.waiting_bytes += len(encoded)
+        self._pending.append(change)
+        self.waiting_bytes += len(change.data)
         self.on_change()
 
-    def take(self, max_bytes: int) -> bytes:
+    def take(self, max_bytes: int) -> list[Change]:
         """Remove and return the next changes, about `max_bytes`."""
         pending = self._pending
-        pieces: list[bytes] = []
+        taken: list[Change] = []
         size = 0
         while pending and size < max_bytes:
-            piece = pending.popleft()
-            pieces.append(piece)
-            size += len(piece)
-        self.position_taken += len(pieces)
+            change = pending.popleft()
+            taken.append(change)
+            size += len(change.data)
+        self.position_taken += len(taken)
         self.waiting_bytes -= size
-        return b"".join(pieces)
+        return taken
 
     # --- Catching up --------------------------------------------------------------------------------------------------
 
     def hold(self, unit: str) -> None:
         """Keep the unit's changes from now on, for `make_live`. Those that were held before are forgotten."""
         with self._lock:
-            self.waiting_bytes -= sum(map(len, self._held.get(unit, ())))
+            self.waiting_bytes -= sum(len(change.data) for change in self._held.get(unit, ()))
             self._held[unit] = []
 
     def make_live(self, unit: str) -> None:

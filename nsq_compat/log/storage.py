@@ -28,6 +28,8 @@ from nsq_compat.protocol.storage_schema import DEFERRED, MESSAGES
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Done = Callable[[OSError | None], None]
+"""Called when what was appended so far is durable, or with the reason why it may not be."""
 
 _RESERVE: Final = "reserve"
 _RESERVE_SIZE: Final = 1 << 20
@@ -89,15 +91,33 @@ class Durability(Enum):
     """A power cut: messages are synced to disk before OK."""
 
 
+def sync_at_once(log: TopicLog, done: Done) -> None:
+    """Sync a log, which blocks."""
+    try:
+        log.sync()
+    except OSError as error:
+        done(error)
+    else:
+        done(None)
+
+
+def expect_at_once(begin: Callable[[Done], None]) -> None:
+    """Call `begin`, which calls its argument before it returns. Raises that error."""
+    outcome: list[OSError | None] = []
+    begin(outcome.append)
+    if (error := outcome[0]) is not None:
+        raise error
+
+
 class Storage:
     """The folders of all topics of a data path, which exists. The constructor raises ``OSError``.
 
-    `commit` returns when everything appended to a log is synced, or raises ``OSError``; it may block. It is called
-    after every append at level ``fsync``, and at all levels before messages are deleted that were copied. `open_files`
+    `commit` syncs everything appended to a log. It is called after every append at level ``fsync``, and at all levels
+    before messages are deleted that were copied. `confirm`, if given, is called before each OK, and calls its argument
+    when a standby has everything that was written. `wait` calls one of them and blocks until it is done. `open_files`
     is the number of files that all logs together keep open. `later` schedules work that need not be done before an OK;
     `at_end_of_iteration` registers a callback for the end of the event-loop iteration. `clock_offset` returns seconds
-    since 1970 minus monotonic seconds. `confirm`, if given, is called before each OK; it returns when a standby has
-    everything that was written, or raises ``OSError``.
+    since 1970 minus monotonic seconds.
     """
 
     def __init__(
@@ -107,12 +127,13 @@ class Storage:
         *,
         durability: Durability,
         segment_size: int,
-        commit: Callable[[TopicLog], None],
+        commit: Callable[[TopicLog, Done], None] = sync_at_once,
+        confirm: Callable[[Done], None] | None = None,
+        wait: Callable[[Callable[[Done], None]], None] = expect_at_once,
         open_files: int = DEFAULT_LIMIT,
         later: Later = lambda prepare: None,
         at_end_of_iteration: Later = lambda write: write(),
         clock_offset: Callable[[], float] = lambda: 0.0,
-        confirm: Callable[[], None] | None = None,
     ) -> None:
         self.files = files
         self.at_end_of_iteration = at_end_of_iteration
@@ -121,6 +142,7 @@ class Storage:
         self.durability = durability
         self.commit = commit
         self.confirm = confirm
+        self.wait = wait
         self.error: str | None = None
         self.segment_size = segment_size
         self.reserve = Reserve(files, os.path.join(our_folder(data_path), _RESERVE))
@@ -402,18 +424,30 @@ class TopicStore:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def commit(self) -> None:
-        """At level ``fsync``, wait until appended groups are synced, and wait for the standby if there is one.
+        """Wait as long as `commit_later`. Raises ``OSError`` if what was appended may be lost."""
+        if self.commits:
+            self._storage.wait(self.commit_later)
 
-        Raises ``OSError`` if they may be lost.
-        """
+    def sync(self) -> None:
+        """At level ``fsync``, wait until appended groups are synced. Raises ``OSError`` if they may not be."""
         if self._syncs:
-            try:
-                self._storage.commit(self.log)
-            except OSError as error:
-                self._storage.failed(error)
-                raise
-        if self._storage.confirm is not None:
-            self._storage.confirm()
+            self._storage.wait(partial(self._storage.commit, self.log))
+
+    def commit_later(self, done: Done) -> None:
+        """Call `done` when appended groups are synced, at level ``fsync``, and when the standby has them."""
+        if self._syncs:
+            self._storage.commit(self.log, partial(self._confirm, done))
+        else:
+            self._confirm(done, None)
+
+    def _confirm(self, done: Done, failed_sync: OSError | None) -> None:
+        if failed_sync is not None:
+            self._storage.failed(failed_sync)
+            done(failed_sync)
+        elif self._storage.confirm is not None:
+            self._storage.confirm(done)
+        else:
+            done(None)
 
     def note_missing(self, state: TopicState) -> None:
         """Mark a checkpoint that is about to be written as incomplete, if it names messages that are in no file."""
@@ -471,7 +505,7 @@ class TopicStore:
             # Compiled, a generator expression is a list.
             return map(entry_id, chain.from_iterable(each.all_entries() for each in backlogs))
 
-        commit = partial(self._storage.commit, self.log)
+        commit = partial(self._storage.wait, partial(self._storage.commit, self.log))
         self.log.release(seq, unfinished, saved.end, commit, pause, kept_from)
 
     def delete(self) -> None:

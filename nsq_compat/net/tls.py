@@ -74,7 +74,7 @@ _RECORD_SIZE: Final = 1 << 14  # plain bytes
 
 
 class Tls(Codec):
-    """The server's side of one connection's TLS. All methods raise ``TlsError``.
+    """One side of a connection's TLS. All methods raise ``TlsError``.
 
     `encode` also returns TLS's own bytes, for the handshake and alerts: call it after feeding received bytes, with b""
     if there is nothing to send. After an error it returns only those.
@@ -98,12 +98,13 @@ MakeTls = Callable[[], Tls]
 
 
 class StandardTls(Tls):
-    """TLS with the standard library."""
+    """TLS with the standard library, the server's side unless the name of a server is given."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, server_name: str | None = None) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        is_server = server_name is None
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server, server_hostname=server_name)
         # Hot: the methods of `SSLObject` with these names only call these.
         inner: Any = self._tls._sslobj  # type: ignore[attr-defined]
         self._read_plain: Callable[[int], bytes] = inner.read

@@ -18,7 +18,7 @@ from nsq_compat.cli.options import option_value
 from nsq_compat.log.data_path import reason, resolved
 from nsq_compat.log.files import Files, OsFiles
 from nsq_compat.log.mirrored_files import Changes, MirroredFiles
-from nsq_compat.log.storage import Durability, Storage
+from nsq_compat.log.storage import Done, Durability, Storage
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import AlarmClock, BusyPoll, LoopLag, LoopTick, has_spare_cpu
 from nsq_compat.net.process import descriptors_left_by_clients, exempt_from_collection
@@ -32,6 +32,7 @@ from nsq_compat.nsqd.durability import (
     DeadLetterSender,
     FolderWatch,
     MetadataFile,
+    wait_for,
 )
 from nsq_compat.nsqd.http_calls import AuthServers
 from nsq_compat.nsqd.lookup_peers import LookupPeers, TopicChannels
@@ -113,11 +114,12 @@ class Daemon:
             durability=Durability(options.durability),
             segment_size=options.max_bytes_per_file,
             commit=Committer(observe_sync, lambda: self._storage.check_folder()).commit,
+            confirm=self._confirm if options.mirror_to and options.mirror_mode == SYNC else None,
+            wait=wait_for,
             open_files=descriptors_left_by_clients() // 2,
             later=loop.run_callback,
             at_end_of_iteration=loop.run_callback,
             clock_offset=lambda: time.time() - time.monotonic(),
-            confirm=self._confirm if options.mirror_to and options.mirror_mode == SYNC else None,
         )
         self.broker = Broker(startup.queue_limits(options), self._storage)
         self.broker.observers.append(CollectionExemption(self.broker))
@@ -131,10 +133,13 @@ class Daemon:
         self.drained = Event()
         self.draining = False
         self._drain = gevent.Greenlet(self._wait_until_drained)
+        tick = LoopTick(loop)
         if options.mirror_to and identity is not None:
             from nsq_compat.nsqd.mirror import make_mirror  # no other nsqd needs it
 
-            self.mirror = make_mirror(options, files, changes, identity, describe=self._describe, forget=self._forget)
+            self.mirror = make_mirror(
+                options, files, changes, identity, tick, describe=self._describe, forget=self._forget
+            )
         if options.mirror_accept and identity is not None:
             from nsq_compat.nsqd import standby
 
@@ -150,7 +155,6 @@ class Daemon:
             )
         self._waiters: list[tuple[Callable[[], bool], Event]] = []
         self._waker = gevent.spawn(self._wake_waiters)
-        tick = LoopTick(loop)
         self._listen(tick)
         info = PeerInfo(
             broadcast_address=options.broadcast_address,
@@ -183,7 +187,7 @@ class Daemon:
         syncs_first = self._storage.durability is Durability.FSYNC or self._storage.confirm is not None
         # Sessions wait only for auth servers, for the disk where it is synced before OK, and for the standby.
         waits = self._limits.auth_required or syncs_first or options.mirror_accept
-        self._publish_batch = None if waits else PublishBatch(tick.call)
+        self._publish_batch = PublishBatch(tick.call)
         # Polling gains nothing if sessions wait for the disk or for auth servers.
         polls = options.busy_poll_time > 0 or (not waits and has_spare_cpu())
         self._busy_poll = BusyPoll(options.busy_poll_time / SECOND) if polls else None
@@ -294,9 +298,11 @@ class Daemon:
 
     # --- Mirroring ----------------------------------------------------------------------------------------------------
 
-    def _confirm(self) -> None:
+    def _confirm(self, done: Done) -> None:
         if self.mirror is not None:
-            self.mirror.confirm()
+            self.mirror.confirm(done)
+        else:
+            done(None)  # topics are being restored
 
     def _describe(self) -> dict[str, object]:
         options = self.options

@@ -18,7 +18,7 @@ from gevent.pool import Pool
 from nsq_compat.log.checkpoint import Encoding
 from nsq_compat.log.data_path import reason
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, path_of, save_metadata
-from nsq_compat.log.storage import Storage, TopicStore
+from nsq_compat.log.storage import Done, Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.dead_letters import DeadLetterQueues
@@ -75,6 +75,14 @@ def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return result
 
 
+def wait_for(begin: Callable[[Done], None]) -> None:
+    """Call `begin`, and return when it has called its argument. Raises the error that it was called with."""
+    outcome: AsyncResult[OSError | None] = AsyncResult()
+    begin(outcome.set)
+    if (error := outcome.get()) is not None:
+        raise error
+
+
 class Committer:
     """Group commit: publishers wait together for one sync of their topic's log, which runs in a thread.
 
@@ -86,21 +94,21 @@ class Committer:
     def __init__(self, observe: Callable[[float], None], check_folder: Callable[[], None]) -> None:
         self._observe = observe
         self._check_folder = check_folder
-        self._gathering: dict[TopicLog, AsyncResult[None]] = {}
+        self._gathering: dict[TopicLog, list[Done]] = {}
         self._syncing: set[TopicLog] = set()
 
-    def commit(self, log: TopicLog) -> None:
-        """Return when everything appended so far is on the disk. Raises ``OSError`` if it may not be."""
-        synced = self._gathering.setdefault(log, AsyncResult())
+    def commit(self, log: TopicLog, done: Done) -> None:
+        """Call `done` when everything appended so far is on the disk, or may not be."""
+        self._gathering.setdefault(log, []).append(done)
         if log not in self._syncing:
             self._syncing.add(log)
             gevent.spawn(self._sync_while_wanted, log)
-        synced.get()
 
     def _sync_while_wanted(self, log: TopicLog) -> None:
         try:
             while log in self._gathering:
-                synced = self._gathering.pop(log)
+                waiting = self._gathering.pop(log)
+                failure: OSError | None = None
                 try:
                     job = log.begin_sync()
                     began = time.monotonic()
@@ -113,9 +121,9 @@ class Committer:
                     self._observe(time.monotonic() - began)
                     self._check_folder()
                 except OSError as error:
-                    synced.set_exception(error)
-                else:
-                    synced.set(None)
+                    failure = error
+                for done in waiting:
+                    done(failure)
         finally:
             self._syncing.discard(log)
 

@@ -8,47 +8,45 @@ or refuses publishes.
 import json
 import logging
 import socket
-import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import Final
 
 import gevent
-import gevent.socket
 from gevent.event import AsyncResult, Event
-from gevent.lock import Semaphore
 
 from nsq_compat.cli.kinds import OptionError
-from nsq_compat.client.connection import TlsStream
 from nsq_compat.client.settings import ConnectionSettings, split_address
 from nsq_compat.log.data_path import reason, resolved
 from nsq_compat.log.files import Files
 from nsq_compat.log.identity import Identity
 from nsq_compat.log.mirror_copy import catch_up
 from nsq_compat.log.mirrored_files import Changes
+from nsq_compat.log.storage import Done
+from nsq_compat.net.connection import Connection
+from nsq_compat.net.event_loop import LoopTick
 from nsq_compat.net.sockets import Dialer
+from nsq_compat.net.tls import StandardTls
+from nsq_compat.nsqd.durability import wait_for
 from nsq_compat.nsqd.options import REFUSE, NsqdOptions
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.mirror import command
-from nsq_compat.session.client_session import Answered, ClientSession, Failed, ProtocolError
-from nsq_compat.session.client_session import Event as SessionEvent
+from nsq_compat.session.mirror_session import Ended, MirrorSession
 
 log = logging.getLogger(__name__)
 
-_BATCH_BYTES: Final = 1 << 18
-_WINDOW: Final = 16
-"""Unanswered commands with changes."""
 _MAX_BYTES: Final = 1 << 26
 """Changes that may wait. With more, the connection is closed, and the files are compared again."""
-_RECEIVE_SIZE: Final = 1 << 16
+_COPIES_ON_THE_WAY: Final = 8
+"""Commands of a copy without an answer; each has up to 512 KiB."""
 _FIRST_PAUSE: Final = 0.05
 _MAX_PAUSE: Final = 5.0
-_MAX_FRAME: Final = 1 << 28
 _CHECKS: Final = 10
 """Within the timeout."""
 _CONNECT_SECONDS: Final = 2.0
@@ -59,6 +57,7 @@ def make_mirror(
     files: Files,
     changes: Changes,
     own: Identity,
+    tick: LoopTick,
     *,
     describe: Callable[[], Mapping[str, object]],
     forget: Callable[[Mapping[str, int]], None],
@@ -81,13 +80,14 @@ def make_mirror(
             deflate=options.mirror_compression == "deflate",
             auth_secret=options.mirror_auth_secret or None,
         )
-        settings.tls_context()
-        split_address(options.mirror_to)
+        make_tls = partial(StandardTls, settings.tls_context(), split_address(options.mirror_to)[0])
     except (OSError, ValueError) as error:
         raise OptionError(f"--mirror-to: {error}") from None
     return Mirror(
         options.mirror_to,
         settings,
+        make_tls,
+        tick,
         files=files,
         data_path=resolved(options.data_path),
         changes=changes,
@@ -109,26 +109,20 @@ class NotMirrored(OSError):
     """The standby does not have the message."""
 
 
-class _Group:
-    """Publishes that wait together for the changes up to `target`."""
-
-    def __init__(self, began: float) -> None:
-        self.began = began
-        self.target = 0
-        self.is_confirmed: AsyncResult[bool] = AsyncResult()
-
-
 class Mirror:
     """Keeps the standby at `address` equal to `data_path`, from `start` to `stop`.
 
     `describe` returns what the standby shows of this nsqd. `forget` is called with the topics that the standby has
-    taken over, each with the offset up to which it has their messages.
+    taken over, each with the offset up to which it has their messages; it must not wait for the standby. `tick` is that
+    of the clients' connections, so that changes leave together, at the end of the iteration in which they were made.
     """
 
     def __init__(
         self,
         address: str,
         settings: ConnectionSettings,
+        make_tls: Callable[[], StandardTls],
+        tick: LoopTick,
         *,
         files: Files,
         data_path: str,
@@ -147,6 +141,8 @@ class Mirror:
         """Set after the first attempt to reach the standby."""
         self.acknowledged = 0
         self._settings = settings
+        self._make_tls = make_tls
+        self._tick = tick
         self._files = files
         self._data_path = data_path
         self._changes = changes
@@ -156,9 +152,10 @@ class Mirror:
         self._describe = describe
         self._forget = forget
         self._lost_at = time.monotonic()
-        self._group: _Group | None = None  # of the publishes of this event-loop iteration
-        self._waiting: deque[_Group] = deque()
-        self._link: _Link | None = None
+        self._waiting: deque[tuple[int, float, Done]] = deque()
+        """Publishes: the position that has to be acknowledged, and since when they wait."""
+        self._connection: Connection[MirrorSession] | None = None
+        self._progress = Event()  # while it is catching up
         self._last_failure = ""
         self._pause = _FIRST_PAUSE  # before the next attempt
         self._run_of_standby: object = None
@@ -177,10 +174,11 @@ class Mirror:
     def stop(self) -> None:
         """Send what is left, and end."""
         with suppress(OSError):
-            self.confirm()
+            wait_for(self.confirm)
         self._running.kill()
         self._watching.kill()
-        self._release_waiting()
+        while self._waiting:
+            self._waiting.popleft()[2](self._verdict())
 
     @property
     def behind(self) -> int:
@@ -199,46 +197,52 @@ class Mirror:
             "when_lost": REFUSE if self._refuses else "continue",
         }
 
-    def confirm(self) -> None:
-        """Return when the standby has all changes so far, or nsqd may continue without. Raises ``NotMirrored``."""
-        if gevent.getcurrent() is self._running:
-            return  # what is forgotten is logged before the connection sends changes
-        if self.state is State.IN_SYNC:
-            if self.acknowledged >= self._changes.position:
-                return
-        elif time.monotonic() - self._lost_at >= self._timeout:
-            self._go_on()
-            return
-        group = self._group
-        if group is None:  # the first of this event-loop iteration
-            group = self._group = _Group(time.monotonic())
-            self._loop.run_callback(self._close_group)
-        if not group.is_confirmed.get():
-            self._go_on()
+    # --- Publishes ----------------------------------------------------------------------------------------------------
 
-    def _close_group(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            group.target = self._changes.position
-            self._waiting.append(group)
+    def confirm(self, done: Done) -> None:
+        """Call `done` when the standby has all changes so far, or nsqd may continue without, or with ``NotMirrored``.
+
+        Calls are done in their order.
+        """
+        # Hot: runs for every publish.
+        position = self._changes.position
+        if self.state is State.IN_SYNC:
+            if self.acknowledged >= position:
+                done(None)
+                return
+        elif not self._waiting and time.monotonic() - self._lost_at >= self._timeout:
+            done(self._verdict())
+            return
+        self._waiting.append((position, time.monotonic(), done))
+
+    def _on_acknowledged(self, position: int) -> None:
+        self.acknowledged = position
+        if self.state is State.IN_SYNC:
             self._resolve()
+        else:
+            self._progress.set()
+
+    def _resolve(self) -> None:
+        waiting, acknowledged = self._waiting, self.acknowledged
+        while waiting and waiting[0][0] <= acknowledged:
+            waiting.popleft()[2](None)
 
     def _watch(self) -> None:
         """Let go of publishes that have waited for too long."""
         while True:
             gevent.sleep(self._timeout / _CHECKS)
             late = time.monotonic() - self._timeout
-            if self._waiting and self._waiting[0].began <= late:
-                if self._link is not None and self.state is State.IN_SYNC:
-                    self._link.fail(f"no acknowledgement within {self._timeout:g} s")
+            if self._waiting and self._waiting[0][1] <= late:
+                if self.state is State.IN_SYNC:
                     self._note(State.GONE)
                     self._lost_at = late
-                while self._waiting and self._waiting[0].began <= late:
-                    self._waiting.popleft().is_confirmed.set(False)
+                    self._fail(f"no acknowledgement within {self._timeout:g} s")
+                while self._waiting and self._waiting[0][1] <= late:
+                    self._waiting.popleft()[2](self._verdict())
 
-    def _go_on(self) -> None:
-        if self._refuses:
-            raise NotMirrored(f"the standby {self.address} is not in sync")
+    def _verdict(self) -> NotMirrored | None:
+        """What becomes of a publish that the standby does not have."""
+        return NotMirrored(f"the standby {self.address} is not in sync") if self._refuses else None
 
     # --- The connection -----------------------------------------------------------------------------------------------
 
@@ -246,88 +250,111 @@ class Mirror:
         while True:
             failure = "closed"
             try:
-                self._converse()
-            except (OSError, ProtocolError, NsqError, ValueError, _Ended) as error:
+                failure = self._converse()
+            except OSError as error:
                 failure = _why(error)
             except Exception:  # the top of a greenlet
                 log.exception("MIRROR(%s): internal error", self.address)
-            self._log_failure(failure)
+            level = logging.DEBUG if failure == self._last_failure else logging.ERROR
+            log.log(level, "MIRROR(%s): %s; messages are not mirrored", self.address, failure)
+            self._last_failure = failure
             self.was_asked.set()
             gevent.sleep(self._pause)
             self._pause = min(2 * self._pause, _MAX_PAUSE)
 
-    def _converse(self) -> None:
+    def _converse(self) -> str:
+        """Connect, and return why the connection has ended. Raises ``OSError``."""
         client = Dialer(self.address).connect(self._settings.timeout)
-        link = _Link(client, self.address, self._settings, self._on_acknowledged)
+        connection = Connection(
+            client, self.address, self._make_session, self._make_tls, session_waits=False, tick=self._tick
+        )
+        connection.actor = "MIRROR"
+        completing = gevent.spawn(self._complete, connection.session)
         try:
-            link.open()
-            self._link = link
-            hello = {"identity": self._identity.identity, "epoch": self._identity.epoch, **self._describe()}
-            answer = json.loads(link.ask(command("hello", json.dumps(hello).encode())))
-            if answer.get("run") != self._run_of_standby:
-                self._run_of_standby = answer.get("run")
-                self._equal.clear()
-            self._forget_adopted(link, answer)
-            self.was_asked.set()
-            self._note(State.CATCHING_UP)
-            began = time.monotonic()
-            copying = gevent.spawn(self._catch_up, link)
-            caught_up: int | None = None  # the last change that completes the copy
-            try:
-                while not link.is_closed:
-                    self._send_changes(link)
-                    if caught_up is None and copying.ready():
-                        copying.get()
-                        caught_up = self._changes.position
-                        if not link.unanswered_changes:  # what was lost with an earlier connection is in the copy
-                            self.acknowledged = self._changes.position_taken
-                    if self.state is State.CATCHING_UP and caught_up is not None and self.acknowledged >= caught_up:
-                        link.ask(command("complete"))
-                        log.info("MIRROR(%s): in sync after %.1f s", self.address, time.monotonic() - began)
-                        self._note(State.IN_SYNC)
-                        self._pause = _FIRST_PAUSE
-                        self._resolve()
-                    link.wanted.wait()
-                    link.wanted.clear()
-            finally:
-                copying.kill()
-            raise _Ended(link.failure or "closed")
+            connection.wake()
+            connection.run()
         finally:
-            self._leave(link)
+            self._leave(connection.session)
+            completing.kill()
+        return connection.session.failure
 
-    def _catch_up(self, link: "_Link") -> None:
-        steps = catch_up(self._files, self._data_path, self._changes, self._equal)
+    def _make_session(self, connection: Connection[MirrorSession], now: float, now_ns: int) -> MirrorSession:
+        self._connection = connection
+        return MirrorSession(
+            self._settings.identify(),
+            self._changes,
+            auth_secret=self._settings.secret(),
+            wake=connection.wake,
+            on_acknowledged=self._on_acknowledged,
+            timeout=self._settings.timeout,
+            now=now,
+        )
+
+    def _leave(self, session: MirrorSession) -> None:
+        """Confirm nothing from here on, because changes are not noted any more."""
+        if self.state is State.IN_SYNC:
+            self._lost_at = time.monotonic()
+        if self.state is not State.GONE:
+            self._note(State.GONE)
+        self._connection = None
+        self._changes.forget()
+        session.end("closed")
+
+    def _complete(self, session: MirrorSession) -> None:
+        """Make the copy complete, from the first command on a connection."""
         try:
-            request = next(steps)
-            while True:
-                request = steps.send(link.ask(request))
-        except StopIteration:
+            self._catch_up(session)
+        except (OSError, NsqError, ValueError) as error:
+            self._fail(_why(error))
+        except Ended:
             pass
-        except (OSError, NsqError, ValueError, _Ended) as error:
-            link.fail(_why(error))
-        finally:
-            link.wanted.set()
+        except Exception:  # the top of a greenlet
+            log.exception("MIRROR(%s): internal error", self.address)
+            self._fail("internal error")
 
-    def _send_changes(self, link: "_Link") -> None:
-        while link.unanswered_changes < _WINDOW and (body := self._changes.take(_BATCH_BYTES)):
-            link.send_changes(body, self._changes.position_taken)
-        if self._changes.waiting_bytes > _MAX_BYTES:
-            link.fail("the standby is too slow")
-
-    def _on_acknowledged(self, position: int) -> None:
-        self.acknowledged = position
+    def _catch_up(self, session: MirrorSession) -> None:
+        began = time.monotonic()
+        hello = {"identity": self._identity.identity, "epoch": self._identity.epoch, **self._describe()}
+        answer = json.loads(_ask(session, command("hello", json.dumps(hello).encode())))
+        if answer.get("run") != self._run_of_standby:
+            self._run_of_standby = answer.get("run")
+            self._equal.clear()
+        self._forget_adopted(session, answer)
+        self.was_asked.set()
+        self._note(State.CATCHING_UP)
+        self.acknowledged = self._changes.position  # what was lost with an earlier connection is in the copy
+        session.sends_changes = True
+        self._copy(session)
+        position = self._changes.position
+        while self.acknowledged < position:
+            self._progress.wait()
+            self._progress.clear()
+        _ask(session, command("complete"))
+        log.info("MIRROR(%s): in sync after %.1f s", self.address, time.monotonic() - began)
+        self._note(State.IN_SYNC)
+        self._pause = _FIRST_PAUSE
+        self._last_failure = ""
         self._resolve()
 
-    def _resolve(self) -> None:
-        waiting = self._waiting
-        while waiting and self.state is State.IN_SYNC and waiting[0].target <= self.acknowledged:
-            waiting.popleft().is_confirmed.set(True)
+    def _copy(self, session: MirrorSession) -> None:
+        steps = catch_up(self._files, self._data_path, self._changes, self._equal)
+        on_the_way: deque[AsyncResult[bytes]] = deque()
+        with suppress(StopIteration):
+            step = next(steps)
+            while True:
+                if isinstance(step, bytes):
+                    step = steps.send(_ask(session, step))
+                    continue
+                applied: AsyncResult[bytes] = AsyncResult()
+                session.ask_to_apply(step, applied)
+                on_the_way.append(applied)
+                if len(on_the_way) > _COPIES_ON_THE_WAY:
+                    on_the_way.popleft().get()
+                step = steps.send(b"")
+        for applied in on_the_way:
+            applied.get()
 
-    def _release_waiting(self) -> None:
-        while self._waiting:
-            self._waiting.popleft().is_confirmed.set(False)
-
-    def _forget_adopted(self, link: "_Link", answer: Mapping[str, object]) -> None:
+    def _forget_adopted(self, session: MirrorSession, answer: Mapping[str, object]) -> None:
         standby, takeover = str(answer.get("identity", "")), str(answer.get("takeover", ""))
         adopted = answer.get("adopted")
         if not takeover or not isinstance(adopted, dict):
@@ -341,160 +368,44 @@ class Mirror:
             self._forget(adopted)
             self._identity.forgotten[standby] = takeover
             self._identity.save(self._files, self._data_path)
-        link.ask(command("forgotten"))
+        _ask(session, command("forgotten"))
 
     # --- States -------------------------------------------------------------------------------------------------------
 
     def _note(self, state: State) -> None:
         self.state = state
         self.since = time.time()
-        if state is State.IN_SYNC:
-            self._last_failure = ""
 
-    def _leave(self, link: "_Link") -> None:
-        """Close the connection, and confirm nothing from here on, because changes are not noted any more."""
-        if self.state is State.IN_SYNC:
-            self._lost_at = time.monotonic()
-        if self.state is not State.GONE:
-            self._note(State.GONE)
-        self._link = None
-        self._changes.forget()
-        link.close()  # waits, while other greenlets publish
-
-    def _log_failure(self, failure: str) -> None:
-        level = logging.DEBUG if failure == self._last_failure else logging.ERROR
-        log.log(level, "MIRROR(%s): %s; messages are not mirrored", self.address, failure)
-        self._last_failure = failure
+    def _fail(self, failure: str) -> None:
+        """End the connection."""
+        connection = self._connection
+        if connection is not None:
+            connection.session.end(failure)
+            connection.abort()
 
     def _on_change(self) -> None:
-        link = self._link
-        if link is not None:
-            if threading.get_ident() == self._main:
-                link.wanted.set()
-            else:
-                self._loop.run_callback_threadsafe(link.wanted.set)
+        connection = self._connection
+        if connection is None:
+            return
+        if threading.get_ident() != self._main:
+            self._loop.run_callback_threadsafe(self._on_change)
+        elif self._changes.waiting_bytes > _MAX_BYTES:
+            self._fail("the standby is too slow")
+        else:
+            connection.wake()
 
     def _on_replaced(self) -> None:
-        if self._link is not None:
-            self._link.fail("a topic was replaced, all files are compared again")
+        self._fail("a topic was replaced, all files are compared again")
+
+
+def _ask(session: MirrorSession, request: bytes) -> bytes:
+    """Send a command, and return its answer. Raises ``NsqError`` and ``Ended``."""
+    answer: AsyncResult[bytes] = AsyncResult()
+    session.ask(request, answer)
+    return answer.get() or b""
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate verify failed: {error.verify_message}"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {error.reason or error}"
     if isinstance(error, socket.gaierror):  # its number is not one of the system's
         return f"cannot resolve the name: {error.strerror}"
     return reason(error) if isinstance(error, OSError) and error.errno else str(error)
-
-
-class _Ended(Exception):
-    """The connection has ended."""
-
-
-class _Link:
-    """One connection to the standby, with a greenlet that receives."""
-
-    def __init__(
-        self,
-        client: socket.socket,
-        address: str,
-        settings: ConnectionSettings,
-        on_acknowledged: Callable[[int], None],
-    ) -> None:
-        self.failure = ""
-        self.is_closed = False
-        self.wanted = Event()
-        self.unanswered_changes = 0
-        self._socket = gevent.socket.socket(fileno=client.detach())
-        self._address = address
-        self._settings = settings
-        self._on_acknowledged = on_acknowledged
-        self._session = ClientSession(settings.identify(), auth_secret=settings.secret(), max_frame_size=_MAX_FRAME)
-        self._tls: TlsStream | None = None
-        self._sending = Semaphore()
-        self._receiver: gevent.Greenlet[[], None] | None = None
-
-    def open(self) -> None:
-        """Negotiate. Raises ``OSError``, ``ProtocolError``, ``NsqError``, ``_Ended``."""
-        with gevent.Timeout(self._settings.timeout, TimeoutError("no answer; is this nsqd's TCP port?")):
-            while not self._session.is_open:
-                self._flush()
-                self._receive()
-        self._receiver = gevent.spawn(self._receive_loop)
-
-    def ask(self, request: bytes) -> bytes:
-        """Send a command and return its answer. Raises ``NsqError`` and ``_Ended``."""
-        if self.is_closed:
-            raise _Ended(self.failure)
-        answer: AsyncResult[bytes] = AsyncResult()
-        self._session.ask(request, answer)
-        self._flush()
-        return answer.get() or b""
-
-    def send_changes(self, body: bytes, position: int) -> None:
-        self.unanswered_changes += 1
-        self._session.ask(command("changes", body), position)
-        self._flush()
-
-    def fail(self, failure: str) -> None:
-        """End the connection."""
-        if not self.is_closed:
-            self.is_closed = True
-            self.failure = failure
-            for ticket in self._session.unanswered:
-                if isinstance(ticket, AsyncResult):
-                    ticket.set_exception(_Ended(failure))
-            self.wanted.set()
-
-    def close(self) -> None:
-        self.fail("closed")
-        if self._receiver is not None and self._receiver is not gevent.getcurrent():
-            self._receiver.kill()
-        self._socket.close()
-
-    def _receive_loop(self) -> None:
-        try:
-            while not self.is_closed:
-                self._receive()
-        except (OSError, ProtocolError, NsqError, _Ended) as error:
-            self.fail(_why(error))
-
-    def _receive(self) -> None:
-        session = self._session
-        if session.tls_wanted and self._tls is None:
-            self._tls = TlsStream(self._settings.tls_context(), split_address(self._address)[0])
-            self._flush()
-        self._socket.settimeout(2 * self._settings.heartbeat_interval + 1)
-        data = self._socket.recv(_RECEIVE_SIZE)
-        if not data:
-            raise _Ended("closed by nsqd")
-        if self._tls is not None:
-            data = self._tls.decode(data)
-            if session.tls_wanted and self._tls.is_established:
-                session.tls_established()
-        for event in session.receive_data(data) if data else ():
-            self._on_event(event)
-        self._flush()
-
-    def _on_event(self, event: SessionEvent) -> None:
-        if isinstance(event, Answered):
-            if isinstance(event.ticket, AsyncResult):
-                event.ticket.set(event.data)
-            elif isinstance(event.ticket, int):
-                self.unanswered_changes -= 1
-                self._on_acknowledged(event.ticket)
-                self.wanted.set()
-        elif isinstance(event, Failed):
-            if isinstance(event.ticket, AsyncResult):
-                event.ticket.set_exception(event.error)
-            raise event.error
-
-    def _flush(self) -> None:
-        with self._sending:
-            data = self._session.data_to_send()
-            if self._tls is not None:
-                data = self._tls.encode(data)
-            if data:
-                self._socket.sendall(data)

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import construct as cs
 
-from nsq_compat.protocol.layout import derive, sized
+from nsq_compat.protocol.layout import derive, pack_size, sized
 
 WRITE: Final = 1
 """Write `data` at `offset`. The file is created if need be."""
@@ -39,6 +39,7 @@ CHANGE: Final = cs.Struct(
 
 _HEADER: Final = derive(CHANGE_HEADER)
 _NO_DATA: Final = b""
+_CHANGES: Final = b"MIRROR changes\n"
 
 
 class Change(NamedTuple):
@@ -50,8 +51,12 @@ class Change(NamedTuple):
     data: bytes = _NO_DATA
 
     def encode(self) -> bytes:
+        return self.head() + self.data
+
+    def head(self) -> bytes:
+        """What comes before `data`."""
         path = self.path.encode("utf-8")
-        return b"".join((_HEADER.pack(self.kind, len(path), self.offset, len(self.data)), path, self.data))
+        return _HEADER.pack(self.kind, len(path), self.offset, len(self.data)) + path
 
 
 def decode_changes(body: bytes) -> Iterator[Change]:
@@ -67,6 +72,11 @@ def decode_changes(body: bytes) -> Iterator[Change]:
         if at > end:
             raise ValueError("a change is not complete")
         yield Change(kind, body[path_begin:data_begin].decode("utf-8"), offset, body[data_begin:at])
+
+
+def header_of_changes(size: int) -> bytes:
+    """The beginning of a MIRROR command with changes of this many bytes."""
+    return _CHANGES + pack_size(size)
 
 
 def command(verb: str, body: bytes = b"{}") -> bytes:

@@ -3,7 +3,8 @@
 ``PublishBatch``: a producer that awaits each OK publishes one message at a time. Each would be a group in the log, a
 system call, and a pass through topic and channels. Producers that do so at the same time share one. Invariants:
 
-- *An OK means published*: a producer is notified only when its topic has the message.
+- *An OK means published*: a producer is notified only when its topic has the message, and it is as durable as it should
+  be. Until then further batches may follow.
 - *A failure affects one producer only*: publishes that cannot be made together are made one by one, each with its own
   answer.
 - *Order*: a producer that executes another command in the same iteration calls `publish_posted` first.
@@ -18,6 +19,7 @@ publishes reach these ids before the last step, the frames are created again, wi
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Final, Protocol
 
@@ -52,7 +54,7 @@ class Producer(Protocol):
 
 
 class PublishBatch:
-    """All posted publishes of a daemon; only for topics with a `publish` that does not block.
+    """All posted publishes of a daemon.
 
     `at_end_of_iteration` registers a callback for the end of the event-loop iteration.
     """
@@ -91,7 +93,7 @@ class PublishBatch:
         return True
 
     def publish_posted(self) -> None:
-        """Publish all posted messages, and notify their producers."""
+        """Publish all posted messages, and notify their producers when they are durable."""
         if self._count:
             posts, self._posts, self._count = self._posts, {}, 0
             for topic, posted in posts.items():
@@ -106,24 +108,36 @@ class PublishBatch:
             joined = chain.from_iterable(batches)
             together: Sequence[bytes] = UniformBodies(joined) if are_uniform else list(joined)
             try:
-                topic.publish(together, self._now, self._now_ns)
+                topic.add(together, self._now, self._now_ns)
             except Exception as error:  # it may concern one of them only
                 log.info("TOPIC(%s): repeating %d publishes one by one - %s", topic.name, len(posts), error)
             else:
-                # Answers that are sent close together reach a client in one read.
-                for _, producer in posts:
-                    producer.published(None)
+                _answer_when_durable(topic, [producer for _, producer in posts])
                 return
         for bodies, producer in posts:
-            failure: Exception | None = None
             try:
-                topic.publish(bodies, self._now, self._now_ns)
+                topic.add(bodies, self._now, self._now_ns)
             except (Refused, OSError) as error:
-                failure = error
+                producer.published(error)
             except Exception:  # the top of a callback
                 log.exception("TOPIC(%s): publishing failed", topic.name)
-                failure = Refused("internal error")
-            producer.published(failure)
+                producer.published(Refused("internal error"))
+            else:
+                _answer_when_durable(topic, [producer])
+
+
+def _answer_when_durable(topic: Topic, producers: Sequence[Producer]) -> None:
+    store = topic.store
+    if store is not None and store.commits:
+        store.commit_later(partial(_answer, producers))
+    else:
+        _answer(producers, None)
+
+
+def _answer(producers: Sequence[Producer], error: OSError | None) -> None:
+    # Answers that are sent close together reach a client in one read.
+    for producer in producers:
+        producer.published(error)
 
 
 def is_large(bodies: Sequence[bytes]) -> bool:

@@ -141,6 +141,16 @@ class Topic:
 
     def publish(self, bodies: Sequence[bytes], now: float, now_ns: int, defer: float = 0.0) -> None:
         """Publish messages, all or none, to be delivered after `defer` seconds. Raises ``Refused`` and ``OSError``."""
+        self.add(bodies, now, now_ns, defer)
+        self.commit()
+
+    def commit(self) -> None:
+        """Wait until published messages are as durable as an OK says. Raises ``OSError`` if they may not be."""
+        if self.store is not None and self.store.commits:
+            self.store.commit()
+
+    def add(self, bodies: Sequence[bytes], now: float, now_ns: int, defer: float = 0.0) -> None:
+        """Publish messages as `publish` does; the caller has to commit before it says OK."""
         if self.admission is not None:
             self.admission(len(bodies), now)
         frames, joined, size = self.frames.make(bodies, now_ns)
@@ -152,8 +162,6 @@ class Topic:
         self.message_bytes += size
         if self._recent is not None:
             self._recent.note(frames, now_ns + int(defer * _NS_PER_SECOND) if defer > 0 else 0)
-        if self.store is not None and self.store.commits:
-            self.store.commit()
 
     def publish_prepared(
         self, count: int, size: int, first: Sequence[Sequence[bytes]], last: Sequence[bytes], *, is_logged: bool
@@ -176,8 +184,7 @@ class Topic:
         self.message_bytes += size
         if self._recent is not None:
             self._recent.note(last, 0)
-        if self.store is not None and self.store.commits:
-            self.store.commit()
+        self.commit()
 
     def _deliver(self, frames: Sequence[bytes], joined: bytes) -> None:
         # Hot: runs for every publish.
@@ -285,16 +292,20 @@ class Topic:
         self._note_change()
 
     def forget_before(self, offset: int, now_ns: int) -> None:
-        """Another nsqd delivers the messages before this offset from now on. Raises ``OSError``."""
+        """Another nsqd delivers the messages before this offset from now on. Does not wait for a standby.
+
+        Raises ``OSError``.
+        """
         if self.store is None:
             return
         offset = min(offset, self.next_offset)
         for name, channel in list(self.channels.items()):
             if not channel.ephemeral and self.offset_of_channel(name) < offset:
-                self.move_channel(name, offset, now_ns, drops_taken=True)
+                self._move(channel, offset, self._held_from(), now_ns, (0, 0), drops_taken=True)
         if self.is_holding:
             self.backlog.cursor.pass_over(number_at(self.store.log, offset, self.seq))
             self._note_change()
+        self.store.sync()
 
     # --- Places in the log --------------------------------------------------------------------------------------------
 
@@ -313,6 +324,7 @@ class Topic:
         earlier = channel.backlog.cursor.replay()
         again = (0, 0) if earlier is None else (max(offset, earlier.again_from), earlier.again_to)
         self._move(channel, offset, self._held_from(), now_ns, again, drops_taken=drops_taken)
+        self._control_log.commit()
 
     def depth_if_moved(self, name: str, offset: int, *, drops_taken: bool = False) -> int:
         """The depth that ``move_channel`` would give to a channel. Raises as it does, and changes nothing."""
@@ -344,6 +356,7 @@ class Topic:
         held_from = self._held_from()
         channel = self.channel(name)
         self._move(channel, offset, held_from, now_ns, (offset, held_from))
+        self._control_log.commit()
         return channel
 
     def _move(
@@ -377,7 +390,6 @@ class Topic:
         if offset < end:
             self._replay(channel, replay)
         self._note_change()
-        self._control_log.commit()
 
     def _places_of_move(
         self, channel: Channel, offset: int, limit: int, *, drops_taken: bool

@@ -3,7 +3,7 @@
 `Publisher.state` says how far the last publish is. Most are ``DONE`` at once. The others are:
 
 - ``POSTED``: it came alone and is published at the end of this event-loop iteration, together with the publishes of
-  other producers (``queue.publish_batch``).
+  other producers (``queue.publish_batch``), and answered when it is durable.
 - ``IN_STEPS``: it is too large to be published at once; `publish_step` takes the next step.
 
 No further command is executed until the state is ``DONE`` again.
@@ -16,6 +16,7 @@ Invariants of a subscription:
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from nsq_compat.log.data_path import reason
@@ -131,9 +132,17 @@ class Publisher:
         return False
 
     def publish_posted(self) -> None:
-        """Publish now what is ``POSTED``, together with the publishes of other producers."""
+        """Publish now what is ``POSTED``, together with the publishes of other producers; may wait as `publish`."""
         if self.state == POSTED and self._publish_batch is not None:
             self._publish_batch.publish_posted()
+            if self.is_unanswered and self._last_topic is not None:
+                with suppress(OSError):  # `published` is told
+                    self._last_topic.commit()
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the last publish has no answer yet."""
+        return self.state == POSTED
 
     def published(self, error: Exception | None) -> None:
         """Reply to the ``POSTED`` publish, which has failed with `error` if that is not None."""

@@ -636,7 +636,7 @@ def test_the_standby_requires_tls_and_authorization_with_a_permission_of_its_own
         tls = ["--mirror-tls", f"--tls-root-ca-file={tmp_path}/ca.pem", "--mirror-timeout=200ms"]
         for options, refusal in (
             (["--mirror-timeout=200ms"], "cannot MIRROR in current state (TLS required)"),
-            (["--mirror-tls", "--mirror-timeout=200ms"], "certificate verify failed"),
+            (["--mirror-tls", "--mirror-timeout=200ms"], "tls: failed to verify certificate"),
             (tls, "E_AUTH_FIRST AUTH required before MIRROR"),
             ([*tls, "--mirror-auth-secret=publishes"], "E_UNAUTHORIZED AUTH failed for MIRROR"),
         ):

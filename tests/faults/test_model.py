@@ -48,7 +48,7 @@ from nsq_compat.log.storage import Durability, Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
 from nsq_compat.protocol.message import MessageIds
-from nsq_compat.protocol.mirror import decode_changes
+from nsq_compat.protocol.mirror import Change
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.protocol.storage_schema import CHANNEL_MOVED, DEFERRED, REQUEUED, TOPIC_AWAITS_CHANNELS
 from nsq_compat.queue import deferred
@@ -314,7 +314,6 @@ class QueueOnDisk(RuleBasedStateMachine):
             DATA_PATH,
             durability=durability,
             segment_size=SEGMENT_SIZE,
-            commit=TopicLog.sync,
             clock_offset=lambda: self.offset,
         )
         self.broker = Broker(QueueLimits(mem_queue_size=memory), self.storage)
@@ -1008,7 +1007,7 @@ class QueueWithStandby(QueueOnDisk):
     def __init__(self) -> None:
         self.changes = Changes()
         self.copied: Steps | None = None  # unless the standby is in sync
-        self.command = b""
+        self.step: bytes | list[Change] = b""
         self.new_standby()
         super().__init__()
 
@@ -1026,7 +1025,7 @@ class QueueWithStandby(QueueOnDisk):
 
     def connect(self) -> None:
         self.copied = catch_up(self.mirrored, DATA_PATH, self.changes, {})
-        self.command = next(self.copied)
+        self.step = next(self.copied)
 
     @rule(lost=st.booleans())
     def the_connection_is_lost(self, lost: bool) -> None:
@@ -1039,7 +1038,7 @@ class QueueWithStandby(QueueOnDisk):
     def the_standby_follows(self, steps: int, sends: bool) -> None:
         """Some changes arrive, and a part of the copy."""
         if sends:
-            self.copy.apply(decode_changes(self.changes.take(500)))
+            self.copy.apply(self.changes.take(500))
         for _ in range(steps if self.copied is not None else 0):
             self.copy_step()
 
@@ -1047,26 +1046,26 @@ class QueueWithStandby(QueueOnDisk):
         if self.copied is None:
             return
         # As one connection does it: a command comes after the changes before it.
-        if self.command.startswith(b"MIRROR changes"):
+        if isinstance(self.step, list):
             self.send_all()
         try:
-            self.command = self.copied.send(self.answer(self.command))
+            self.step = self.copied.send(self.answer(self.step))
         except StopIteration:
             self.copied = None
 
-    def answer(self, command: bytes) -> bytes:
-        line, _, rest = command.partition(b"\n")
+    def answer(self, step: bytes | list[Change]) -> bytes:
+        if isinstance(step, list):
+            self.copy.apply(step)
+            return b""
+        line = step.partition(b"\n")[0]
         if line == b"MIRROR files":
             return json.dumps(self.copy.units()).encode()
-        if line == b"MIRROR changes":
-            self.copy.apply(decode_changes(rest[4:]))
-            return b"OK"
         assert line.startswith(b"MIRROR sums ")
         return json.dumps(self.copy.sums(line[12:].decode())).encode()
 
     def send_all(self) -> None:
-        while body := self.changes.take(1000):
-            self.copy.apply(decode_changes(body))
+        while changes := self.changes.take(1000):
+            self.copy.apply(changes)
 
     @rule(durability=durabilities, memory=memories, knows_metadata=st.booleans())
     def the_standby_takes_over(self, durability: Durability, memory: int, knows_metadata: bool) -> None:

@@ -11,7 +11,7 @@ from nsq_compat.log.files import Files, OsFiles, read_file
 from nsq_compat.log.mirror_copy import CHUNK, MirrorCopy, catch_up
 from nsq_compat.log.mirrored_files import Changes, MirroredFiles, unit_of
 from nsq_compat.protocol import mirror
-from nsq_compat.protocol.mirror import Change, decode_changes
+from nsq_compat.protocol.mirror import Change
 
 SEGMENT = "nsq_compat/t.topic/log.00000000000000000001"
 CHECKPOINT = "nsq_compat/t.topic/checkpoint"
@@ -36,27 +36,29 @@ class Pair:
 
     def catch_up(self, equal=None, between=lambda: None) -> None:
         steps = catch_up(self.files, str(self.paths[0]), self.changes, {} if equal is None else equal)
-        command = next(steps)
+        step = next(steps)
         while True:
-            line, _, rest = command.partition(b"\n")
-            self.commands.append(line)
-            if line == b"MIRROR files":
-                answer = json.dumps(self.copy.units()).encode()
-            elif line == b"MIRROR changes":
-                self.copy.apply(decode_changes(rest[4:]))
-                answer = b"OK"
+            answer = b""
+            if isinstance(step, list):
+                self.commands.append(b"changes")
+                self.copy.apply(step)
             else:
-                answer = json.dumps(self.copy.sums(line.removeprefix(b"MIRROR sums ").decode())).encode()
+                line = step.partition(b"\n")[0]
+                self.commands.append(line)
+                if line == b"MIRROR files":
+                    answer = json.dumps(self.copy.units()).encode()
+                else:
+                    answer = json.dumps(self.copy.sums(line.removeprefix(b"MIRROR sums ").decode())).encode()
             between()
             try:
-                command = steps.send(answer)
+                step = steps.send(answer)
             except StopIteration:
                 break
         self.send()
 
     def send(self) -> None:
-        while body := self.changes.take(100):
-            self.copy.apply(decode_changes(body))
+        while changes := self.changes.take(100):
+            self.copy.apply(changes)
 
     @staticmethod
     def tree(path):
@@ -114,7 +116,7 @@ def test_only_chunks_that_differ_are_sent(pair):
     pair.commands.clear()
     pair.catch_up()
     pair.assert_equal()
-    assert pair.commands.count(b"MIRROR changes") == 2  # the chunk, and the size
+    assert pair.commands.count(b"changes") == 2  # the chunk, and the size
 
 
 def test_a_sealed_file_is_compared_once(pair):

@@ -737,7 +737,7 @@ def test_a_topic_that_cannot_be_created_leaves_no_file_open(data_path, disk):
     daemon = data_path.start()
     daemon.publishes(b"a")
     data_path.kill(daemon)
-    storage = Storage(disk, data_path.path, durability=Durability.OS, segment_size=1 << 20, commit=TopicLog.sync)
+    storage = Storage(disk, data_path.path, durability=Durability.OS, segment_size=1 << 20)
     disk.rename = refuse
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="not empty"):

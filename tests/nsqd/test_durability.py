@@ -40,7 +40,7 @@ class SlowFiles(OsFiles):
 
 def storage_in(data_path: Path, files: OsFiles) -> Storage:
     make_our_folder(files, str(data_path))
-    return Storage(files, str(data_path), durability=Durability.OS, segment_size=1 << 20, commit=lambda _: None)
+    return Storage(files, str(data_path), durability=Durability.OS, segment_size=1 << 20)
 
 
 def wait_for(event: threading.Event) -> None:

@@ -1,15 +1,21 @@
 """The connection to the standby: why it was not reached, and what happens while it ends."""
 
 import socket
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
+import gevent
 import pytest
 
 from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.identity import Identity
 from nsq_compat.log.mirrored_files import Changes
+from nsq_compat.net.event_loop import LoopTick
+from nsq_compat.net.tls import StandardTls
 from nsq_compat.nsqd.mirror import Mirror, State, _why
+from nsq_compat.protocol.mirror import REMOVE, Change
 
 
 @pytest.mark.parametrize(
@@ -25,20 +31,19 @@ def test_a_failure_to_reach_the_standby_is_named(error, text):
     assert _why(error).startswith(text)
 
 
-def test_nothing_is_confirmed_while_a_lost_connection_is_closed(tmp_path):
-    changes = Changes()
+def test_nothing_is_confirmed_once_changes_are_not_noted(tmp_path):
+    changes, settings = Changes(), ConnectionSettings()
     mirror = Mirror(
-        "127.0.0.1:4150", ConnectionSettings(), files=OsFiles(), data_path=str(tmp_path), changes=changes,
-        identity=Identity("a"), refuses=False, timeout=60.0, describe=dict, forget=lambda adopted: None,
+        "127.0.0.1:4150", settings, partial(StandardTls, settings.tls_context()), LoopTick(gevent.get_hub().loop),
+        files=OsFiles(), data_path=str(tmp_path), changes=changes, identity=Identity("a"), refuses=False, timeout=60.0,
+        describe=dict, forget=lambda adopted: None,
     )  # fmt: skip
-    seen = []
-
-    class Link:
-        def close(self):  # others run meanwhile, and publish
-            seen.append(mirror.state)
-
-    link: Any = Link()
     mirror.state = State.IN_SYNC
-    mirror._leave(link)
-    assert seen == [State.GONE]
-    assert mirror.state_of_standby()["state"] == "not connected"
+    changes.make_all_live()
+    session = mirror._make_session(cast(Any, SimpleNamespace(wake=lambda: None)), 0.0, 0)
+    mirror._leave(session)
+    changes.note("t.topic", Change(REMOVE, "nsq_compat/t.topic/log"))
+    answers: list[OSError | None] = []
+    mirror.confirm(answers.append)
+    assert answers == []
+    assert session.closing

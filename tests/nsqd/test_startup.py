@@ -18,7 +18,6 @@ from nsq_compat.log.metadata import (
     encode_metadata,
 )
 from nsq_compat.log.storage import Durability, Storage
-from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.nsqd.durability import Checkpoints
 from nsq_compat.nsqd.startup import restore
 from nsq_compat.protocol.message import MessageIds
@@ -40,7 +39,7 @@ WAITING = {("orders", "a"): [b"1", b"2"], ("orders", "b"): [b"1", b"2"], ("pay",
 
 def storage_on(disk: SimulatedDisk) -> Storage:
     files = cast("Files", disk)
-    return Storage(files, DATA_PATH, durability=Durability.OS, segment_size=1 << 20, commit=TopicLog.sync)
+    return Storage(files, DATA_PATH, durability=Durability.OS, segment_size=1 << 20)
 
 
 def start(disk: SimulatedDisk) -> Daemon:

@@ -9,6 +9,7 @@ from nsq_compat.protocol.schema import UniformBodies
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.publish_batch import MAX_POSTED, PublishBatch
 from nsq_compat.queue.values import Exiting, QueueLimits, Refused
+from tests.broker import SlowDisk
 
 NOW, NOW_NS = 1000.0, 1_700_000_000_000_000_000
 
@@ -66,14 +67,14 @@ def topic():
 
 @pytest.fixture
 def batches(topic, monkeypatch):
-    """The bodies of each ``publish`` of the topic."""
-    seen, publish = [], topic.publish
+    """The bodies of each ``add`` of the topic."""
+    seen, add = [], topic.add
 
     def noting(bodies, now, now_ns):
         seen.append(list(bodies))
-        publish(bodies, now, now_ns)
+        add(bodies, now, now_ns)
 
-    monkeypatch.setattr(topic, "publish", noting)
+    monkeypatch.setattr(topic, "add", noting)
     return seen
 
 
@@ -152,14 +153,14 @@ def test_posts_that_the_disk_refuses_together_are_tried_one_by_one(
     publish_batch, turn_end, topic, batches, monkeypatch
 ):
     full = OSError(errno.ENOSPC, "No space left on device")
-    publish = topic.publish
+    add = topic.add
 
     def short_of_room(bodies, now, now_ns):
         if bodies != [b"small"]:
             raise full
-        publish(bodies, now, now_ns)
+        add(bodies, now, now_ns)
 
-    monkeypatch.setattr(topic, "publish", short_of_room)
+    monkeypatch.setattr(topic, "add", short_of_room)
     small, big = Poster(), Poster()
     publish_batch.post(topic, [b"small"], small, NOW, NOW_NS)
     publish_batch.post(topic, [b"b" * 100], big, NOW, NOW_NS)
@@ -173,14 +174,14 @@ def test_posts_that_the_disk_refuses_together_are_tried_one_by_one(
 def test_an_unexpected_exception_is_logged_and_answered_to_its_producer(
     publish_batch, turn_end, topic, monkeypatch, caplog
 ):
-    publish = topic.publish
+    add = topic.add
 
     def mistaken(bodies, now, now_ns):
         if b"odd" in bodies:
             raise ZeroDivisionError
-        publish(bodies, now, now_ns)
+        add(bodies, now, now_ns)
 
-    monkeypatch.setattr(topic, "publish", mistaken)
+    monkeypatch.setattr(topic, "add", mistaken)
     usual, odd = Poster(), Poster()
     publish_batch.post(topic, [b"odd"], odd, NOW, NOW_NS)
     publish_batch.post(topic, [b"usual"], usual, NOW, NOW_NS)
@@ -188,6 +189,22 @@ def test_an_unexpected_exception_is_logged_and_answered_to_its_producer(
     assert usual.told == [None]
     assert str(odd.told[0]) == "internal error"
     assert "publishing failed" in caplog.text
+
+
+def test_producers_are_notified_when_their_messages_are_durable(publish_batch, turn_end, tmp_path):
+    slow_disk = SlowDisk(tmp_path)
+    topic = Broker(QueueLimits(), slow_disk.storage).topic("t")
+    one, two = Poster(), Poster()
+    publish_batch.post(topic, [b"a"], one, NOW, NOW_NS)
+    publish_batch.post(topic, [b"b"], two, NOW, NOW_NS)
+    turn_end.comes()
+    assert (topic.message_count, one.told, two.told) == (2, [], [])
+    slow_disk.syncs()
+    assert one.told == two.told == [None]
+    publish_batch.post(topic, [b"c"], one, NOW, NOW_NS)
+    turn_end.comes()
+    slow_disk.syncs(failed := OSError(errno.EIO, "the disk is broken"))
+    assert one.told == [None, failed]
 
 
 def test_the_admission_check_is_made_for_each_post(publish_batch, turn_end, topic):
@@ -220,7 +237,7 @@ def test_a_post_to_a_topic_that_ends_within_the_iteration_is_refused(publish_bat
 @pytest.mark.interpreted
 def test_uniform_bodies_stay_uniform_together(publish_batch, topic, turn_end, monkeypatch, second, kind):
     seen = []
-    monkeypatch.setattr(topic, "publish", lambda bodies, now, now_ns: seen.append(bodies))
+    monkeypatch.setattr(topic, "add", lambda bodies, now, now_ns: seen.append(bodies))
     publish_batch.post(topic, UniformBodies((b"a", b"b")), Poster(), NOW, NOW_NS)
     publish_batch.post(topic, second, Poster(), NOW, NOW_NS)
     turn_end.comes()

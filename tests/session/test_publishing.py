@@ -2,6 +2,10 @@
 
 import pytest
 
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.values import QueueLimits
+from tests.broker import SlowDisk
+
 
 def test_every_pub_of_a_run_has_its_own_answer(nsqd, producer, consumer):
     consumer.says(b"RDY 10\n")
@@ -266,6 +270,16 @@ def test_another_answer_comes_behind_it(nsqd, alone, build):
     alone.says_at_once(b"PUB t\n" + build.sized(b"one"), b"SUB t c\n", b"CLS\n")
     nsqd.turns()
     alone.hears(b"OK", b"OK", b"CLOSE_WAIT")
+
+
+def test_what_follows_a_publish_waits_until_that_is_durable(nsqd, tmp_path, build):
+    slow_disk = SlowDisk(tmp_path)
+    nsqd.broker = Broker(QueueLimits(), slow_disk.storage)
+    producer = nsqd.connect().says(b"PUB t\n" + build.sized(b"zero")).hears(b"OK")
+    producer.says(b"PUB t\n" + build.sized(b"one")).hears()
+    assert nsqd.broker.topics["t"].message_count == 2
+    producer.says(b"PUB t\n" + build.sized(b"two")).hears(b"OK", b"OK")
+    assert nsqd.broker.topics["t"].message_count == 3
 
 
 def test_a_producer_that_stops_sending_gets_its_reply(alone, build):

@@ -199,7 +199,7 @@ def test_messages_of_a_topic_without_a_log_are_shown(call, daemon, channel):
 def test_recent_messages_are_shown_even_if_finished(call, daemon, drain, tmp_path):
     files = OsFiles()
     make_our_folder(files, str(tmp_path))
-    storage = Storage(files, str(tmp_path), durability=Durability.OS, segment_size=1 << 20, commit=lambda _: None)
+    storage = Storage(files, str(tmp_path), durability=Durability.OS, segment_size=1 << 20)
     daemon.broker = Broker(QueueLimits(), storage)
     topic = daemon.broker.topic("t")
     for number in range(5):

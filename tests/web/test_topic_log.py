@@ -28,7 +28,7 @@ from tests.web.conftest import SECOND, Caller, Daemon, code, refused
 def daemon(daemon, tmp_path):
     """A daemon with a data path."""
     make_our_folder(OsFiles(), str(tmp_path))
-    storage = Storage(OsFiles(), str(tmp_path), durability=Durability.OS, segment_size=2000, commit=TopicLog.sync)
+    storage = Storage(OsFiles(), str(tmp_path), durability=Durability.OS, segment_size=2000)
     daemon.broker = Broker(QueueLimits(), storage)
     yield daemon
     for topic in daemon.broker.topics.values():
@@ -220,7 +220,7 @@ def test_damage_at_the_end_is_a_gap_too(call, daemon, topic):
 
 
 def test_at_level_memory_what_waits_in_memory_is_written_first(call, daemon, tmp_path):
-    storage = Storage(OsFiles(), str(tmp_path), durability=Durability.MEMORY, segment_size=2000, commit=TopicLog.sync)
+    storage = Storage(OsFiles(), str(tmp_path), durability=Durability.MEMORY, segment_size=2000)
     daemon.broker = Broker(QueueLimits(mem_queue_size=100), storage)
     topic = daemon.broker.topic("t")
     channel = topic.channel("c")
@@ -363,7 +363,7 @@ def test_many_small_groups_are_read_in_small_steps(call, daemon, topic, monkeypa
 @contextmanager
 def synced(daemon: Daemon, files: Files, path: str) -> Iterator[Topic]:
     """A topic at level ``fsync``, on a disk on which only ``/topic/read`` and ``/topic/offsets`` wait for a sync."""
-    storage = Storage(files, path, durability=Durability.FSYNC, segment_size=2000, commit=TopicLog.sync)
+    storage = Storage(files, path, durability=Durability.FSYNC, segment_size=2000)
     daemon.broker = Broker(QueueLimits(), storage)
     for name in storage.names():
         daemon.broker.restore(name, (), 50.0, daemon.wall_ns)
