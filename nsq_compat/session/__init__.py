@@ -13,6 +13,7 @@
     ack_session     an HTTP client of a tool, which learns how much of an answer has arrived
     http_message    HTTP requests, responses and limits as values; responses as bytes
     client_session  the client's side of a connection to nsqd
+    mirror_session  nsqd, as the primary of a standby
 
 May import: ``queue``, ``registry`` and below, and nothing that does I/O; import-linter checks that. A session is tested
 by feeding it bytes and passing times as `now`.
