@@ -23,6 +23,8 @@ from nsq_compat.protocol.mirror import Change
 METADATA: Final = "nsqd.dat"
 _ZEROS: Final = bytes(1 << 20)
 """More than a log writes ahead."""
+_MAX_DATA: Final = 1 << 19
+"""Bytes of a change. A command with more than its limit of bytes, --max-body-size, would be refused."""
 _UNIT: Final = re.compile(
     rf"({re.escape(METADATA)})(?:{re.escape(TEMPORARY)})?|{FOLDER}/([^/\0]+{re.escape(TOPIC_SUFFIX)})(?:/[^/\0]+)?"
 )
@@ -157,8 +159,12 @@ class MirroredFiles:
                 data = data[:written]
             if data[0] == 0 and _ZEROS.startswith(data):  # written ahead
                 self._changes.note(place[0], Change(mirror.ZEROS, place[1], offset + written))
-            else:
+            elif written <= _MAX_DATA:
                 self._changes.note(place[0], Change(mirror.WRITE, place[1], offset, data))
+            else:
+                for begin in range(0, written, _MAX_DATA):
+                    piece = data[begin : begin + _MAX_DATA]
+                    self._changes.note(place[0], Change(mirror.WRITE, place[1], offset + begin, piece))
         return written
 
     def fallocate(self, fd: int, offset: int, size: int) -> None:

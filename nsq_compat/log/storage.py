@@ -279,8 +279,8 @@ class TopicStore:
         self._is_flushed = False
         self._storage = storage
         self._checkpoint_path = os.path.join(folder, CHECKPOINT)
-        self._syncs = storage.durability is Durability.FSYNC
-        self.commits = self._syncs or storage.confirm is not None
+        self.syncs = storage.durability is Durability.FSYNC
+        self.commits = self.syncs or storage.confirm is not None
         """Whether `commit` has to be called before an OK."""
         self.at_end_of_iteration = storage.at_end_of_iteration
         self.clock_offset = storage.clock_offset
@@ -430,12 +430,12 @@ class TopicStore:
 
     def sync(self) -> None:
         """At level ``fsync``, wait until appended groups are synced. Raises ``OSError`` if they may not be."""
-        if self._syncs:
+        if self.syncs:
             self._storage.wait(partial(self._storage.commit, self.log))
 
     def commit_later(self, done: Done) -> None:
         """Call `done` when appended groups are synced, at level ``fsync``, and when the standby has them."""
-        if self._syncs:
+        if self.syncs:
             self._storage.commit(self.log, partial(self._confirm, done))
         else:
             self._confirm(done, None)
@@ -467,13 +467,13 @@ class TopicStore:
         files, reserve = self._storage.files, self._storage.reserve
         self._storage.refuse_if_lost()  # another folder may be at its path, with an older log
         try:
-            write_temporary(files, self._checkpoint_path, *pieces, sync=self._syncs)
+            write_temporary(files, self._checkpoint_path, *pieces, sync=self.syncs)
         except OSError as error:
             if error.errno != errno.ENOSPC or not (reserve.held or reserve.given_up):
                 raise
             if reserve.held:  # another thread may have given it up just now
                 reserve.give_up()
-            write_temporary(files, self._checkpoint_path, *pieces, sync=self._syncs)
+            write_temporary(files, self._checkpoint_path, *pieces, sync=self.syncs)
 
     def open_checkpoint(self) -> int | None:
         """A descriptor of the present checkpoint, if there is one.
@@ -490,7 +490,7 @@ class TopicStore:
         Must not run in a thread: the topic may have been deleted meanwhile, and another of its name created.
         """
         adopt_temporary(self._storage.files, self._checkpoint_path)
-        if self._syncs:
+        if self.syncs:
             self.log.note_new_name()
 
     def release(self, saved: TopicState, pause: Callable[[], None], kept_from: Callable[[], int]) -> None:
@@ -511,6 +511,6 @@ class TopicStore:
     def delete(self) -> None:
         """Delete the folder. Files that cannot be deleted now are deleted at the next start."""
         try:
-            self.log.delete(durably=self._syncs)
+            self.log.delete(durably=self.syncs)
         except OSError as error:
             self._storage.failed(error)

@@ -429,7 +429,7 @@ class CommandReader:
     def _expect_body(self, spec: CommandSpec, tokens: list[bytes], body: BodySpec) -> SizedBody:
         if body.multiple:
             return BatchBody(spec, tokens, body, self._max_msg_size, self._max_body_size)
-        limit = self._max_msg_size if body.is_message else self._max_body_size
+        limit = body.max_size or (self._max_msg_size if body.is_message else self._max_body_size)
         if body.is_document:
             limit = min(limit, MAX_DOCUMENT_SIZE)
         return SizedBody(spec, tokens, body, limit)

@@ -43,6 +43,8 @@ class BodySpec:
     may_be_empty: bool = False
     is_document: bool = False
     """It is parsed as a whole, so it may not be long."""
+    max_size: int = 0
+    """A limit of its own, instead of those of nsqd's options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class CommandSpec:
 _ONE_MESSAGE = BodySpec(E_BAD_MESSAGE, "message body", "message", is_message=True)
 _MESSAGES = BodySpec(E_BAD_BODY, "body", "body", is_message=False, multiple=True)
 _DOCUMENT = BodySpec(E_BAD_BODY, "body", "body", is_message=False, is_document=True)
-_CHANGES = BodySpec(E_BAD_BODY, "body", "body", is_message=False)
+_CHANGES = BodySpec(E_BAD_BODY, "body", "body", is_message=False, max_size=1 << 20)
 
 _ANY = frozenset({INIT, SUBSCRIBED, CLOSING})
 _INIT = frozenset({INIT})

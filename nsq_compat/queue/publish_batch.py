@@ -166,7 +166,7 @@ class LargeBatch:
         self._now = now
         self._now_ns = now_ns
         # At level fsync a batch that a power cut left half written must be recognized, so it has to be one group.
-        in_one_group = topic.store is not None and topic.store.commits
+        in_one_group = topic.store is not None and topic.store.syncs
         self._store = None if in_one_group else topic.store
         self._keep = self.count if in_one_group else topic.limits.mem_queue_size
         self._next = 0

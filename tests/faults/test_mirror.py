@@ -365,6 +365,20 @@ def test_without_a_standby_messages_are_accepted_or_refused_as_the_flag_says(mac
         assert {b"before", b"after"} <= set(primary.consumes(4 if not refuses else 2))
 
 
+def test_a_large_batch_is_mirrored_whole_whatever_the_limits_of_the_standby(machines):
+    standby = machines.standby("--max-body-size=100000", "--max-msg-size=1000")
+    primary = machines.primary(standby, "--max-body-size=50000000", "--max-msg-size=20000000")
+    primary.create_channel("t", "c")
+    with primary.client() as producer:
+        producer.publishes_together([b"m"] * 300_000)
+        producer.publishes(bytes(10_000_000))
+    assert is_in_sync(primary)
+    assert "not mirrored" not in primary.log
+    lose(primary)
+    adopt(standby)
+    assert standby.unfinished("t") == {"c": 300_001}
+
+
 def test_a_standby_without_disk_space_says_so_and_loses_nothing(machines, start, tmp_path):
     folder = tmp_path / "small"
     folder.mkdir()

@@ -207,3 +207,13 @@ def test_many_files_are_open_at_most(pair):
     assert len(os.listdir("/proc/self/fd")) - before <= 64
     pair.copy.sync()
     assert read_file(cast(Files, OsFiles()), str(pair.paths[1] / paths[0])) == b"x"
+
+
+def test_a_write_of_many_bytes_is_several_changes(pair):
+    pair.catch_up()
+    content = Random(2).randbytes(3 * CHUNK + 5)
+    pair.write(SEGMENT, content, 7)
+    changes = pair.changes.take(1 << 30)
+    assert max(len(change.data) for change in changes) == CHUNK
+    pair.copy.apply(changes)
+    pair.assert_equal()
