@@ -95,7 +95,7 @@ def test_a_position_file_that_cannot_be_written_is_an_error(filled, replay):
 
 def test_after_a_signal_the_rest_can_be_replayed(filled, of, start, replay, tmp_path):
     file = tmp_path / "position"
-    process = start("nsq_replay", *of, "--rate=100", f"--position-file={file}")
+    process = start("nsq_replay", *of, "--rate=10", f"--position-file={file}")
     wait_until(file.exists)
     process.send_signal(signal.SIGTERM)
     first, log = process.communicate(timeout=30)

@@ -13,7 +13,7 @@ from nsq_compat.log.data_path import make_our_folder, our_folder
 from nsq_compat.log.files import Files, OsFiles
 from nsq_compat.log.offsets import Frames, OffsetReader, Retention
 from nsq_compat.log.segment import split_location
-from nsq_compat.log.storage import Durability, Storage
+from nsq_compat.log.storage import Done, Durability, Storage, sync_at_once
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import body, message_id
 from nsq_compat.queue.broker import Broker
@@ -414,9 +414,9 @@ def test_old_messages_are_read_without_a_sync(call, daemon, tmp_path, monkeypatc
         assert store is not None
         syncs: list[TopicLog] = []
 
-        def commit(log: TopicLog) -> None:
+        def commit(log: TopicLog, done: Done) -> None:
             syncs.append(log)
-            log.sync()
+            sync_at_once(log, done)
 
         monkeypatch.setattr(store._storage, "commit", commit)
         assert bodies(call, "from=0") == [b"0", b"1"]
