@@ -1,7 +1,8 @@
 """``nsq_stat``: the statistics of a channel over all its nodes, a row for each interval.
 
 Unlike Go's: a node that stops answering is reported on stderr and counted with its last values, instead of ending
-the program; a new node does not look like a burst of messages; the program ends after the last row of ``--count``.
+the program; a new node does not look like a burst of messages; the program ends after the last row of ``--count``. A
+node that has lost its standby is reported on stderr.
 """
 
 import itertools
@@ -13,6 +14,7 @@ from nsq_compat.cli.kinds import DURATION, INTEGER, STRING
 from nsq_compat.cli.options import option
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import AllFailed, named
+from nsq_compat.cluster.mirroring import Standby
 from nsq_compat.cluster.stats import ChannelStats, sum_channel
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.protocol.names import is_valid_name
@@ -83,6 +85,7 @@ class ChannelSampler:
     topic: str
     channel: str
     _seen: dict[str, ChannelStats] = field(default_factory=dict, init=False)
+    _not_mirrored: set[str] = field(default_factory=set, init=False)  # nodes that were reported
 
     def sample(self) -> Sample:
         """Raises ``Refused`` when the first sample fails, and when no node has the channel any more."""
@@ -112,6 +115,18 @@ class ChannelSampler:
             channels = [each for topic in stats.topics for each in topic.channels if each.channel_name == self.channel]
             self._seen.pop(node.http_address, None)
             self._seen.update((node.http_address, each) for each in channels)
+            self._report_mirroring(node.http_address, stats.mirroring.standby)
+
+    def _report_mirroring(self, node: str, standby: Standby | None) -> None:
+        """Say once that the messages of a node are on one machine only, and once that they are mirrored again."""
+        if standby is not None and not standby.is_in_sync:
+            if node not in self._not_mirrored:
+                self._not_mirrored.add(node)
+                why = f": {standby.failure}" if standby.failure else ""
+                say(f"WARNING: nsqd {node} is not mirrored, {standby.state} for {standby.seconds:.0f} s{why}")
+        elif node in self._not_mirrored:
+            self._not_mirrored.discard(node)
+            say(f"nsqd {node} is mirrored again" if standby is not None else f"nsqd {node} has no standby any more")
 
 
 def row(before: Sample, now: Sample, interval: float) -> str:

@@ -71,6 +71,35 @@ def test_a_node_that_does_not_answer_is_reported_and_keeps_its_values(nsqds, sam
     assert sum(each.depth for each in sampler.sample().values()) == 7
 
 
+def test_a_node_that_has_lost_its_standby_is_reported_once(tmp_path, capfd):
+    accepts = ("--mirror-accept", "--mirror-takeover-after=manual")
+    for name in ("standby", "primary"):
+        (tmp_path / name).mkdir()
+    standby = Nsqd(installed_nsqd(), tmp_path / "standby", options=accepts).start()
+    options = (f"--mirror-to={standby.tcp_address}",)
+    with Nsqd(installed_nsqd(), tmp_path / "primary", options=options) as primary:
+        primary.create_channel("t", "c")
+        cluster = Options(nsqd_http_addresses=(primary.http_address,)).cluster(request_timeout=10)
+        sampler = ChannelSampler(cluster, "t", "c")
+
+        def said(text: str) -> bool:
+            sampler.sample()
+            heard.append(capfd.readouterr().err)
+            return text in heard[-1]
+
+        heard: list[str] = []
+        wait_until(lambda: primary.asks("GET", "/mirror").json()["standby"]["state"] == "in sync")
+        sampler.sample()
+        assert capfd.readouterr().err == ""
+        standby.stop()
+        wait_until(lambda: said(f"nsqd {primary.http_address} is not mirrored, not connected for "))
+        sampler.sample()
+        assert capfd.readouterr().err == ""
+        again = (*accepts, f"--tcp-address={standby.tcp_address}")
+        with Nsqd(installed_nsqd(), tmp_path / "standby", options=again):
+            wait_until(lambda: said(f"nsqd {primary.http_address} is mirrored again"))
+
+
 def test_an_unknown_topic_is_called_unknown(run, nsqds, lookupd):
     for kind, address in (("nsqd", nsqds[0].http_address), ("lookupd", lookupd.http_address)):
         done = run("nsq_stat", "--topic=nix", "--channel=c", f"--{kind}-http-address={address}")
