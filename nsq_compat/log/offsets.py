@@ -215,6 +215,12 @@ def number_at(log: ReadableLog, offset: int, end: int) -> int:
     return max(tail.first_seq, offset - log.deferred_count) if tail is not None and tail.count else end
 
 
+def id_at(log: ReadableLog, offset: int) -> bytes:
+    """The id of the message with this offset, b"" if the log does not have it. Raises ``OSError``."""
+    groups = OffsetReader(log, offset).read() if offset >= 0 else []
+    return message_id(groups[0].frames[0]) if groups and groups[0].offset == offset else b""
+
+
 def offset_of_number(log: ReadableLog, seq: int, end: int) -> int:
     """The offset of the message with this number, or of the next one; `end` if there is none. Raises ``OSError``."""
     tail = log.tail

@@ -312,15 +312,19 @@ class Daemon:
             "http_port": options.broadcast_http_port,
         }
 
-    def _forget(self, adopted: Mapping[str, int]) -> None:
+    def _forget(self, adopted: Mapping[str, tuple[int, str]]) -> None:
         """The standby delivers the messages of these topics before these offsets."""
-        for name, offset in adopted.items():
+        for name, (offset, last_id) in adopted.items():
             topic = self.broker.topics.get(name)
-            if topic is not None:
-                try:
-                    topic.forget_before(offset, time.time_ns())
-                except OSError as error:
-                    log.error("TOPIC(%s): messages are delivered here and at the standby - %s", name, reason(error))
+            if topic is None or not offset:
+                continue
+            why = "the last message that the standby has is not there"
+            try:
+                if topic.forget_before(offset, last_id.encode("ascii"), time.time_ns()):
+                    continue
+            except OSError as error:
+                why = reason(error)
+            log.warning("TOPIC(%s): messages are delivered here and at the standby - %s", name, why)
 
     def mirroring(self) -> dict[str, Any]:
         return {

@@ -60,7 +60,7 @@ def make_mirror(
     tick: LoopTick,
     *,
     describe: Callable[[], Mapping[str, object]],
-    forget: Callable[[Mapping[str, int]], None],
+    forget: Callable[[Mapping[str, tuple[int, str]]], None],
 ) -> "Mirror":
     """The connection to the standby. Raises ``OptionError``."""
     tls: dict[str, object] = {}
@@ -113,8 +113,9 @@ class Mirror:
     """Keeps the standby at `address` equal to `data_path`, from `start` to `stop`.
 
     `describe` returns what the standby shows of this nsqd. `forget` is called with the topics that the standby has
-    taken over, each with the offset up to which it has their messages; it must not wait for the standby. `tick` is that
-    of the clients' connections, so that changes leave together, at the end of the iteration in which they were made.
+    taken over, each with the offset up to which it has their messages, and the id of the last one; it must not wait for
+    the standby. `tick` is that of the clients' connections, so that changes leave together, at the end of the iteration
+    in which they were made.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Mirror:
         refuses: bool,
         timeout: float,
         describe: Callable[[], Mapping[str, object]],
-        forget: Callable[[Mapping[str, int]], None],
+        forget: Callable[[Mapping[str, tuple[int, str]]], None],
     ) -> None:
         self.address = address
         self.state = State.GONE

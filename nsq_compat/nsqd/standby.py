@@ -27,6 +27,7 @@ from nsq_compat.log.data_path import (
 from nsq_compat.log.files import Files, read_file, replace_file
 from nsq_compat.log.metadata import TopicMetadata, recover_metadata
 from nsq_compat.log.mirror_copy import MirrorCopy
+from nsq_compat.log.offsets import id_at
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.log.storage import Storage
 from nsq_compat.net.event_loop import yield_to_loop
@@ -70,7 +71,7 @@ class MirrorState:
     http_port: int = 0
     is_complete: bool = False
     takeover: str = ""
-    adopted: dict[str, int] = field(default_factory=dict)
+    adopted: dict[str, tuple[int, str]] = field(default_factory=dict)
     adopting: bool = False
     """A take-over has begun and is not complete."""
 
@@ -311,7 +312,7 @@ class Standby:
             state.takeover, state.adopted, state.adopting = os.urandom(8).hex(), {}, True
         known = {topic.name: topic for topic in recover_metadata(self._files, mirrored.folder)}
         for name in names:  # a primary that returns keeps the messages of an incomplete copy
-            state.adopted[name] = in_thread(self._next_offset, mirrored, name) if state.is_complete else 0
+            state.adopted[name] = in_thread(self._end_of, mirrored, name) if state.is_complete else (0, "")
         mirrored.save()
         for name in names:
             metadata = known.get(name, TopicMetadata(name))
@@ -326,9 +327,11 @@ class Standby:
         mirrored.save()
         return names
 
-    def _next_offset(self, mirrored: Mirrored, name: str) -> int:
+    def _end_of(self, mirrored: Mirrored, name: str) -> tuple[int, str]:
+        """The offset of the next message of a copy, and the id of the last one."""
         with StoredTopic(self._files, topic_folder(mirrored.folder, name)) as stored:
-            return stored.state.end.seq + stored.log.deferred_count
+            offset = stored.state.end.seq + stored.log.deferred_count
+            return offset, id_at(stored.log, offset - 1).decode("ascii")
 
     def _move(self, mirrored: Mirrored, metadata: TopicMetadata) -> None:
         """The copy becomes the topic."""

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol
 
 from nsq_compat.log.checkpoint import ChannelState, Replay, TopicState, entry_id
 from nsq_compat.log.control_log import ControlLog, Move
-from nsq_compat.log.offsets import Retention, number_at, offset_of_number, offsets_of, segment_of
+from nsq_compat.log.offsets import Retention, id_at, number_at, offset_of_number, offsets_of, segment_of
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol import storage_schema as records
@@ -291,14 +291,14 @@ class Topic:
             self.backlog.take_in(entries)
         self._note_change()
 
-    def forget_before(self, offset: int, now_ns: int) -> None:
+    def forget_before(self, offset: int, last_id: bytes, now_ns: int) -> bool:
         """Another nsqd delivers the messages before this offset from now on. Does not wait for a standby.
 
-        Raises ``OSError``.
+        `last_id` is the id of the last of them. If another message is there, the topic was deleted and created again,
+        and nothing is forgotten; returns whether it was. Raises ``OSError``.
         """
-        if self.store is None:
-            return
-        offset = min(offset, self.next_offset)
+        if self.store is None or id_at(self.store.log, offset - 1) != last_id:
+            return False
         for name, channel in list(self.channels.items()):
             if not channel.ephemeral and self.offset_of_channel(name) < offset:
                 self._move(channel, offset, self._held_from(), now_ns, (0, 0), drops_taken=True)
@@ -306,6 +306,7 @@ class Topic:
             self.backlog.cursor.pass_over(number_at(self.store.log, offset, self.seq))
             self._note_change()
         self.store.sync()
+        return True
 
     # --- Places in the log --------------------------------------------------------------------------------------------
 

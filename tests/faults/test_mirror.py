@@ -270,6 +270,24 @@ def test_a_primary_that_returns_forgets_what_was_taken_over_and_keeps_the_rest(m
     assert standby.unfinished("t") == {"c": 0}
 
 
+def test_a_topic_that_was_created_again_is_not_taken_for_the_one_that_was_taken_over(machines):
+    standby = machines.standby()
+    primary = machines.primary(standby, "--mirror-timeout=100ms")
+    primary.create_channel("t", "c")
+    primary.publishes(*(b"before %d" % number for number in range(10)))
+    standby.kill()
+    wait_until(partial(is_lost, primary))
+    primary.control("delete", "t")
+    primary.create_channel("t", "c")
+    primary.publishes(*(b"after %d" % number for number in range(20)))
+    elsewhere = machines.standby(data_path=standby.data_path)  # the primary cannot reach it there
+    assert adopt(elsewhere) == ["t"]
+    elsewhere.stop()
+    machines.standby(f"--tcp-address={standby.tcp_address}", data_path=standby.data_path)
+    wait_until(partial(is_in_sync, primary))
+    assert sorted(primary.consumes(20)) == sorted(b"after %d" % number for number in range(20))
+
+
 def test_a_wrong_take_over_costs_duplicates_and_no_message(machines):
     standby = machines.standby()
     primary = machines.primary(standby)
