@@ -600,7 +600,6 @@ def test_a_cable_that_is_cut_loses_no_acknowledged_message(machines, start, cabl
                 time.sleep(random.uniform(0.2, 2.0))
             wait_until(partial(is_in_sync, primary))
             time.sleep(random.uniform(0.0, 0.5))
-        cable.cut()
         primary.kill()
 
     traffic.run(primary, 0.1, disturb)
