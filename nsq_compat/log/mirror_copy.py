@@ -154,16 +154,16 @@ def sizes_of(files: Files, folder: str, unit: str) -> dict[str, int]:
 # --- The primary ------------------------------------------------------------------------------------------------------
 
 
-def catch_up(files: Files, data_path: str, changes: Changes, equal: dict[str, int]) -> Steps:
+def catch_up(files: Files, data_path: str, changes: Changes) -> Steps:
     """Complete the copy, unit by unit, and make each live. Raises ``OSError``.
 
-    `equal` has the sizes of log files that were compared before and have not changed since; more are added.
+    Log files in ``changes.equal`` are not compared; more are added.
     """
     theirs: dict[str, dict[str, int]] = json.loads((yield command("files")))
     copied: set[str] = set()
     while missing := (theirs.keys() | set(units_in(files, data_path))) - copied:
         for unit in sorted(missing):
-            copying = _Copying(files, data_path, unit, theirs.get(unit), equal)
+            copying = _Copying(files, data_path, unit, theirs.get(unit), changes.equal)
             yield from copying.steps(changes)
             copied.add(unit)
     changes.make_all_live()
@@ -185,7 +185,6 @@ class _Copying:
         self._theirs = theirs or {}
         self._has_folder = theirs is not None or unit == METADATA
         self._equal = equal
-        self._checked: dict[str, int] = {}  # files that are equal, if they still have this size
 
     def steps(self, changes: Changes) -> Steps:
         yield from self._forget_another()
@@ -194,9 +193,9 @@ class _Copying:
             ours = sizes_of(self._files, self._data_path, self._unit)
             sealed = sorted(path for path in ours if _is_log(path))[:-1]
             for path in sealed:
-                if not ours[path] == self._theirs.get(path) == self._equal.get(path):
+                if not self._is_equal(path, ours[path]):
+                    self._equal[path] = ours[path]  # first, so that it is removed if the file is replaced meanwhile
                     yield from self._copy(path, ours[path])
-                self._checked[path] = self._equal[path] = ours[path]
         while True:
             changes.hold(self._unit)
             try:
@@ -206,7 +205,7 @@ class _Copying:
                     break
                 yield from self._make_folder()
                 for path in sorted(ours, key=lambda path: (path.endswith(f"/{CHECKPOINT}"), path)):
-                    if self._checked.get(path) != ours[path] or not _is_log(path):
+                    if not self._is_equal(path, ours[path]):
                         yield from self._copy(path, ours[path])
                 if gone := [Change(mirror.REMOVE, path) for path in self._theirs if path not in ours]:
                     yield gone
@@ -214,6 +213,9 @@ class _Copying:
             except FileNotFoundError:
                 continue  # a file was renamed or deleted before it was read
         changes.make_live(self._unit)
+
+    def _is_equal(self, path: str, size: int) -> bool:
+        return size == self._theirs.get(path) == self._equal.get(path)
 
     def _forget_another(self) -> Steps:
         """Delete the standby's files of a topic that was deleted and created again."""
@@ -270,7 +272,7 @@ class _Copying:
         if not in_place:
             last.append(Change(mirror.RENAME, target, data=path.encode("utf-8")))
         yield last
-        self._theirs[path] = self._checked[path] = size
+        self._theirs[path] = size
 
     def _read(self, path: str, begin: int, size: int) -> bytes:
         with opened(self._files, os.path.join(self._data_path, path)) as fd:

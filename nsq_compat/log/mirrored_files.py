@@ -50,6 +50,9 @@ class Changes:
         self.on_replaced: Callable[[], None] = lambda: None
         self.waiting_bytes = 0
         """Bytes of data in held and pending changes."""
+        self.equal: dict[str, int] = {}
+        """Files that the standby has as they are, and that are not written any more, with their sizes. Whatever touches
+        one of them removes it here, at any time."""
         self._lock = lock if lock is not None else nullcontext()
         self._all_are_live = False
         self._live: set[str] = set()
@@ -134,8 +137,10 @@ class MirroredFiles:
         self._open: dict[int, tuple[str, str]] = {}  # unit and path by descriptor
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
-        fd = self._files.open(path, flags, mode)
         place = self._place(path)
+        if place is not None and flags & os.O_ACCMODE != os.O_RDONLY:
+            self._changes.equal.pop(place[1], None)
+        fd = self._files.open(path, flags, mode)
         if place is None or flags & os.O_DIRECTORY:
             self._open.pop(fd, None)
             return fd
@@ -193,8 +198,10 @@ class MirroredFiles:
         return self._files.identity(path)
 
     def rename(self, old: str, new: str) -> None:
-        self._files.rename(old, new)
         before, after = self._place(old), self._place(new)
+        self._touch(before)
+        self._touch(after)
+        self._files.rename(old, new)
         for fd, place in list(self._open.items()):
             if before is not None and after is not None and place == before:
                 self._open[fd] = after
@@ -207,8 +214,9 @@ class MirroredFiles:
             self._changes.on_replaced()
 
     def unlink(self, path: str) -> None:
+        self._touch(place := self._place(path))
         self._files.unlink(path)
-        if (place := self._place(path)) is not None:
+        if place is not None:
             self._changes.note(place[0], Change(mirror.REMOVE, place[1]))
 
     def mkdir(self, path: str, mode: int = 0o700) -> None:
@@ -223,6 +231,17 @@ class MirroredFiles:
 
     def listdir(self, path: str) -> Sequence[str]:
         return self._files.listdir(path)
+
+    def _touch(self, place: tuple[str, str] | None) -> None:
+        """A file, or a topic's folder with all its files, is about to be replaced or deleted."""
+        if place is None:
+            return
+        unit, path = place
+        equal = self._changes.equal
+        equal.pop(path, None)
+        if path == f"{FOLDER}/{unit}":
+            for each in [each for each in equal.copy() if each.startswith(f"{path}/")]:
+                equal.pop(each, None)
 
     def _place(self, path: str) -> tuple[str, str] | None:
         if not path.startswith(self._root):

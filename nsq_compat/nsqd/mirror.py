@@ -160,7 +160,6 @@ class Mirror:
         self._last_failure = ""
         self._pause = _FIRST_PAUSE  # before the next attempt
         self._run_of_standby: object = None
-        self._equal: dict[str, int] = {}  # sealed files that the standby has, with their sizes
         self._running = gevent.Greenlet(self._run)
         self._watching = gevent.Greenlet(self._watch)
         self._main = threading.get_ident()
@@ -319,7 +318,7 @@ class Mirror:
         answer = json.loads(_ask(session, command("hello", json.dumps(hello).encode())))
         if answer.get("run") != self._run_of_standby:
             self._run_of_standby = answer.get("run")
-            self._equal.clear()
+            self._changes.equal.clear()
         self._forget_adopted(session, answer)
         self.was_asked.set()
         self._note(State.CATCHING_UP)
@@ -338,7 +337,7 @@ class Mirror:
         self._resolve()
 
     def _copy(self, session: MirrorSession) -> None:
-        steps = catch_up(self._files, self._data_path, self._changes, self._equal)
+        steps = catch_up(self._files, self._data_path, self._changes)
         on_the_way: deque[AsyncResult[bytes]] = deque()
         with suppress(StopIteration):
             step = next(steps)

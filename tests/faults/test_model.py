@@ -1012,6 +1012,7 @@ class QueueWithStandby(QueueOnDisk):
         super().__init__()
 
     def new_standby(self) -> None:
+        self.changes.equal.clear()
         self.copy_disk = Disk()
         for folder in (DATA_PATH, our_folder(DATA_PATH)):
             self.copy_disk.mkdir(folder)
@@ -1019,12 +1020,13 @@ class QueueWithStandby(QueueOnDisk):
 
     def files(self) -> Files:
         self.changes.forget()
+        self.changes.equal.clear()
         self.mirrored = MirroredFiles(cast("Files", self.disk), DATA_PATH, self.changes)
         self.connect()
         return self.mirrored
 
     def connect(self) -> None:
-        self.copied = catch_up(self.mirrored, DATA_PATH, self.changes, {})
+        self.copied = catch_up(self.mirrored, DATA_PATH, self.changes)
         self.step = next(self.copied)
 
     @rule(lost=st.booleans())

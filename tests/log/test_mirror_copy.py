@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from random import Random
 from typing import cast
 
@@ -34,8 +35,8 @@ class Pair:
         assert self.files.pwrite(fd, data, offset) == len(data)
         self.files.close(fd)
 
-    def catch_up(self, equal=None, between=lambda: None) -> None:
-        steps = catch_up(self.files, str(self.paths[0]), self.changes, {} if equal is None else equal)
+    def catch_up(self, between=lambda: None) -> None:
+        steps = catch_up(self.files, str(self.paths[0]), self.changes)
         step = next(steps)
         while True:
             answer = b""
@@ -122,11 +123,10 @@ def test_only_chunks_that_differ_are_sent(pair):
 def test_a_sealed_file_is_compared_once(pair):
     for number in (1, 2, 3):
         pair.write(f"nsq_compat/t.topic/log.{number:020}", b"%d" % number)
-    equal: dict[str, int] = {}
-    pair.catch_up(equal)
+    pair.catch_up()
     pair.changes.forget()
     pair.commands.clear()
-    pair.catch_up(equal)
+    pair.catch_up()
     sums = [each for each in pair.commands if each.startswith(b"MIRROR sums")]
     assert [each[-1:] for each in sums] == [b"1", b"3"]  # the first tells whether it is the same topic
     pair.assert_equal()
@@ -141,6 +141,44 @@ def test_a_topic_that_was_created_again_replaces_the_copy(pair):
         pair.files.unlink(str(pair.paths[0] / path))
     pair.write(SEGMENT, b"b" * CHUNK)
     pair.catch_up()
+    pair.assert_equal()
+
+
+def test_a_topic_that_was_created_again_with_files_of_the_same_size_replaces_the_copy(pair):
+    def files_of(content: bytes) -> None:
+        for number in (1, 2, 3):
+            pair.write(f"nsq_compat/t.topic/log.{number:020}", b"%d " % number + content)
+
+    files_of(b"old")
+    pair.catch_up()
+    pair.changes.forget()
+    folder = str(pair.paths[0] / "nsq_compat/t.topic")
+    pair.files.rename(folder, f"{folder}.deleted-1")
+    pair.files.mkdir(folder)
+    files_of(b"new")
+    shutil.rmtree(f"{folder}.deleted-1")
+    pair.catch_up()
+    pair.assert_equal()
+
+
+def test_a_topic_is_created_again_while_it_is_copied(pair):
+    def files_of(content: bytes) -> None:
+        for number in (1, 2, 3):
+            pair.write(f"nsq_compat/t.topic/log.{number:020}", b"%d " % number + content)
+
+    files_of(b"old")
+    at = iter(range(100))
+
+    def between() -> None:
+        if next(at) == 4:
+            folder = str(pair.paths[0] / "nsq_compat/t.topic")
+            pair.files.rename(folder, f"{folder}.deleted-1")
+            pair.files.mkdir(folder)
+            files_of(b"new")
+            shutil.rmtree(f"{folder}.deleted-1")
+
+    pair.catch_up(between)
+    assert next(at) > 5
     pair.assert_equal()
 
 
