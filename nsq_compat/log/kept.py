@@ -92,17 +92,17 @@ class Kept:
         """Note that a checkpoint is being created, which contains all unfinished messages that were added so far."""
         self._protected.clear()
 
-    def protect_active(self) -> None:
-        """Keep the active file, because the checkpoint that is being written may lack its last messages."""
-        if self._active is not None:
-            self._protected.add(self._active)
+    def add(self, frames: Iterable[bytes], *, protects: bool = False) -> None:
+        """Write frames. If it raises, some of them may have been written.
 
-    def add(self, frames: Iterable[bytes]) -> None:
-        """Write frames. If it raises, some of them may have been written."""
+        With `protects`, the files are kept until the next checkpoint is begun: one that is being written may lack them.
+        """
         for group in cut_by_size(sorted(frames, key=message_id), _GROUP_SIZE):
             active = self._active
             if active is None or active.abandoned or active.end >= self._segment_size:
                 active = self._begin()
+            if protects:
+                self._protected.add(active)
             offset = active.end
             active.append(encode_group(MESSAGES, 0, 0, group, offset), self._segment_size)
             active.ranges().append(IdRange(message_id(group[0]), message_id(group[-1]), offset, len(group)))

@@ -23,6 +23,7 @@ from nsq_compat.protocol.mirror import Change, command
 CHUNK: Final = 1 << 19
 """Bytes that are compared, and copied, at once."""
 _OPEN_FILES: Final = 64
+_FOLDER_KINDS: Final = (mirror.MAKE_FOLDER, mirror.REMOVE_FOLDER)
 _LOG_PREFIX: Final = "log."
 _COPIED: Final = ".copied" + TEMPORARY
 
@@ -43,7 +44,7 @@ class MirrorCopy:
     def apply(self, changes: Iterable[Change]) -> None:
         """Apply changes in order. A change that was applied already has no effect."""
         for change in changes:
-            path = self._path(change.path)
+            path = self._path(change.path, is_folder=change.kind in _FOLDER_KINDS)
             if change.kind == mirror.WRITE:
                 write_all(self._files, self._use(path), change.data, change.offset)
             elif change.kind == mirror.ZEROS:
@@ -104,8 +105,9 @@ class MirrorCopy:
             raise ValueError(f"a change of the unknown kind {change.kind}")
         self._unsynced_folders.add(os.path.dirname(path))
 
-    def _path(self, relative: str) -> str:
-        if unit_of(relative) is None:
+    def _path(self, relative: str, *, is_folder: bool = False) -> str:
+        unit = unit_of(relative)
+        if unit is None or is_folder != (relative == f"{FOLDER}/{unit}"):
             raise ValueError(f"{relative!r} is not a file that is mirrored")
         return os.path.join(self._folder, relative)
 

@@ -38,6 +38,11 @@ def unit_of(path: str) -> str | None:
     return match[1] or match[2]
 
 
+def _is_folder(place: tuple[str, str]) -> bool:
+    """Whether this unit and path are those of a topic's folder."""
+    return place[1] == f"{FOLDER}/{place[0]}"
+
+
 class Changes:
     """The changes that wait to be sent, in order. `note` may be called in any thread, the rest only in one.
 
@@ -199,6 +204,12 @@ class MirroredFiles:
 
     def rename(self, old: str, new: str) -> None:
         before, after = self._place(old), self._place(new)
+        if before is not None and _is_folder(
+            before
+        ):  # of a topic that is deleted: what threads still write is not sent
+            for fd, place in list(self._open.items()):
+                if place[0] == before[0]:
+                    self._open.pop(fd, None)
         self._touch(before)
         self._touch(after)
         self._files.rename(old, new)
@@ -236,10 +247,9 @@ class MirroredFiles:
         """A file, or a topic's folder with all its files, is about to be replaced or deleted."""
         if place is None:
             return
-        unit, path = place
-        equal = self._changes.equal
+        path, equal = place[1], self._changes.equal
         equal.pop(path, None)
-        if path == f"{FOLDER}/{unit}":
+        if _is_folder(place):
             for each in [each for each in equal.copy() if each.startswith(f"{path}/")]:
                 equal.pop(each, None)
 

@@ -432,13 +432,19 @@ class StoredTopic:
 
     def _replayed(self, state: ChannelState, now_ns: int) -> Iterator[tuple[int, bytes]]:
         """The messages that a rewound channel still has to deliver again."""
-        for begin, end in state.replay.ranges if state.replay is not None else ():
+        replay = state.replay
+        for begin, end in replay.ranges if replay is not None else ():
+            assert replay is not None, "it has ranges"
             reader = OffsetReader(self.log, begin)
             while reader.offset < end and (groups := reader.read()):
                 for group in groups:
-                    if group.kind == records.DEFERRED and group.due_ns > now_ns:
-                        continue  # it waits among the entries
-                    yield from ((0, frame) for frame in group.frames[: max(0, end - group.offset)])
+                    due = group.due_ns if group.kind == records.DEFERRED else 0
+                    for offset, frame in enumerate(group.frames[: max(0, end - group.offset)], group.offset):
+                        if due <= replay.moved_ns:
+                            yield 0, frame
+                        elif replay.again_from <= offset < replay.again_to:
+                            yield due if due > now_ns else 0, frame
+                        # else it waits among the entries
 
     def _next(self, state: ChannelState, end: int) -> Iterator[tuple[int, bytes]]:
         return ((0, frame) for frame in self._stream(state, end))

@@ -198,8 +198,7 @@ class TopicLog(ReadableLog):
 
     def keep(self, frames: Iterable[bytes]) -> None:
         """Keep frames that are in no segment, so that ``fetch`` finds them."""
-        self.kept.add(frames)
-        self.kept.protect_active()
+        self.kept.add(frames, protects=True)
         self._note_kept()
 
     def begin_checkpoint(self) -> LogEnd:

@@ -152,6 +152,7 @@ class Daemon:
                 takeover_after=takeover_seconds(options),
                 is_listed=lambda host, port: self._lookup_peers.lists(host, port, self._calls),
                 save=self._checkpoints.save,
+                save_metadata=self._metadata.save,
             )
         self._waiters: list[tuple[Callable[[], bool], Event]] = []
         self._waker = gevent.spawn(self._wake_waiters)
@@ -299,7 +300,7 @@ class Daemon:
     # --- Mirroring ----------------------------------------------------------------------------------------------------
 
     def _confirm(self, done: Done) -> None:
-        if self.mirror is not None:
+        if self.mirror is not None and self.mirror.is_started:
             self.mirror.confirm(done)
         else:
             done(None)  # topics are being restored

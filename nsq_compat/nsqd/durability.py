@@ -147,6 +147,8 @@ class FolderWatch:
 class Checkpoints:
     """Writes the checkpoints of changed topics periodically, and then releases unneeded parts of their logs.
 
+    It does not wait for a standby, which gets all changes in their order.
+
     The interval bounds the number of messages that are delivered again after a crash. It is the greater of `interval`
     seconds and twenty times the duration of the last round, so that a million deferred messages do not keep the daemon
     busy with checkpoints. The first intervals are shorter, because a process may end sooner: 0.1 s after the first
@@ -230,7 +232,7 @@ class Checkpoints:
         if store is None or topic.exiting:
             return
         checkpoint = topic.checkpoint(time.monotonic(), time.time_ns())
-        store.commit()
+        store.sync()
         encoding = Encoding(checkpoint)
         while encoding.step():
             yield_to_loop()
@@ -241,7 +243,7 @@ class Checkpoints:
             if not topic.exiting:
                 store.adopt_checkpoint()
                 topic.checkpoint_saved(checkpoint)
-                store.commit()  # before the deletion of data that only the previous checkpoint needed
+                store.sync()  # before the deletion of data that only the previous checkpoint needed
                 topic.release(checkpoint, time.time_ns(), yield_to_loop)
         finally:
             if replaced is not None:
@@ -257,7 +259,7 @@ def _write_last(topics: Sequence[tuple[Topic, TopicStore]]) -> None:
     for topic, store in topics:
         with _failed_close_logged(topic):
             topic.flush()
-            store.commit()
+            store.sync()
             pieces = Encoding(topic.checkpoint(time.monotonic(), time.time_ns())).finish()
             batch.append((topic, store, pieces))
             size += sum(len(piece) for piece in pieces)
@@ -271,7 +273,7 @@ def _write_batch(batch: _Batch) -> None:
     for topic, store in in_thread(_write_checkpoints, batch):
         with _failed_close_logged(topic):
             store.adopt_checkpoint()
-            store.commit()
+            store.sync()
             store.log.close()
 
 

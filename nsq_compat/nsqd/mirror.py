@@ -140,6 +140,7 @@ class Mirror:
         """When `state` began, or when the standby was lost, Unix seconds."""
         self.was_asked = Event()
         """Set after the first attempt to reach the standby."""
+        self.is_started = False
         self.acknowledged = 0
         self._settings = settings
         self._make_tls = make_tls
@@ -168,6 +169,7 @@ class Mirror:
         changes.on_replaced = self._on_replaced
 
     def start(self) -> None:
+        self.is_started = True
         self._running.start()
         self._watching.start()
 
@@ -232,13 +234,14 @@ class Mirror:
         while True:
             gevent.sleep(self._timeout / _CHECKS)
             late = time.monotonic() - self._timeout
-            if self._waiting and self._waiting[0][1] <= late:
-                if self.state is State.IN_SYNC:
-                    self._note(State.GONE)
-                    self._lost_at = late
-                    self._fail(f"no acknowledgement within {self._timeout:g} s")
-                while self._waiting and self._waiting[0][1] <= late:
-                    self._waiting.popleft()[2](self._verdict())
+            if self._waiting and self._waiting[0][1] <= late and self.state is State.IN_SYNC:
+                self._note(State.GONE)
+                self._lost_at = late
+                self._fail(f"no acknowledgement within {self._timeout:g} s")
+            # Once the standby counts as lost, nobody waits, and later publishes do not queue behind others.
+            is_lost = self.state is not State.IN_SYNC and self._lost_at <= late
+            while self._waiting and (is_lost or self._waiting[0][1] <= late):
+                self._waiting.popleft()[2](self._verdict())
 
     def _verdict(self) -> NotMirrored | None:
         """What becomes of a publish that the standby does not have."""
@@ -339,20 +342,24 @@ class Mirror:
     def _copy(self, session: MirrorSession) -> None:
         steps = catch_up(self._files, self._data_path, self._changes)
         on_the_way: deque[AsyncResult[bytes]] = deque()
-        with suppress(StopIteration):
-            step = next(steps)
-            while True:
-                if isinstance(step, bytes):
-                    step = steps.send(_ask(session, step))
-                    continue
-                applied: AsyncResult[bytes] = AsyncResult()
-                session.ask_to_apply(step, applied)
-                on_the_way.append(applied)
-                if len(on_the_way) > _COPIES_ON_THE_WAY:
-                    on_the_way.popleft().get()
-                step = steps.send(b"")
-        for applied in on_the_way:
-            applied.get()
+        try:
+            with suppress(StopIteration):
+                step = next(steps)
+                while True:
+                    if isinstance(step, bytes):
+                        step = steps.send(_ask(session, step))
+                        continue
+                    applied: AsyncResult[bytes] = AsyncResult()
+                    session.ask_to_apply(step, applied)
+                    on_the_way.append(applied)
+                    if len(on_the_way) > _COPIES_ON_THE_WAY:
+                        on_the_way.popleft().get()
+                    step = steps.send(b"")
+            for applied in on_the_way:
+                applied.get()
+        except BaseException:
+            self._changes.equal.clear()  # it may have files that the standby has not got
+            raise
 
     def _forget_adopted(self, session: MirrorSession, answer: Mapping[str, object]) -> None:
         standby, takeover = str(answer.get("identity", "")), str(answer.get("takeover", ""))

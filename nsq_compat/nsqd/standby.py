@@ -32,6 +32,7 @@ from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.log.storage import Storage
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.nsqd.durability import in_thread
+from nsq_compat.nsqd.mirror import NotMirrored
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.go_json import INT64, STRING, Fields, loads_object
 from nsq_compat.protocol.mirror import decode_changes
@@ -106,7 +107,8 @@ class Mirrored:
 class Standby:
     """All copies. `syncs`: acknowledge what is synced. `takeover_after` is in seconds, None for never by itself.
 
-    `is_listed` tells whether an nsqlookupd still lists a primary. `save` writes a checkpoint of a topic.
+    `is_listed` tells whether an nsqlookupd still lists a primary. `save` writes a checkpoint of a topic,
+    `save_metadata` the nsqd.dat of this nsqd.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Standby:
         takeover_after: float | None,
         is_listed: Callable[[str, int], bool],
         save: Callable[[Topic], None],
+        save_metadata: Callable[[], object],
     ) -> None:
         self.mirrors: dict[str, Mirrored] = {}
         self._files = files
@@ -130,21 +133,19 @@ class Standby:
         self._takeover_after = takeover_after
         self._is_listed = is_listed
         self._save = save
+        self._save_metadata = save_metadata
         self._folder = os.path.join(our_folder(storage.data_path), MIRRORS)
         self._run = os.urandom(8).hex()
         self._is_adopting = False
         self._watching = gevent.Greenlet(self._watch)
 
     def start(self) -> None:
-        """Find the copies of earlier runs, and complete a take-over that was interrupted. Raises ``OSError``."""
+        """Find the copies of earlier runs. A take-over that was interrupted is completed soon. Raises ``OSError``."""
         with suppress(FileExistsError):
             self._files.mkdir(self._folder)
         for name in self._files.listdir(self._folder):
             if _IDENTITY.fullmatch(name):
                 self._open(name)
-        for mirrored in self.mirrors.values():
-            if mirrored.state.adopting:
-                self.adopt(mirrored.state.identity)
         self._watching.start()
 
     def stop(self) -> None:
@@ -181,7 +182,7 @@ class Standby:
                 raise ValueError("hello comes first")
             mirrored.last_seen = time.time()
             return self._execute(mirrored, verb, argument, body)
-        except (ValueError, OSError) as error:
+        except (ValueError, OverflowError, OSError) as error:
             why = reason(error) if isinstance(error, OSError) else str(error)
             raise FatalClientError(E_MIRROR_FAILED, f"MIRROR failed {why}") from None
 
@@ -267,16 +268,17 @@ class Standby:
 
     def _watch(self) -> None:
         while True:
-            gevent.sleep(_POLL_SECONDS)
             after = self._takeover_after
             for mirrored in list(self.mirrors.values()):
                 try:
-                    if after is not None and self._is_lost(mirrored, after):
+                    is_lost = after is not None and self._is_lost(mirrored, after)
+                    if (mirrored.state.adopting or is_lost) and not self._is_adopting:
                         self.adopt(mirrored.state.identity)
                 except OSError as error:
                     log.error("MIRROR(%s): cannot take over - %s", mirrored.name, reason(error))
                 except Exception:  # the top of a greenlet
                     log.exception("MIRROR(%s): internal error", mirrored.name)
+            gevent.sleep(_POLL_SECONDS)
 
     def _is_lost(self, mirrored: Mirrored, after: float) -> bool:
         state = mirrored.state
@@ -284,8 +286,13 @@ class Standby:
             mirrored.session is None
             and time.monotonic() - mirrored.lost_at >= after
             and bool(topics_in(self._files, mirrored.folder))
-            and not self._is_listed(state.broadcast_address, state.tcp_port)
+            and (self._is_replaced(mirrored) or not self._is_listed(state.broadcast_address, state.tcp_port))
         )
+
+    def _is_replaced(self, mirrored: Mirrored) -> bool:
+        """Whether another primary is connected that has its address, such as the same machine with an empty disk."""
+        others = (each for each in self.mirrors.values() if each is not mirrored)
+        return any(each.session is not None and each.name == mirrored.name for each in others)
 
     def adopt(self, identity: str) -> list[str]:
         """Take over the topics of a primary; returns their names. Raises ``KeyError``, ``ValueError``, ``OSError``.
@@ -307,6 +314,8 @@ class Standby:
         mirrored.session = None
         mirrored.copy.close()
         names = [name for name in topics_in(self._files, mirrored.folder) if is_valid_name(name)]
+        if not names and not state.adopting:
+            raise ValueError("there is no copy of a topic")
         log.warning("MIRROR(%s): taking over %d topics of epoch %d", mirrored.name, len(names), state.epoch)
         if not state.adopting:
             state.takeover, state.adopted, state.adopting = os.urandom(8).hex(), {}, True
@@ -321,10 +330,12 @@ class Standby:
             else:
                 self._move(mirrored, metadata)
             yield_to_loop()
+        self._save_metadata()  # which has the pauses
         with suppress(FileNotFoundError):
             self._files.unlink(os.path.join(mirrored.folder, "nsqd.dat"))
         state.adopting = False
         mirrored.save()
+        log.info("MIRROR(%s): has taken over %d topics", mirrored.name, len(names))
         return names
 
     def _end_of(self, mirrored: Mirrored, name: str) -> tuple[int, str]:
@@ -351,9 +362,10 @@ class Standby:
             paused = {channel.name for channel in metadata.channels if channel.paused}
             for name in sorted(stored.state.channels):
                 is_new = name not in topic.channels
-                channel = topic.channel(name)
+                with suppress(NotMirrored):  # the channel is made; its own standby gets it later
+                    topic.channel(name)
                 if is_new and name in paused:
-                    channel.pause()
+                    topic.channels[name].pause()
             for receiver, messages in stored.unfinished(time.time_ns()):
                 receivers = [receiver] if receiver is not None else sorted(topic.channels)
                 for batch in _batches(messages):

@@ -240,6 +240,85 @@ def test_the_standby_waits_until_no_nsqlookupd_lists_the_primary(machines, direc
     wait_until(lambda: all("t" in each.topics() for each in directories))
 
 
+def test_deferred_messages_of_a_rewound_channel_are_taken_over(machines):
+    standby = machines.standby()
+    primary = machines.primary(standby)
+    for daemon in (standby, primary):  # so that the copy is merged
+        daemon.create_channel("t", "c")
+    with primary.client() as producer:
+        began = time.monotonic()
+        for number in range(5):
+            producer.defers(b"%d" % number, 3000)
+    status, answer = primary.http("channel/rewind", b"", topic="t", channel="c", to=0, drop_pending="true")
+    assert status == 200, answer
+    lose(primary)
+    adopt(standby)
+    assert sorted(standby.consumes(5)) == [b"0", b"1", b"2", b"3", b"4"]
+    assert time.monotonic() - began > 2.99
+
+
+def test_two_that_refuse_without_each_other_still_take_over(machines):
+    first = machines.standby()
+    second = machines.primary(first, "--mirror-accept", "--mirror-takeover-after=manual", "--mirror-lost=refuse")
+    first.stop()
+    options = (
+        "--mirror-accept", "--mirror-takeover-after=manual", f"--tcp-address={first.tcp_address}",
+        f"--mirror-to={second.tcp_address}", "--mirror-lost=refuse", "--mirror-timeout=5s",
+    )  # fmt: skip
+    first = machines.start(*options, data_path=first.data_path)
+    for daemon in (first, second):
+        wait_until(partial(is_in_sync, daemon))
+    for daemon, body in ((first, b"first"), (second, b"second")):
+        wait_until(partial(is_in_sync, daemon))
+        daemon.create_channel("t", "c")
+        daemon.publishes(body)
+    second.create_channel("t", "only there")
+    lose(second)
+    assert adopt(first) == ["t"]
+    assert first.unfinished("t") == {"c": 2, "only there": 2}
+    assert first.stop() == 0
+    first = machines.start(*options, data_path=first.data_path)
+    assert sorted(first.consumes(2)) == [b"first", b"second"]
+
+
+def test_a_primary_starts_with_topics_of_which_only_nsqd_dat_knows(machines):
+    standby = machines.standby()
+    primary = machines.start()
+    primary.create_channel("t", "c")
+    primary.control("pause", "t")
+    primary.control("pause", "t", "c")
+    assert primary.stop() == 0
+    shutil.rmtree(primary.data_path / "nsq_compat")
+    primary = machines.primary(standby, data_path=primary.data_path)
+    assert [each["paused"] for each in primary.stats()] == [True]
+
+
+def test_a_primary_that_is_back_at_once_with_an_empty_disk_is_taken_over(machines, directories: list[Directory]):
+    lookupd = f"--lookupd-tcp-address={directories[0].tcp_address}"
+    standby = machines.start("--mirror-accept", TAKES_OVER_SOON, lookupd)
+    primary = machines.primary(standby, lookupd)
+    primary.create_channel("t", "c")
+    primary.publishes(b"before")
+    lose(primary)
+    again = machines.primary(standby, lookupd, f"--tcp-address={primary.tcp_address}")  # and is listed
+    wait_until(partial(has_logged, standby, "has taken over 1 topics"))
+    assert standby.consumes(1) == [b"before"]
+    assert is_in_sync(again)
+
+
+def test_checkpoints_are_written_while_publishes_are_refused(machines):
+    standby = machines.standby()
+    primary = machines.primary(standby, "--mirror-lost=refuse", "--mirror-timeout=100ms", "--sync-timeout=50ms")
+    primary.create_channel("t", "c")
+    primary.publishes(*(b"%d" % number for number in range(20)))
+    standby.kill()
+    wait_until(partial(is_lost, primary))
+    assert len(primary.consumes(20)) == 20
+    wait_until(lambda: primary.checkpoint_says_unfinished("t", "c") == 0)
+    assert primary.ping() == "OK"
+    assert "cannot write" not in primary.log
+
+
 def test_a_primary_that_returns_forgets_what_was_taken_over_and_keeps_the_rest(machines):
     standby = machines.standby()
     primary = machines.primary(standby, "--mirror-timeout=5s")

@@ -840,6 +840,8 @@ class QueueOnDisk(RuleBasedStateMachine):
     @rule(durability=durabilities, memory=memories, seed=pick, uptime=st.sampled_from([1, 100, 10_000]))
     def power_cut(self, durability: Durability, memory: int, seed: int, uptime: int) -> None:
         self.disk = self.disk.power_cut(Random(seed))
+        for known in self.topics.values():
+            known.first, known.keeps_all = 0, False  # deleted segments may be back
         self.now = float(uptime)
         self.start_after_crash(durability, memory, knows_metadata=False)
 

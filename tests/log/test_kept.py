@@ -81,6 +81,17 @@ def test_files_without_unfinished_messages_are_deleted(keeper):
     assert keeper.numbers(7) == [7]
 
 
+def test_what_is_added_while_a_checkpoint_is_written_stays_in_whatever_files_it_is(keeper):
+    keeper.kept.begin_checkpoint()
+    keeper.kept.add(frames_of(*range(2000)), protects=True)
+    assert len(keeper.kept.files) > 2
+    keeper.release()  # as that checkpoint says
+    assert keeper.numbers(*range(2000)) == list(range(2000))
+    keeper.kept.begin_checkpoint()
+    keeper.release()
+    assert keeper.disk.listdir("/") == []
+
+
 def test_mostly_dead_files_are_copied_before_they_are_deleted(keeper):
     keeper.kept.add(frames_of(*range(1000)))
     size = sum(keeper.disk.size(f"/{name}") for name in keeper.disk.listdir("/"))

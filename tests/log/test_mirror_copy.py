@@ -247,6 +247,24 @@ def test_many_files_are_open_at_most(pair):
     assert read_file(cast(Files, OsFiles()), str(pair.paths[1] / paths[0])) == b"x"
 
 
+@pytest.mark.parametrize("kind", [mirror.WRITE, mirror.ZEROS, mirror.TRUNCATE, mirror.REMOVE, mirror.RENAME])
+def test_a_file_does_not_take_the_place_of_a_folder_or_a_folder_that_of_a_file(pair, kind):
+    for change in (Change(kind, "nsq_compat/x.topic"), Change(mirror.MAKE_FOLDER, SEGMENT)):
+        with pytest.raises(ValueError, match="not a file that is mirrored"):
+            pair.copy.apply([change])
+
+
+def test_what_a_thread_writes_to_a_topic_that_is_deleted_meanwhile_is_not_sent(pair):
+    pair.catch_up()
+    folder = str(pair.paths[0] / "nsq_compat/t.topic")
+    fd = pair.files.open(f"{folder}/checkpoint.tmp", os.O_RDWR | os.O_CREAT)
+    pair.files.rename(folder, f"{folder}.deleted-1")
+    pair.files.pwrite(fd, b"late", 0)
+    pair.files.close(fd)
+    pair.send()
+    assert not (pair.paths[1] / "nsq_compat/t.topic").exists()
+
+
 def test_a_write_of_many_bytes_is_several_changes(pair):
     pair.catch_up()
     content = Random(2).randbytes(3 * CHUNK + 5)

@@ -1,12 +1,14 @@
 """The connection to the standby: why it was not reached, and what happens while it ends."""
 
 import socket
+import time
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import gevent
 import pytest
+from gevent.event import Event
 
 from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.log.files import OsFiles
@@ -16,6 +18,7 @@ from nsq_compat.net.event_loop import LoopTick
 from nsq_compat.net.tls import StandardTls
 from nsq_compat.nsqd.mirror import Mirror, State, _why
 from nsq_compat.protocol.mirror import REMOVE, Change
+from nsq_compat.session.mirror_session import Ended
 
 
 @pytest.mark.parametrize(
@@ -31,13 +34,18 @@ def test_a_failure_to_reach_the_standby_is_named(error, text):
     assert _why(error).startswith(text)
 
 
-def test_nothing_is_confirmed_once_changes_are_not_noted(tmp_path):
-    changes, settings = Changes(), ConnectionSettings()
-    mirror = Mirror(
+def mirror_of(changes, tmp_path, timeout=60.0):
+    settings = ConnectionSettings()
+    return Mirror(
         "127.0.0.1:4150", settings, partial(StandardTls, settings.tls_context()), LoopTick(gevent.get_hub().loop),
-        files=OsFiles(), data_path=str(tmp_path), changes=changes, identity=Identity("a"), refuses=False, timeout=60.0,
-        describe=dict, forget=lambda adopted: None,
+        files=OsFiles(), data_path=str(tmp_path), changes=changes, identity=Identity("a"), refuses=False,
+        timeout=timeout, describe=dict, forget=lambda adopted: None,
     )  # fmt: skip
+
+
+def test_nothing_is_confirmed_once_changes_are_not_noted(tmp_path):
+    changes = Changes()
+    mirror = mirror_of(changes, tmp_path)
     mirror.state = State.IN_SYNC
     changes.make_all_live()
     session = mirror._make_session(cast(Any, SimpleNamespace(wake=lambda: None)), 0.0, 0)
@@ -47,3 +55,33 @@ def test_nothing_is_confirmed_once_changes_are_not_noted(tmp_path):
     mirror.confirm(answers.append)
     assert answers == []
     assert session.closing
+
+
+def test_nobody_waits_once_the_standby_counts_as_lost(tmp_path):
+    mirror = mirror_of(Changes(), tmp_path, timeout=0.05)
+    answered = Event()
+    mirror._waiting.append((1, time.monotonic() + 3600, lambda error: answered.set()))  # it began just now
+    mirror._watching.start()
+    assert answered.wait(30)
+    mirror._watching.kill()
+
+
+def test_files_on_the_way_when_the_connection_ends_are_compared_again(tmp_path):
+    changes = Changes()
+    folder = tmp_path / "nsq_compat" / "t.topic"
+    folder.mkdir(parents=True)
+    for number in (1, 2):
+        (folder / f"log.{number:020}").write_bytes(b"m")
+    mirror = mirror_of(changes, tmp_path)
+
+    class Session:
+        def ask(self, request, answer):
+            answer.set(b"{}")
+
+        def ask_to_apply(self, some, answer):
+            answer.set_exception(Ended("closed"))
+
+    session: Any = Session()
+    with pytest.raises(Ended):
+        mirror._copy(session)
+    assert changes.equal == {}
