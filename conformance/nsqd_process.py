@@ -51,4 +51,5 @@ class NsqdProcess(DaemonProcess):
     def create_channel(self, topic: str, channel: str) -> None:
         """Create the channel, and its topic if necessary."""
         for path, names in (("topic", {"topic": topic}), ("channel", {"topic": topic, "channel": channel})):
-            assert self.asks("POST", f"/{path}/create?{urlencode(names)}").status == 200
+            answer = self.asks("POST", f"/{path}/create?{urlencode(names)}")
+            assert answer.status == 200, answer.body
