@@ -1136,6 +1136,10 @@ def _reads_zeros(pread: Callable[..., bytes], segment: Segment, size: int, offse
         return bytes(size)
 
 
+def _without_protection(original: Any, kept: Kept, frames: Any, **named: Any) -> None:
+    original(kept, frames)
+
+
 def _nothing(*_: Any) -> None:
     pass
 
@@ -1192,7 +1196,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "ids that begin again": (QueueOnDisk, MessageIds, "start_after", _nothing),
     "a clean stop that writes nothing": (QueueInMemory, TopicStore, "flush", _nothing),
-    "a checkpoint that lets go of later messages": (QueueInMemory, Kept, "protect_active", _nothing),
+    "a checkpoint that lets go of later messages": (QueueInMemory, Kept, "add", _without_protection),
     "a read error that reads as zeros": (QueueOnDiskThatFailsReads, Segment, "pread", _reads_zeros),
 }
 """What each mutant replaces, in which machine. The replacement gets the original as its first argument."""
