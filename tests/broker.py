@@ -321,7 +321,7 @@ def logging_daemon(data_path: DataPath) -> Daemon:
 
 
 class SlowDisk:
-    """A storage at level fsync whose disk syncs when a test says so, or when somebody waits for it."""
+    """A storage at level fsync. Its disk syncs when a test says so, or when a commit blocks."""
 
     def __init__(self, path: Path) -> None:
         make_our_folder(OsFiles(), str(path))

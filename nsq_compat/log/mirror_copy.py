@@ -28,7 +28,7 @@ _LOG_PREFIX: Final = "log."
 _COPIED: Final = ".copied" + TEMPORARY
 
 Steps = Generator[bytes | list[Change], bytes, None]
-"""Commands to the standby, whose answers are sent back, and changes, whose answers are not needed."""
+"""Commands to the standby, with their answers sent back, and changes, which need no answer."""
 
 
 class MirrorCopy:

@@ -238,7 +238,7 @@ class Mirror:
                 self._note(State.GONE)
                 self._lost_at = late
                 self._fail(f"no acknowledgement within {self._timeout:g} s")
-            # Once the standby counts as lost, nobody waits, and later publishes do not queue behind others.
+            # Once the standby counts as lost, no publish waits, and later ones do not queue behind it.
             is_lost = self.state is not State.IN_SYNC and self._lost_at <= late
             while self._waiting and (is_lost or self._waiting[0][1] <= late):
                 self._waiting.popleft()[2](self._verdict())

@@ -163,4 +163,4 @@ class MirrorSession(Conversation):
 
     @property
     def lost_level(self) -> int:
-        return logging.DEBUG  # the one who connects again says it
+        return logging.DEBUG  # `nsqd.mirror` logs why the connection ended

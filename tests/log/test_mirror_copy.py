@@ -35,6 +35,18 @@ class Pair:
         assert self.files.pwrite(fd, data, offset) == len(data)
         self.files.close(fd)
 
+    def write_logs(self, content: bytes) -> None:
+        for number in (1, 2, 3):
+            self.write(f"nsq_compat/t.topic/log.{number:020}", b"%d " % number + content)
+
+    def create_again(self, content: bytes) -> None:
+        """Delete the topic as nsqd does, and create it with files of the same names."""
+        folder = str(self.paths[0] / "nsq_compat/t.topic")
+        self.files.rename(folder, f"{folder}.deleted-1")
+        self.files.mkdir(folder)
+        self.write_logs(content)
+        shutil.rmtree(f"{folder}.deleted-1")
+
     def catch_up(self, between=lambda: None) -> None:
         steps = catch_up(self.files, str(self.paths[0]), self.changes)
         step = next(steps)
@@ -145,37 +157,21 @@ def test_a_topic_that_was_created_again_replaces_the_copy(pair):
 
 
 def test_a_topic_that_was_created_again_with_files_of_the_same_size_replaces_the_copy(pair):
-    def files_of(content: bytes) -> None:
-        for number in (1, 2, 3):
-            pair.write(f"nsq_compat/t.topic/log.{number:020}", b"%d " % number + content)
-
-    files_of(b"old")
+    pair.write_logs(b"old")
     pair.catch_up()
     pair.changes.forget()
-    folder = str(pair.paths[0] / "nsq_compat/t.topic")
-    pair.files.rename(folder, f"{folder}.deleted-1")
-    pair.files.mkdir(folder)
-    files_of(b"new")
-    shutil.rmtree(f"{folder}.deleted-1")
+    pair.create_again(b"new")
     pair.catch_up()
     pair.assert_equal()
 
 
 def test_a_topic_is_created_again_while_it_is_copied(pair):
-    def files_of(content: bytes) -> None:
-        for number in (1, 2, 3):
-            pair.write(f"nsq_compat/t.topic/log.{number:020}", b"%d " % number + content)
-
-    files_of(b"old")
+    pair.write_logs(b"old")
     at = iter(range(100))
 
     def between() -> None:
         if next(at) == 4:
-            folder = str(pair.paths[0] / "nsq_compat/t.topic")
-            pair.files.rename(folder, f"{folder}.deleted-1")
-            pair.files.mkdir(folder)
-            files_of(b"new")
-            shutil.rmtree(f"{folder}.deleted-1")
+            pair.create_again(b"new")
 
     pair.catch_up(between)
     assert next(at) > 5
