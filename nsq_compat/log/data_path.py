@@ -144,6 +144,14 @@ def _check_writable(path: str) -> None:
         raise DataPathError(f"cannot write to data-path: {path} is not ours to write to")
 
 
+def remove_topic_folder(files: Files, path: str) -> None:
+    """Delete a topic's folder as a whole: after a crash, ``remove_leftovers`` deletes the rest. Raises ``OSError``."""
+    doomed = leftover_name(path, files.listdir(os.path.dirname(path)))
+    with suppress(FileNotFoundError):
+        files.rename(path, doomed)
+        remove_folder(files, doomed)
+
+
 def leftover_name(folder: str, taken: Iterable[str]) -> str:
     """The path to which a topic's folder is renamed before it is deleted; `taken` are the names that exist."""
     parent, name = os.path.split(folder)

@@ -14,7 +14,7 @@ from typing import Final
 import google_crc32c
 
 from nsq_compat.log.checkpoint import CHECKPOINT
-from nsq_compat.log.data_path import FOLDER, TOPIC_SUFFIX, remove_folder
+from nsq_compat.log.data_path import FOLDER, TOPIC_SUFFIX, remove_topic_folder
 from nsq_compat.log.files import TEMPORARY, Files, opened, read_up_to, write_all
 from nsq_compat.log.mirrored_files import METADATA, Changes, unit_of
 from nsq_compat.protocol import mirror
@@ -23,6 +23,8 @@ from nsq_compat.protocol.mirror import Change, command
 CHUNK: Final = 1 << 19
 """Bytes that are compared, and copied, at once."""
 _OPEN_FILES: Final = 64
+_MAX_FILE: Final = 1 << 40
+"""A larger file is an error of the primary. Summing up a sparse one would take hours."""
 _FOLDER_KINDS: Final = (mirror.MAKE_FOLDER, mirror.REMOVE_FOLDER)
 _LOG_PREFIX: Final = "log."
 _COPIED: Final = ".copied" + TEMPORARY
@@ -32,11 +34,16 @@ Steps = Generator[bytes | list[Change], bytes, None]
 
 
 class MirrorCopy:
-    """The copy in `folder`, which exists. Raises ``OSError``, and ``ValueError`` for what a primary never asks."""
+    """The copy in `folder`, which exists. With `syncs`, what was applied can be synced.
 
-    def __init__(self, files: Files, folder: str) -> None:
+    Raises ``OSError``, and ``ValueError`` for what a primary never asks.
+    """
+
+    def __init__(self, files: Files, folder: str, *, syncs: bool) -> None:
         self._files = files
         self._folder = folder
+        self._syncs = syncs
+        self._times_closed = 0
         self._open: OrderedDict[str, int] = OrderedDict()
         self._unsynced: set[str] = set()
         self._unsynced_folders: set[str] = set()
@@ -45,6 +52,8 @@ class MirrorCopy:
         """Apply changes in order. A change that was applied already has no effect."""
         for change in changes:
             path = self._path(change.path, is_folder=change.kind in _FOLDER_KINDS)
+            if change.offset + len(change.data) > _MAX_FILE:
+                raise ValueError(f"{change.path!r} would be larger than {_MAX_FILE} bytes")
             if change.kind == mirror.WRITE:
                 write_all(self._files, self._use(path), change.data, change.offset)
             elif change.kind == mirror.ZEROS:
@@ -57,29 +66,39 @@ class MirrorCopy:
                 self._change_name(change, path)
 
     def sync(self) -> None:
-        """Make everything applied so far durable."""
+        """Make everything applied so far durable, if the copy `syncs`."""
         paths, self._unsynced = self._unsynced, set()
         folders, self._unsynced_folders = self._unsynced_folders, set()
-        for path in sorted(paths):
-            with suppress(FileNotFoundError), opened(self._files, path, os.O_RDWR) as fd:
-                self._files.fdatasync(fd)
-        for path in sorted(folders):
-            with suppress(FileNotFoundError):
-                self._files.fsync_folder(path)
+        try:
+            for path in sorted(paths):
+                with suppress(FileNotFoundError), opened(self._files, path, os.O_RDWR) as fd:
+                    self._files.fdatasync(fd)
+            for path in sorted(folders):
+                with suppress(FileNotFoundError):
+                    self._files.fsync_folder(path)
+        except OSError:
+            self._unsynced |= paths
+            self._unsynced_folders |= folders
+            raise
 
     def units(self) -> dict[str, dict[str, int]]:
         """The sizes of all files by unit and path."""
         return {unit: sizes_of(self._files, self._folder, unit) for unit in units_in(self._files, self._folder)}
 
     def sums(self, relative: str) -> list[int]:
-        """The CRC-32C of each chunk of a file."""
+        """The CRC-32C of each chunk of a file. Ends early, with ``ValueError``, when the copy is closed."""
+        times_closed = self._times_closed
         with opened(self._files, self._path(relative)) as fd:
             found: list[int] = []
             while piece := read_up_to(self._files, fd, CHUNK, CHUNK * len(found)):
                 found.append(google_crc32c.value(piece))
+                if self._times_closed != times_closed:
+                    raise ValueError("the connection has ended")
             return found
 
     def close(self) -> None:
+        """Close all files. They are opened again if more changes are applied."""
+        self._times_closed += 1
         while self._open:
             _, fd = self._open.popitem()
             with suppress(OSError):
@@ -92,6 +111,7 @@ class MirrorCopy:
             self._close_below(new)
             self._files.rename(path, new)
             if path in self._unsynced:
+                self._unsynced.remove(path)
                 self._unsynced.add(new)
         elif change.kind == mirror.REMOVE:
             with suppress(FileNotFoundError):
@@ -100,10 +120,11 @@ class MirrorCopy:
             with suppress(FileExistsError):
                 self._files.mkdir(path)
         elif change.kind == mirror.REMOVE_FOLDER:
-            remove_folder(self._files, path)
+            remove_topic_folder(self._files, path)
         else:
             raise ValueError(f"a change of the unknown kind {change.kind}")
-        self._unsynced_folders.add(os.path.dirname(path))
+        if self._syncs:
+            self._unsynced_folders.add(os.path.dirname(path))
 
     def _path(self, relative: str, *, is_folder: bool = False) -> str:
         unit = unit_of(relative)
@@ -113,7 +134,8 @@ class MirrorCopy:
 
     def _use(self, path: str) -> int:
         """A descriptor of the file, which is created if need be, because it is about to be changed."""
-        self._unsynced.add(path)
+        if self._syncs:
+            self._unsynced.add(path)
         fd = self._open.get(path)
         if fd is not None:
             self._open.move_to_end(path)
@@ -122,7 +144,8 @@ class MirrorCopy:
             _, oldest = self._open.popitem(last=False)
             self._files.close(oldest)
         fd = self._open[path] = self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        self._unsynced_folders.add(os.path.dirname(path))
+        if self._syncs:
+            self._unsynced_folders.add(os.path.dirname(path))
         return fd
 
     def _close_below(self, path: str) -> None:

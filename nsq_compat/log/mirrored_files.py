@@ -100,6 +100,8 @@ class Changes:
             size += len(change.data)
         self.position_taken += len(taken)
         self.waiting_bytes -= size
+        if not pending and not self._held:
+            self.waiting_bytes = 0  # additions in threads may have been lost
         return taken
 
     # --- Catching up --------------------------------------------------------------------------------------------------

@@ -311,6 +311,7 @@ class Daemon:
             "broadcast_address": options.broadcast_address,
             "tcp_port": options.broadcast_tcp_port,
             "http_port": options.broadcast_http_port,
+            "node_id": options.id,
         }
 
     def _forget(self, adopted: Mapping[str, tuple[int, str]]) -> None:

@@ -27,7 +27,7 @@ from nsq_compat.log.files import Files
 from nsq_compat.log.identity import Identity
 from nsq_compat.log.mirror_copy import catch_up
 from nsq_compat.log.mirrored_files import Changes
-from nsq_compat.log.storage import Done
+from nsq_compat.log.storage import Done, NotMirrored
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import LoopTick
 from nsq_compat.net.sockets import Dialer
@@ -47,8 +47,9 @@ _COPIES_ON_THE_WAY: Final = 8
 """Commands of a copy without an answer; each has up to 512 KiB."""
 _FIRST_PAUSE: Final = 0.05
 _MAX_PAUSE: Final = 5.0
-_CHECKS: Final = 10
-"""Within the timeout."""
+_ROUNDS: Final = 10
+"""Rounds of `Mirror._watch` within the timeout. While nsqd itself stands still, no round passes, so that it does not
+take a standby for lost that could not be heard."""
 _CONNECT_SECONDS: Final = 2.0
 
 
@@ -105,10 +106,6 @@ class State(Enum):
     IN_SYNC = "in sync"
 
 
-class NotMirrored(OSError):
-    """The standby does not have the message."""
-
-
 class Mirror:
     """Keeps the standby at `address` equal to `data_path`, from `start` to `stop`.
 
@@ -153,9 +150,11 @@ class Mirror:
         self._timeout = timeout
         self._describe = describe
         self._forget = forget
-        self._lost_at = time.monotonic()
-        self._waiting: deque[tuple[int, float, Done]] = deque()
-        """Publishes: the position that has to be acknowledged, and since when they wait."""
+        self._round = 0
+        self._lost_in = 0
+        """The round in which the standby was lost."""
+        self._waiting: deque[tuple[int, int, Done]] = deque()
+        """Publishes: the position that has to be acknowledged, and the round in which they began to wait."""
         self._connection: Connection[MirrorSession] | None = None
         self._progress = Event()  # while it is catching up
         self._last_failure = ""
@@ -212,10 +211,10 @@ class Mirror:
             if self.acknowledged >= position:
                 done(None)
                 return
-        elif not self._waiting and time.monotonic() - self._lost_at >= self._timeout:
+        elif not self._waiting and self._round - self._lost_in > _ROUNDS:
             done(self._verdict())
             return
-        self._waiting.append((position, time.monotonic(), done))
+        self._waiting.append((position, self._round, done))
 
     def _on_acknowledged(self, position: int) -> None:
         self.acknowledged = position
@@ -232,14 +231,15 @@ class Mirror:
     def _watch(self) -> None:
         """Let go of publishes that have waited for too long."""
         while True:
-            gevent.sleep(self._timeout / _CHECKS)
-            late = time.monotonic() - self._timeout
+            gevent.sleep(self._timeout / _ROUNDS)
+            self._round += 1
+            late = self._round - _ROUNDS - 1
             if self._waiting and self._waiting[0][1] <= late and self.state is State.IN_SYNC:
                 self._note(State.GONE)
-                self._lost_at = late
+                self._lost_in = late
                 self._fail(f"no acknowledgement within {self._timeout:g} s")
             # Once the standby counts as lost, no publish waits, and later ones do not queue behind it.
-            is_lost = self.state is not State.IN_SYNC and self._lost_at <= late
+            is_lost = self.state is not State.IN_SYNC and self._lost_in <= late
             while self._waiting and (is_lost or self._waiting[0][1] <= late):
                 self._waiting.popleft()[2](self._verdict())
 
@@ -296,7 +296,7 @@ class Mirror:
     def _leave(self, session: MirrorSession) -> None:
         """Confirm nothing from here on, because changes are not noted any more."""
         if self.state is State.IN_SYNC:
-            self._lost_at = time.monotonic()
+            self._lost_in = self._round
         if self.state is not State.GONE:
             self._note(State.GONE)
         self._connection = None

@@ -265,6 +265,7 @@ def validate(options: NsqdOptions) -> None:
             "--mirror-to needs --durability=os or fsync",
             options.mirror_to and options.durability == Durability.MEMORY.value,
         ),
+        ("--mirror-lost=refuse needs --mirror-to", options.mirror_lost == REFUSE and not options.mirror_to),
         # For NSQ, 0 means no limit.
         ("--http-client-connect-timeout must be positive", options.http_client_connect_timeout <= 0),
         ("--http-client-request-timeout must be positive", options.http_client_request_timeout <= 0),

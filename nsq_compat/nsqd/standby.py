@@ -14,25 +14,26 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 
 import gevent
+from gevent.lock import BoundedSemaphore
 
 from nsq_compat.log.data_path import (
     MIRROR_STATE,
     MIRRORS,
     our_folder,
     reason,
-    remove_folder,
+    remove_leftovers,
+    remove_topic_folder,
     topic_folder,
     topics_in,
 )
 from nsq_compat.log.files import Files, read_file, replace_file
-from nsq_compat.log.metadata import TopicMetadata, recover_metadata
+from nsq_compat.log.metadata import MetadataError, TopicMetadata, recover_metadata
 from nsq_compat.log.mirror_copy import MirrorCopy
 from nsq_compat.log.offsets import id_at
 from nsq_compat.log.recovery import StoredTopic
-from nsq_compat.log.storage import Storage
+from nsq_compat.log.storage import NotMirrored, Storage
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.nsqd.durability import in_thread
-from nsq_compat.nsqd.mirror import NotMirrored
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.go_json import INT64, STRING, Fields, loads_object
 from nsq_compat.protocol.mirror import decode_changes
@@ -44,10 +45,16 @@ log = logging.getLogger(__name__)
 
 _IDENTITY: Final = re.compile("[0-9a-f]{32}")
 _POLL_SECONDS: Final = 0.5
+_RETRY_SECONDS: Final = 10.0
+"""Until a take-over that failed is tried again by itself."""
 _MAX_HELLO_BYTES: Final = 1 << 16
+_MAX_COPIES: Final = 256
+_READERS: Final = 2
+"""Threads that read copies for primaries that catch up. There are ten for everything."""
 _HELLO: Final[Fields] = {
     "identity": STRING,
     "epoch": INT64,
+    "node_id": INT64,
     "broadcast_address": STRING,
     "tcp_port": INT64,
     "http_port": INT64,
@@ -75,20 +82,25 @@ class MirrorState:
     adopted: dict[str, tuple[int, str]] = field(default_factory=dict)
     adopting: bool = False
     """A take-over has begun and is not complete."""
+    paused: list[tuple[str, str]] = field(default_factory=list)
+    """The channels, each with its topic, that the take-over pauses."""
 
 
 class Mirrored:
     """One primary and its copy."""
 
-    def __init__(self, files: Files, folder: str, state: MirrorState) -> None:
+    def __init__(self, files: Files, folder: str, state: MirrorState, *, syncs: bool) -> None:
         self.files = files
         self.folder = folder
         self.state = state
-        self.copy = MirrorCopy(files, folder)
+        self.copy = MirrorCopy(files, folder, syncs=syncs)
         self.session: object | None = None
         """The connection of the primary."""
         self.last_seen = time.time()
         self.lost_at = time.monotonic()
+        self.retry_at = 0.0
+        self.merged: set[str] = set()
+        """Topics whose messages are in those of this nsqd, but not in a checkpoint yet."""
 
     @property
     def name(self) -> str:
@@ -137,6 +149,7 @@ class Standby:
         self._folder = os.path.join(our_folder(storage.data_path), MIRRORS)
         self._run = os.urandom(8).hex()
         self._is_adopting = False
+        self._reading = BoundedSemaphore(_READERS)
         self._watching = gevent.Greenlet(self._watch)
 
     def start(self) -> None:
@@ -182,7 +195,7 @@ class Standby:
                 raise ValueError("hello comes first")
             mirrored.last_seen = time.time()
             return self._execute(mirrored, verb, argument, body)
-        except (ValueError, OverflowError, OSError) as error:
+        except (ValueError, OSError) as error:
             why = reason(error) if isinstance(error, OSError) else str(error)
             raise FatalClientError(E_MIRROR_FAILED, f"MIRROR failed {why}") from None
 
@@ -204,6 +217,10 @@ class Standby:
             raise ValueError("no identity")
         if identity == self._identity:
             raise ValueError("an nsqd cannot be its own standby")
+        if hello["node_id"] == self._broker.limits.node_id:
+            raise ValueError(f"both nsqds have --node-id={hello['node_id']}, so two messages could get the same id")
+        if identity not in self.mirrors and len(self.mirrors) >= _MAX_COPIES:
+            raise ValueError(f"there are {_MAX_COPIES} copies of other nsqds in {self._folder}; delete the old ones")
         mirrored = self.mirrors.get(identity) or self._open(identity)
         state = mirrored.state
         if state.adopting:
@@ -236,12 +253,14 @@ class Standby:
             return b"OK"
         if verb == "files":
             mirrored.note_complete(False)
-            return json.dumps(in_thread(copy.units)).encode("utf-8")
+            with self._reading:
+                return json.dumps(in_thread(copy.units)).encode("utf-8")
         if verb == "complete":
             mirrored.note_complete(True)
             return b"OK"
         if verb == "sums":
-            return json.dumps(in_thread(copy.sums, argument)).encode("utf-8")
+            with self._reading:
+                return json.dumps(in_thread(copy.sums, argument)).encode("utf-8")
         if verb == "forgotten":
             state = mirrored.state
             state.takeover, state.adopted = "", {}
@@ -254,6 +273,7 @@ class Standby:
         for path in (folder, our_folder(folder)):
             with suppress(FileExistsError):
                 self._files.mkdir(path)
+        remove_leftovers(self._files, our_folder(folder))
         state = MirrorState(identity)
         try:
             state = MirrorState(**json.loads(read_file(self._files, os.path.join(folder, MIRROR_STATE))))
@@ -261,7 +281,7 @@ class Standby:
             pass
         except (TypeError, ValueError) as error:
             log.error("MIRROR(%s): %s is damaged, and begun again - %s", identity, MIRROR_STATE, error)
-        mirrored = self.mirrors[identity] = Mirrored(self._files, folder, state)
+        mirrored = self.mirrors[identity] = Mirrored(self._files, folder, state, syncs=self._syncs)
         return mirrored
 
     # --- Taking over --------------------------------------------------------------------------------------------------
@@ -270,14 +290,19 @@ class Standby:
         while True:
             after = self._takeover_after
             for mirrored in list(self.mirrors.values()):
+                if time.monotonic() < mirrored.retry_at:
+                    continue
                 try:
                     is_lost = after is not None and self._is_lost(mirrored, after)
                     if (mirrored.state.adopting or is_lost) and not self._is_adopting:
                         self.adopt(mirrored.state.identity)
-                except OSError as error:
-                    log.error("MIRROR(%s): cannot take over - %s", mirrored.name, reason(error))
+                    continue
+                except (OSError, ValueError) as error:
+                    why = reason(error) if isinstance(error, OSError) else str(error)
+                    log.error("MIRROR(%s): cannot take over, and tries again - %s", mirrored.name, why)
                 except Exception:  # the top of a greenlet
                     log.exception("MIRROR(%s): internal error", mirrored.name)
+                mirrored.retry_at = time.monotonic() + _RETRY_SECONDS
             gevent.sleep(_POLL_SECONDS)
 
     def _is_lost(self, mirrored: Mirrored, after: float) -> bool:
@@ -298,7 +323,8 @@ class Standby:
         """Take over the topics of a primary; returns their names. Raises ``KeyError``, ``ValueError``, ``OSError``.
 
         The copy of a topic becomes this nsqd's own, or its unfinished messages become those of the topic that this nsqd
-        has. After a crash, the rest follows at the next start.
+        has. After a crash, the rest follows at the next start. If a topic fails, the others are served, and it is tried
+        again.
         """
         mirrored = self.mirrors[identity]
         state = mirrored.state
@@ -317,63 +343,98 @@ class Standby:
         if not names and not state.adopting:
             raise ValueError("there is no copy of a topic")
         log.warning("MIRROR(%s): taking over %d topics of epoch %d", mirrored.name, len(names), state.epoch)
+        try:
+            known = {topic.name: topic for topic in recover_metadata(self._files, mirrored.folder)}
+        except MetadataError as error:
+            raise ValueError(str(error)) from None
         if not state.adopting:
             state.takeover, state.adopted, state.adopting = os.urandom(8).hex(), {}, True
-        known = {topic.name: topic for topic in recover_metadata(self._files, mirrored.folder)}
+            state.paused = [
+                (topic.name, channel.name)
+                for topic in known.values()
+                for channel in topic.channels
+                if channel.paused and not self._has_channel(topic.name, channel.name)
+            ]
         for name in names:  # a primary that returns keeps the messages of an incomplete copy
             state.adopted[name] = in_thread(self._end_of, mirrored, name) if state.is_complete else (0, "")
         mirrored.save()
+        self._pause(state)
+        failure: OSError | None = None
         for name in names:
-            metadata = known.get(name, TopicMetadata(name))
-            if name in self._broker.topics:
-                self._merge(mirrored, metadata)
-            else:
-                self._move(mirrored, metadata)
+            try:
+                if name in self._broker.topics:
+                    self._merge(mirrored, name)
+                else:
+                    self._move(mirrored, known.get(name, TopicMetadata(name)))
+            except OSError as error:
+                log.error("MIRROR(%s): TOPIC(%s): cannot take over - %s", mirrored.name, name, reason(error))
+                failure = error
             yield_to_loop()
         self._save_metadata()  # which has the pauses
+        if failure is not None:
+            raise failure
         with suppress(FileNotFoundError):
             self._files.unlink(os.path.join(mirrored.folder, "nsqd.dat"))
-        state.adopting = False
+        state.adopting, state.paused = False, []
         mirrored.save()
         log.info("MIRROR(%s): has taken over %d topics", mirrored.name, len(names))
         return names
 
     def _end_of(self, mirrored: Mirrored, name: str) -> tuple[int, str]:
         """The offset of the next message of a copy, and the id of the last one."""
-        with StoredTopic(self._files, topic_folder(mirrored.folder, name)) as stored:
-            offset = stored.state.end.seq + stored.log.deferred_count
-            return offset, id_at(stored.log, offset - 1).decode("ascii")
+        try:
+            with StoredTopic(self._files, topic_folder(mirrored.folder, name)) as stored:
+                offset = stored.state.end.seq + stored.log.deferred_count
+                return offset, id_at(stored.log, offset - 1).decode("ascii")
+        except OSError:
+            return 0, ""  # the primary keeps its messages; the take-over of the topic logs the error
 
     def _move(self, mirrored: Mirrored, metadata: TopicMetadata) -> None:
         """The copy becomes the topic."""
         name = metadata.name
-        self._storage.files.rename(topic_folder(mirrored.folder, name), topic_folder(self._storage.data_path, name))
-        channels = [channel.name for channel in metadata.channels]
-        topic = self._broker.adopt(name, channels, time.monotonic(), time.time_ns())
-        for channel in metadata.channels:
-            if channel.paused and channel.name in topic.channels:
-                topic.channels[channel.name].pause()
+        files, copy, own = (
+            self._storage.files, topic_folder(mirrored.folder, name), topic_folder(self._storage.data_path, name)
+        )  # fmt: skip
+        files.rename(copy, own)
+        try:
+            self._broker.adopt(name, [channel.name for channel in metadata.channels], time.monotonic(), time.time_ns())
+        except OSError:
+            files.rename(own, copy)
+            raise
+        self._pause(mirrored.state, name)
 
-    def _merge(self, mirrored: Mirrored, metadata: TopicMetadata) -> None:
+    def _pause(self, state: MirrorState, topic: str = "") -> None:
+        """Pause what the take-over pauses, in one topic or in all."""
+        for name, channel in state.paused:
+            if topic in ("", name) and self._has_channel(name, channel):
+                self._broker.topics[name].channels[channel].pause()
+
+    def _has_channel(self, topic: str, channel: str) -> bool:
+        return topic in self._broker.topics and channel in self._broker.topics[topic].channels
+
+    def _merge(self, mirrored: Mirrored, name: str) -> None:
         """The unfinished messages of the copy become those of the topic of this nsqd."""
-        topic = self._broker.topic(metadata.name)
-        folder = topic_folder(mirrored.folder, metadata.name)
-        with StoredTopic(self._files, folder) as stored:
-            paused = {channel.name for channel in metadata.channels if channel.paused}
-            for name in sorted(stored.state.channels):
-                is_new = name not in topic.channels
-                with suppress(NotMirrored):  # the channel is made; its own standby gets it later
-                    topic.channel(name)
-                if is_new and name in paused:
-                    topic.channels[name].pause()
-            for receiver, messages in stored.unfinished(time.time_ns()):
-                receivers = [receiver] if receiver is not None else sorted(topic.channels)
-                for batch in _batches(messages):
-                    topic.take_in(receivers, batch, time.monotonic(), time.time_ns())
-                    yield_to_loop()
-        # The next checkpoint has them. Until it is written, the copy stays, and they would come twice.
-        self._save(topic)
-        remove_folder(self._files, folder)
+        folder = topic_folder(mirrored.folder, name)
+        if name not in mirrored.merged:
+            with in_thread(StoredTopic, self._files, folder) as stored:
+                self._take_in(mirrored, self._broker.topic(name), stored)
+            mirrored.merged.add(name)
+        # The next checkpoint has them. Until it is written, the copy stays, and they would come twice after a crash.
+        self._save(self._broker.topic(name))
+        remove_topic_folder(self._files, folder)
+        mirrored.merged.discard(name)
+
+    def _take_in(self, mirrored: Mirrored, topic: Topic, stored: StoredTopic) -> None:
+        for channel in sorted(stored.state.channels):
+            with suppress(NotMirrored):  # the channel is made; its own standby gets it later
+                topic.channel(channel)
+        self._pause(mirrored.state, topic.name)
+        for receiver, messages in stored.unfinished(time.time_ns()):
+            receivers = [receiver] if receiver is not None else sorted(topic.channels)
+            batches = _batches(messages)
+            while batch := in_thread(next, batches, None):
+                topic.take_in(receivers, batch, time.monotonic(), time.time_ns())
+                yield_to_loop()
 
 
 def _batches(messages: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:

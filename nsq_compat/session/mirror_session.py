@@ -22,6 +22,8 @@ _WINDOW: Final = 16
 """Unanswered commands with changes."""
 _MAX_FRAME: Final = 1 << 28
 _SILENT_HEARTBEATS: Final = 3
+_ANSWER_SECONDS: Final = 30.0
+"""How long a command may take: its file may be large, and its disk slow. A publish waits less, see `nsqd.mirror`."""
 
 
 class Ended(Exception):
@@ -41,7 +43,8 @@ class Answer(Protocol):
 class MirrorSession(Conversation):
     """Takes from `changes` once `sends_changes` is set, and calls `on_acknowledged` with the position of each answer.
 
-    `request` has a heartbeat interval. The connection has to be open after `timeout` seconds.
+    `request` has a heartbeat interval. The connection has to be open after `timeout` seconds, and a command that is not
+    answered within 30 seconds ends it.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class MirrorSession(Conversation):
         self._client = ClientSession(request, auth_secret=auth_secret, max_frame_size=_MAX_FRAME)
         self._silence = _SILENT_HEARTBEATS * request.heartbeat_interval / 1000
         self._is_open = False
+        self._waits_since: float | None = None  # for the answer to the oldest command
         self.next_wakeup = now + timeout
 
     def ask(self, request: bytes, answer: Answer) -> None:
@@ -123,6 +127,7 @@ class MirrorSession(Conversation):
     def data_to_send(self, now: float) -> bytes:
         if now >= self.next_wakeup:
             self.end("no sign of life" if self._is_open else "no answer; is this nsqd's TCP port?")
+        self._end_if_unanswered(now)
         client = self._client
         if self.sends_changes and not self.closing:
             while self._unanswered < _WINDOW and (changes := self._changes.take(_BATCH_BYTES)):
@@ -133,6 +138,15 @@ class MirrorSession(Conversation):
     def closed(self) -> None:
         self.end("closed")
 
+    def _end_if_unanswered(self, now: float) -> None:
+        """Called once a second at least, because heartbeats arrive. A standby may answer these and nothing else."""
+        if not self._client.unanswered or not self._is_open:
+            self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = now
+        elif now - self._waits_since > _ANSWER_SECONDS:
+            self.end(f"a command has no answer after {_ANSWER_SECONDS:g} s")
+
     def _secured(self, facts: TlsFacts | None, now: float) -> None:
         self.upgrade = None
         self._client.tls_established()
@@ -140,6 +154,7 @@ class MirrorSession(Conversation):
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Answered):
             ticket = event.ticket
+            self._waits_since = None
             if isinstance(ticket, int):
                 self._unanswered -= 1
                 self._on_acknowledged(ticket)

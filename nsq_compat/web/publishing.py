@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Final
 
 from nsq_compat.log.data_path import reason
+from nsq_compat.log.storage import NotMirrored
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.enforcer import Full
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
@@ -133,10 +134,8 @@ class Publishing:
         if failure is None:
             return OK
         if isinstance(failure, OSError):
-            # nsqd: a failed write is reported as EXITING.
             log.error("publish over HTTP failed - %s", reason(failure))
-        # docs/differences.md: policies
-        return error(503, "TOPIC_FULL" if isinstance(failure, Full) else "EXITING")
+        return error(503, _code(failure))
 
     def publish_posted(self) -> None:
         """Publish the messages posted in this event-loop iteration."""
@@ -184,8 +183,15 @@ def topic_of(service: NsqdService, parameters: Mapping[str, str]) -> Topic:
         raise ApiError(400, "INVALID_TOPIC")
     try:
         return service.broker.topic(name)
-    except (Exiting, OSError):
-        raise ApiError(503, "EXITING") from None
+    except (Exiting, OSError) as failure:
+        raise ApiError(503, _code(failure)) from None
+
+
+def _code(failure: Exception) -> str:
+    """The error code of a publish that was refused, or could not be written."""
+    if isinstance(failure, Full):
+        return "TOPIC_FULL"  # docs/differences.md: policies
+    return "NOT_MIRRORED" if isinstance(failure, NotMirrored) else "EXITING"  # nsqd: for a failed write too
 
 
 def split_text(body: bytes, max_msg_size: int) -> Iterator[list[bytes]]:

@@ -1018,7 +1018,7 @@ class QueueWithStandby(QueueOnDisk):
         self.copy_disk = Disk()
         for folder in (DATA_PATH, our_folder(DATA_PATH)):
             self.copy_disk.mkdir(folder)
-        self.copy = MirrorCopy(cast("Files", self.copy_disk), DATA_PATH)
+        self.copy = MirrorCopy(cast("Files", self.copy_disk), DATA_PATH, syncs=True)
 
     def files(self) -> Files:
         self.changes.forget()

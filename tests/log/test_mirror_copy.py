@@ -27,7 +27,7 @@ class Pair:
             (path / "nsq_compat").mkdir(parents=True)
         self.changes = Changes()
         self.files = MirroredFiles(cast(Files, OsFiles()), str(self.paths[0]), self.changes)
-        self.copy = MirrorCopy(OsFiles(), str(self.paths[1]))
+        self.copy = MirrorCopy(OsFiles(), str(self.paths[1]), syncs=True)
         self.commands: list[bytes] = []
 
     def write(self, path: str, data: bytes, offset: int = 0) -> None:

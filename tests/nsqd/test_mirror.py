@@ -60,10 +60,28 @@ def test_nothing_is_confirmed_once_changes_are_not_noted(tmp_path):
 def test_nobody_waits_once_the_standby_counts_as_lost(tmp_path):
     mirror = mirror_of(Changes(), tmp_path, timeout=0.05)
     answered = Event()
-    mirror._waiting.append((1, time.monotonic() + 3600, lambda error: answered.set()))  # it began just now
+    mirror._waiting.append((1, 1000, lambda error: answered.set()))  # it begins in a later round
     mirror._watching.start()
     assert answered.wait(30)
     mirror._watching.kill()
+
+
+def test_a_standby_is_not_lost_while_nsqd_stands_still(tmp_path):
+    changes = Changes()
+    mirror = mirror_of(changes, tmp_path, timeout=0.1)
+    mirror.state = State.IN_SYNC
+    changes.make_all_live()
+    changes.note("t.topic", Change(REMOVE, "nsq_compat/t.topic/log"))
+    answers: list[OSError | None] = []
+    mirror.confirm(answers.append)
+    mirror._watching.start()
+    gevent.sleep()  # it waits for its first round
+    time.sleep(0.3)  # as after SIGSTOP
+    gevent.sleep(0.001)
+    mirror._on_acknowledged(1)
+    mirror._watching.kill()
+    assert answers == [None]
+    assert mirror.state is State.IN_SYNC
 
 
 def test_files_on_the_way_when_the_connection_ends_are_compared_again(tmp_path):

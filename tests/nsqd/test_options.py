@@ -218,6 +218,9 @@ def test_the_defaults_are_valid():
         (["-busy-poll-time=-1ms"], "--busy-poll-time must not be negative"),
         (["-output-buffer-timeout=-1ms"], "--output-buffer-timeout must not be negative"),
         (["-msg-timeout=999us"], "--msg-timeout must be at least 1ms"),
+        (["-mirror-timeout=0s"], "--mirror-timeout must be positive"),
+        (["-mirror-to=h:1", "-durability=memory"], "--mirror-to needs --durability=os or fsync"),
+        (["-mirror-lost=refuse"], "--mirror-lost=refuse needs --mirror-to"),
         (["-http-client-connect-timeout=0"], "--http-client-connect-timeout must be positive"),
         (["-http-client-request-timeout=-1s"], "--http-client-request-timeout must be positive"),
         (

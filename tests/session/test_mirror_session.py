@@ -172,3 +172,27 @@ def test_any_bytes_are_answers_or_end_the_connection(pieces, is_identified):
     primary.session.end_of_input()
     assert primary.session.closing
     assert len(asked.seen) == 1
+
+
+def test_a_standby_that_answers_heartbeats_only_is_left(primary):
+    answer = Asked()
+    primary.session.ask(command("files"), answer)
+    for second in range(31):
+        primary.hears(response_frame(b"_heartbeat_"), now=NOW + second)
+        assert primary.sends(NOW + second)
+        assert not answer.seen
+    primary.hears(response_frame(b"_heartbeat_"), now=NOW + 31)
+    primary.sends(NOW + 31)
+    assert [str(each) for each in answer.seen] == ["a command has no answer after 30 s"]
+
+
+def test_commands_that_are_answered_one_after_the_other_may_take_long(primary):
+    answers = [Asked() for _ in range(4)]
+    for answer in answers:
+        primary.session.ask(command("files"), answer)
+    for number in range(4):
+        for second in range(20):
+            primary.hears(response_frame(b"_heartbeat_"), now=NOW + 20 * number + second)
+            primary.sends(NOW + 20 * number + second)
+        primary.hears(response_frame(b"{}"), now=NOW + 20 * number + 19)
+    assert [answer.seen for answer in answers] == [[b"{}"]] * 4

@@ -1,0 +1,215 @@
+"""Taking over, when it fails or is interrupted, and what a standby refuses."""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from nsq_compat.log.data_path import make_our_folder, topic_folder
+from nsq_compat.log.files import Files, OsFiles
+from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
+from nsq_compat.log.mirror_copy import MirrorCopy
+from nsq_compat.log.storage import Durability, Storage
+from nsq_compat.nsqd import standby as module
+from nsq_compat.nsqd.standby import Standby
+from nsq_compat.protocol.errors import FatalClientError
+from nsq_compat.protocol.mirror import ZEROS, Change
+from nsq_compat.queue.topic import Topic
+from tests.broker import DataPath
+
+PRIMARY = "1" * 32
+FILES = cast(Files, OsFiles())
+
+
+class Killed(BaseException):
+    """nsqd ends here."""
+
+
+class Node:
+    """A standby on a data path, and the copy of one primary."""
+
+    def __init__(self, folder: Path) -> None:
+        make_our_folder(FILES, str(folder))
+        self.folder = folder
+        self.copy = folder / "nsq_compat" / "mirrors" / PRIMARY
+        self.failures: list[BaseException] = []
+        self.data_path = DataPath(FILES, str(folder))
+
+    def has_copy(self, *topics: str, channel: str = "c", paused: bool = True) -> None:
+        """Of topics with two messages in a channel."""
+        self.copy.mkdir(parents=True, exist_ok=True)
+        make_our_folder(FILES, str(self.copy))
+        primary = DataPath(FILES, str(self.copy))
+        daemon = primary.start(node_id=1)
+        for name in topics:
+            topic = daemon.topic(name)
+            topic.channel(channel)
+            topic.publish([b"1", b"2"], daemon.now, daemon.now_ns)
+        primary.stop(daemon)
+        channels = (ChannelMetadata(channel, paused),)
+        save_metadata(FILES, str(self.copy), [TopicMetadata(name, channels=channels) for name in topics])
+        (self.copy / "mirror.json").write_text(json.dumps({"identity": PRIMARY, "is_complete": True}))
+
+    def start(self, save_metadata: Callable[[], object] = lambda: None) -> Standby:
+        """It starts from the logs."""
+        self.daemon = self.data_path.start(node_id=2)
+        self.broker = self.daemon.broker
+        self.standby = Standby(
+            FILES,
+            Storage(FILES, str(self.folder), durability=Durability.OS, segment_size=1 << 20),
+            self.broker,
+            identity="2" * 32,
+            syncs=False,
+            takeover_after=None,
+            is_listed=lambda host, port: False,
+            save=self._save,
+            save_metadata=save_metadata,
+        )
+        self.standby.start()
+        self.standby._watching.kill()
+        return self.standby
+
+    def _save(self, topic: Topic) -> None:
+        if self.failures:
+            raise self.failures.pop()
+        self.data_path.checkpoint(self.daemon, topic.name)
+
+    def is_paused(self, topic: str, channel: str = "c") -> bool:
+        return self.broker.topics[topic].channels[channel].paused
+
+    def depth(self, topic: str, channel: str = "c") -> int:
+        return self.broker.topics[topic].channels[channel].depth
+
+
+@pytest.fixture
+def node(tmp_path):
+    node = Node(tmp_path)
+    yield node
+    node.data_path.close()
+
+
+def kill() -> None:
+    raise Killed
+
+
+def test_what_was_paused_is_paused_when_a_take_over_is_interrupted(node):
+    node.has_copy("a", "b")
+    with pytest.raises(Killed):
+        node.start(save_metadata=kill).adopt(PRIMARY)
+    node.start()
+    assert not node.is_paused("a"), "otherwise the test would prove nothing"
+    node.standby.adopt(PRIMARY)
+    assert node.is_paused("a")
+    assert node.is_paused("b")
+    assert node.depth("a") == node.depth("b") == 2
+
+
+def test_a_new_channel_of_a_merged_topic_is_paused_when_a_take_over_is_interrupted(node):
+    node.has_copy("a")
+    node.start()
+    node.broker.topic("a")
+    node.failures = [Killed()]
+    with pytest.raises(Killed):
+        node.standby.adopt(PRIMARY)
+    node.start()
+    node.standby.adopt(PRIMARY)
+    assert node.is_paused("a")
+
+
+def test_a_channel_that_the_standby_has_itself_is_not_paused(node):
+    node.has_copy("a")
+    node.start()
+    node.broker.topic("a").channel("c")
+    node.standby.adopt(PRIMARY)
+    assert not node.is_paused("a")
+
+
+def test_messages_come_once_when_the_checkpoint_after_a_merge_fails(node):
+    node.has_copy("a")
+    node.start()
+    node.broker.topic("a").channel("c")
+    node.failures = [OSError(28, "No space left on device")] * 2
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            node.standby.adopt(PRIMARY)
+    assert node.standby.adopt(PRIMARY) == ["a"]
+    assert node.depth("a") == 2
+    assert not os.path.exists(topic_folder(str(node.copy), "a"))
+
+
+def test_a_topic_that_cannot_be_taken_over_does_not_keep_the_others_from_it(node):
+    node.has_copy("a", "b")
+    checkpoint = Path(topic_folder(str(node.copy), "a")) / "checkpoint"
+    content = checkpoint.read_bytes()
+    checkpoint.unlink()
+    checkpoint.mkdir()
+    node.start()
+    with pytest.raises(OSError, match="directory"):
+        node.standby.adopt(PRIMARY)
+    assert list(node.broker.topics) == ["b"]
+    checkpoint.rmdir()
+    checkpoint.write_bytes(content)
+    assert node.standby.adopt(PRIMARY) == ["a"]
+    assert node.depth("a") == 2
+
+
+def test_the_rest_of_a_merged_copy_is_deleted_and_not_taken_over(node):
+    node.has_copy("a")
+    folder = topic_folder(str(node.copy), "a")
+    node.start()
+    shutil.copytree(folder, folder.removesuffix(".topic") + ".deleted-1")
+    node.start()
+    assert sorted(os.listdir(node.copy / "nsq_compat")) == ["a.topic"]
+
+
+def hello(node: Node, identity: str, node_id: int = 1) -> None:
+    body = json.dumps({"identity": identity, "epoch": 1, "node_id": node_id}).encode()
+    node.standby.execute(object(), "hello", "", body)
+
+
+def test_a_primary_with_the_same_node_id_is_refused(node):
+    node.start()
+    with pytest.raises(FatalClientError, match="E_MIRROR_FAILED MIRROR failed both nsqds have --node-id=2"):
+        hello(node, PRIMARY, node_id=2)
+    assert not node.copy.exists()
+
+
+def test_copies_are_limited_in_number(node, monkeypatch):
+    monkeypatch.setattr(module, "_MAX_COPIES", 2)
+    node.start()
+    for digit in "34":
+        hello(node, 32 * digit)
+    with pytest.raises(FatalClientError, match="there are 2 copies of other nsqds in .*; delete the old ones"):
+        hello(node, 32 * "5")
+    hello(node, 32 * "3")
+
+
+@pytest.mark.parametrize("offset", [(1 << 40) + 1, (1 << 64) - 1])
+def test_a_file_that_no_primary_has_is_refused(tmp_path, offset):
+    copy = MirrorCopy(FILES, str(tmp_path), syncs=False)
+    with pytest.raises(ValueError, match="would be larger than 1099511627776 bytes"):
+        copy.apply([Change(ZEROS, "nsqd.dat", offset)])
+
+
+def test_summing_up_a_large_file_ends_with_the_connection(tmp_path):
+    copy = MirrorCopy(FILES, str(tmp_path), syncs=False)
+    copy.apply([Change(ZEROS, "nsqd.dat", 1 << 40)])
+    outcome: list[str] = []
+
+    def sums() -> None:
+        try:
+            copy.sums("nsqd.dat")
+        except ValueError as error:
+            outcome.append(str(error))
+
+    summing = threading.Thread(target=sums, daemon=True)
+    summing.start()
+    while summing.is_alive():
+        copy.close()
+        summing.join(0.01)
+    assert outcome == ["the connection has ended"]
