@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_SEGMENT_SIZE: Final = 100 << 20
 
-_FILE_NAME: Final = re.compile(r"(log|kept)\.([0-9]{20})")
+_FILE_NAME: Final = re.compile(r"(log|kept)\.(00[0-9]{18})")  # any such number fits into a checkpoint
 _STAGED: Final = "staged"
 _COPY_AT_ONCE: Final = 1024  # ids
 _FILES_AT_ONCE: Final = 16

@@ -739,3 +739,12 @@ def test_whatever_happens_in_whatever_order_nothing_unfinished_is_lost(steps):
         )
         assert writer.log.fetch(others) == others
         assert writer.log.damage.records == 0
+
+
+def test_a_file_with_a_number_that_no_checkpoint_can_hold_is_none_of_the_log(writer):
+    writer.publish()
+    writer.files.close(writer.files.open(f"{FOLDER}/log.{1 << 63:020}", os.O_WRONLY | os.O_CREAT))
+    writer.open()
+    assert [segment.number for segment in writer.log.segments] == [1]
+    writer.publish()
+    assert writer.log.end.segment < 1 << 63
