@@ -89,8 +89,12 @@ class HttpCalls:
         """End all calls under way, and let none begin."""
         self._stopping.set()
 
-    def call(self, url: str, body: bytes | None = None, *, max_answer: int = MAX_ANSWER_BYTES) -> bytes:
+    def call(
+        self, url: str, body: bytes | None = None, *, max_answer: int = MAX_ANSWER_BYTES, token: str = ""
+    ) -> bytes:
         """The body of the answer to a GET, or to a POST of a `body` of JSON; at most `max_answer` bytes.
+
+        A `token` goes to the server of the URL only, and not where that redirects to.
 
         Raises ``CallFailed``, also for every status except 200.
         """
@@ -100,7 +104,7 @@ class HttpCalls:
         late = CallFailed(self._too_late)
         try:
             with gevent.Timeout(self._request_timeout, late):
-                result = self._threads_for(url).spawn(self._outcome, url, body, max_answer, deadline)
+                result = self._threads_for(url).spawn(self._outcome, url, body, max_answer, token, deadline)
                 gevent.wait([result, self._stopping], count=1)
         finally:
             deadline.expire()
@@ -115,12 +119,14 @@ class HttpCalls:
     def _too_late(self) -> str:
         return f"no answer within {self._request_timeout:g}s"
 
-    def _outcome(self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline") -> bytes | CallFailed:
+    def _outcome(
+        self, url: str, body: bytes | None, max_answer: int, token: str, deadline: "Deadline"
+    ) -> bytes | CallFailed:
         """Make the call, in a thread. An exception that leaves a thread is printed by gevent, so it is returned."""
         from nsq_compat.bounded_http import FAILURES, AnswerTooLarge, reason_of
 
         try:
-            return self._ask(url, body, max_answer, deadline)
+            return self._ask(url, body, max_answer, token, deadline)
         # A new one in each case: the traceback of the old one keeps all of the call for the garbage collector.
         except CallFailed as failure:
             return CallFailed(str(failure))
@@ -129,9 +135,12 @@ class HttpCalls:
         except FAILURES as error:
             return CallFailed(self._too_late if deadline.left <= 0 else reason_of(error))
 
-    def _ask(self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline") -> bytes:
+    def _ask(self, url: str, body: bytes | None, max_answer: int, token: str, deadline: "Deadline") -> bytes:
         from nsq_compat.bounded_http import bounded_session, exchange
 
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
         with bounded_session(tls=self.make_tls()) as session:
             session.headers.clear()
             session.headers.update(_HEADERS)
@@ -144,8 +153,8 @@ class HttpCalls:
                     connect_timeout=self._connect_timeout,
                     max_body=max_answer,
                     body=body,
-                    headers=None if body is None else {"Content-Type": "application/json"},
-                    follow_redirects=True,
+                    headers=headers,
+                    follow_redirects=not token,
                     decompress=False,
                 )
                 if answer.status == 200:

@@ -130,16 +130,19 @@ class Peer:
 
 
 class LookupPeers:
-    """All nsqlookupds. `info` describes this daemon to them.
+    """All nsqlookupds. `info` describes this daemon to them, `token` is for those with an access file.
 
     With the `tick` of the clients' connections, REGISTER of a new topic leaves before the OK of the producer that
     created it, so that a lookup right after the OK finds the topic.
     """
 
-    def __init__(self, broker: Broker, info: PeerInfo, max_reply_size: int, tick: LoopTick | None = None) -> None:
+    def __init__(
+        self, broker: Broker, info: PeerInfo, max_reply_size: int, tick: LoopTick | None = None, token: str = ""
+    ) -> None:
+        self.token = token
         self._broker = broker
         self._tick = tick
-        self._new_session = partial(LookupPeer, broker, info, max_reply_size=max_reply_size)
+        self._new_session = partial(LookupPeer, broker, info, max_reply_size=max_reply_size, token=token)
         self._peers: dict[str, Peer] = {}
 
     @property
@@ -169,7 +172,7 @@ class LookupPeers:
             if lookupd is None or address_error(lookupd.broadcast_address, HTTP=lookupd.http_port):
                 continue
             try:
-                nodes = loads_object(calls.call(_base_url(lookupd) + "/nodes"), _NODES)["producers"]
+                nodes = loads_object(calls.call(_base_url(lookupd) + "/nodes", token=self.token), _NODES)["producers"]
             except (CallFailed, JsonError) as failure:
                 log.warning("LOOKUPD(%s): cannot list nodes - %s", peer.address, failure)
                 continue
@@ -270,7 +273,7 @@ class TopicChannels:
                     return CallFailed(f"{peer.address}: {problem}")
                 url = _url(lookupd, topic)
                 log.debug("CI: querying nsqlookupd %s", url)
-                return _channels_in(self._calls.call(url))
+                return _channels_in(self._calls.call(url, token=self._peers.token))
         except CallFailed as failure:
             peer.ping_now()
             if time.monotonic() - began >= SLOW_SECONDS:

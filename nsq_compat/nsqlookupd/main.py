@@ -6,10 +6,14 @@ nanoseconds.
 """
 
 import logging
+import signal
 import sys
+import time
 from dataclasses import dataclass
 from socket import gethostname
 from typing import Final
+
+import gevent
 
 from nsq_compat import NSQ_VERSION, build_line, version_line, version_text
 from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options, report_unknown_keys
@@ -21,10 +25,12 @@ from nsq_compat.net.event_loop import LoopLag
 from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
 from nsq_compat.net.server import HttpServer, TcpServer
 from nsq_compat.net.sockets import ListenError, check_address, listen, port_of, split_host_port
+from nsq_compat.policy.access import AccessError, AccessFile
 from nsq_compat.protocol.durations import MINUTE, SECOND
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.session.lookupd_session import LookupdSession
+from nsq_compat.web.access import TokenCheck
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 
@@ -51,6 +57,7 @@ class NsqlookupdOptions(DaemonOptions):
         STRING, gethostname, "host under which nsqd reaches this nsqlookupd; by default the host name"
     )
 
+    access_file: str = option(STRING, "", "file with the tokens that nsqds and HTTP clients need (see nsq_access)")
     inactive_producer_timeout: int = option(
         DURATION, 5 * MINUTE, "how long an nsqd may be silent before consumers are no longer sent to it"
     )
@@ -68,12 +75,16 @@ def validate(options: NsqlookupdOptions) -> None:
 
 
 class Daemon:
-    """Listens when it is created, and serves between `start` and `stop`. The constructor raises ``ListenError``."""
+    """Listens when it is created, and serves between `start` and `stop`.
+
+    The constructor raises ``ListenError`` and ``AccessError``.
+    """
 
     def __init__(self, options: NsqlookupdOptions) -> None:
         log.info("%s", version_line(PROGRAM))
         log.info("%s", build_line())
         self.db = RegistrationDb(options.inactive_producer_timeout / SECOND, options.tombstone_lifetime / SECOND)
+        self._access = AccessFile(options.access_file) if options.access_file else None
         tcp_listener = listen(options.tcp_address or _ANY_PORT)
         http_listener = listen(options.http_address or _ANY_PORT)
         self.info = LookupdInfo(
@@ -86,7 +97,11 @@ class Daemon:
         self._tcp = TcpServer(tcp_listener, self._make_session, receive_size=RECEIVE_SIZE)
         metrics = Metrics(PROGRAM)
         self._loop_lag = LoopLag(metrics.observe_lag, metrics.observe_held)
-        self._http = HttpServer(http_listener, NsqlookupdApi(self.db, metrics))
+        token_check = None
+        if self._access is not None:
+            token_check = TokenCheck(self._access, PROGRAM)
+            metrics.collect_from(token_check.collect)
+        self._http = HttpServer(http_listener, NsqlookupdApi(self.db, metrics, refuse=token_check))
 
     def start(self) -> None:
         self._loop_lag.start()
@@ -102,7 +117,26 @@ class Daemon:
     def _make_session(
         self, connection: Connection[LookupdSession], host: str, now: float, now_ns: int
     ) -> LookupdSession:
-        return LookupdSession(self.db, self.info, peer=connection.peer, now=now)
+        refuse = self._refuse if self._access is not None else None
+        return LookupdSession(self.db, self.info, peer=connection.peer, now=now, refuse=refuse)
+
+    def _refuse(self, secret: bytes, address: str) -> str:
+        """Why an nsqd with this token may not register this address; "" if it may."""
+        assert self._access is not None, "called only with an access file"
+        token = self._access.tokens.find(secret, time.time()) if secret else None
+        if token is None:
+            return "needs a token of --access-file; nsqd sends that of --cluster-token-file"
+        return "" if token.may_register(address) else f"the token {token.name} does not permit to register {address}"
+
+    def reload(self) -> None:
+        """Read the access file again. If it is invalid, the present tokens stay in force."""
+        if self._access is not None:
+            try:
+                self._access.reload()
+                log.info("ACCESS: %d tokens in force", len(self._access.tokens))
+                self._tcp.abort_unless(lambda session: session.may_continue)
+            except AccessError as error:
+                log.error("keeping the tokens in force - %s", error)
 
 
 def main() -> None:
@@ -117,13 +151,17 @@ def main() -> None:
         if options.check_config:
             for address in filter(None, (options.tcp_address, options.http_address)):
                 check_address(address)
+            if options.access_file:
+                AccessFile(options.access_file)
             exit_checked(PROGRAM)
         daemon = Daemon(options)
-    except (OptionError, ListenError) as error:
+    except (OptionError, ListenError, AccessError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqlookupd - {error}")
     tune_gc()
     supervisor = Supervisor()
     daemon.start()
+    if options.access_file:  # nsqlookupd: SIGHUP ends it
+        gevent.signal_handler(signal.SIGHUP, daemon.reload)
     supervisor.ready()
     stop.wait()
     supervisor.stopping()

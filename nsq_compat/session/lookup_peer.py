@@ -55,6 +55,7 @@ class LookupPeer(Conversation):
         on_identified: Callable[[LookupdInfo], None],
         now: float,
         max_reply_size: int = lookup_commands.DEFAULT_MAX_REPLY_SIZE,
+        token: str = "",
     ) -> None:
         super().__init__()
         self.failure = ""
@@ -62,7 +63,7 @@ class LookupPeer(Conversation):
         self._address = address
         self._wake = wake
         self._on_identified = on_identified
-        self._opening = lookup_commands.MAGIC + lookup_commands.identify(info)
+        self._opening = lookup_commands.MAGIC + lookup_commands.identify(info, token)
         self._reader = ReplyReader(max_reply_size)
         self._unanswered: deque[str] = deque()
         self._identified = False

@@ -14,7 +14,7 @@ from nsq_compat.protocol import lookup_commands as table
 from nsq_compat.protocol.command_reader import Command, CommandReader, SimpleCommand
 from nsq_compat.protocol.commands import CommandSpec
 from nsq_compat.protocol.durations import SECOND, format_duration
-from nsq_compat.protocol.errors import E_BAD_PROTOCOL, E_INVALID, FatalClientError, SilentClose
+from nsq_compat.protocol.errors import E_BAD_PROTOCOL, E_INVALID, E_UNAUTHORIZED, FatalClientError, SilentClose
 from nsq_compat.protocol.go_json import encode
 from nsq_compat.protocol.lookup_commands import MAGIC, MAX_BODY_SIZE, LookupdInfo
 from nsq_compat.protocol.names import address_error
@@ -32,13 +32,27 @@ MAX_COMMANDS_PER_CALL: Final = 64
 
 
 class LookupdSession(Conversation):
-    """The session of one TCP client. `peer` is its address, which is also its name in replies of the HTTP API."""
+    """The session of one TCP client. `peer` is its address, which is also its name in replies of the HTTP API.
 
-    def __init__(self, db: RegistrationDb, info: LookupdInfo, *, peer: str, now: float) -> None:
+    `refuse` returns why an nsqd with a token (empty without one) may not register a broadcast address, "" if it may.
+    """
+
+    def __init__(
+        self,
+        db: RegistrationDb,
+        info: LookupdInfo,
+        *,
+        peer: str,
+        now: float,
+        refuse: Callable[[bytes, str], str] | None = None,
+    ) -> None:
         super().__init__()
         self.peer = peer
         self._db = db
         self._info = info
+        self._refuse = refuse
+        self._registrant = b"", ""
+        """Token and broadcast address."""
         self._opening = b""
         self._opened = False
         self._reader = CommandReader(self._admit, max_msg_size=MAX_BODY_SIZE, max_body_size=MAX_BODY_SIZE)
@@ -73,6 +87,11 @@ class LookupdSession(Conversation):
         data = b"".join(self._replies)
         self._replies.clear()
         return data
+
+    @property
+    def may_continue(self) -> bool:
+        """Whether the nsqd could register now."""
+        return self._producer is None or self._refuse is None or not self._refuse(*self._registrant)
 
     @property
     def write_timeout(self) -> float | None:
@@ -130,6 +149,8 @@ class LookupdSession(Conversation):
 
     def _ping(self, command: SimpleCommand) -> bytes:
         producer = self._producer
+        if not self.may_continue:
+            raise FatalClientError(E_UNAUTHORIZED, "PING the token does not permit to register any more")
         if producer is not None:  # nsqlookupd: PING is answered even before IDENTIFY
             since = format_duration(int((self._now - producer.last_update) * SECOND))
             log.info("CLIENT(%s): pinged (last ping %s)", self.peer, since)
@@ -146,6 +167,10 @@ class LookupdSession(Conversation):
             log.warning(
                 "CLIENT(%s): %s; clients that look up a topic, and nsqadmin, skip this nsqd", self.peer, problem
             )
+        if self._refuse is not None:
+            self._registrant = table.token_of(command.body), info.broadcast_address
+            if why := self._refuse(*self._registrant):
+                raise FatalClientError(E_UNAUTHORIZED, f"IDENTIFY {why}")
         self._producer = self._db.identify(self.peer, info, self._now, self._now_ns)
         self._deadline = NEVER
         return encode(self._info)
