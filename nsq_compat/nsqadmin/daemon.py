@@ -26,6 +26,7 @@ from nsq_compat.protocol.go_json import dumps
 from nsq_compat.web.admin.app import WsgiHandler, create_app
 from nsq_compat.web.admin.operations import collect
 from nsq_compat.web.admin.users import Users
+from nsq_compat.web.hosts import OPEN_PATHS, HostCheck
 from nsq_compat.web.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,10 @@ class Daemon:
         self._loop_lag = LoopLag(self.metrics.observe_lag, self.metrics.observe_held)
         self._notifications: Queue[Mapping[str, Any]] = Queue(MAX_NOTIFICATIONS)
         self._background: list[gevent.Greenlet[..., None]] = []
-        self._http = HttpServer(listen(options.http_address), WsgiHandler(create_app(self), options.base_path))
+        pages = WsgiHandler(create_app(self), options.base_path)
+        open_paths = [options.base_path.rstrip("/") + path for path in OPEN_PATHS]
+        handler = HostCheck(pages, PROGRAM, options.http_address, options.allowed_hosts, open_paths=open_paths)
+        self._http = HttpServer(listen(options.http_address), handler)
 
     def start(self) -> None:
         self._loop_lag.start()

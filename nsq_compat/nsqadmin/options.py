@@ -15,6 +15,7 @@ from nsq_compat.cli.kinds import BOOLEAN, DURATION, STRING, OptionError
 from nsq_compat.cli.options import DaemonOptions, option, repeated
 from nsq_compat.net.sockets import split_host_port
 from nsq_compat.protocol.durations import MINUTE, SECOND
+from nsq_compat.web.hosts import allowed_name
 
 PROGRAM: Final = "nsqadmin"
 
@@ -69,6 +70,12 @@ class NsqadminOptions(DaemonOptions):
         STRING, "", "`name:role`: read a password from stdin, print a line for --user-file", in_file=False
     )
 
+    allowed_hosts: tuple[str, ...] = repeated(
+        "name under which nsqadmin is reached, besides IP addresses, names without a dot, and those of the machine and "
+        "of --http-address; * for any",
+        flag="allowed-host",
+    )
+
     page_timeout: int = option(
         DURATION, 2 * SECOND, "time in which a page is complete; it marks daemons that did not answer by then"
     )
@@ -99,6 +106,14 @@ def validate(options: NsqadminOptions) -> None:
             reason = f"invalid CIDR address: {cidr}"
             raise OptionError(f"failed to parse --allow-config-from-cidr ({cidr}) - {reason}") from None
     options.base_path = normalized_base_path(options.base_path)
+    options.allowed_hosts = tuple(map(_allowed_host, options.allowed_hosts))
+
+
+def _allowed_host(text: str) -> str:
+    try:
+        return allowed_name(text)
+    except ValueError as error:
+        raise OptionError(f"failed to parse --allowed-host ({text}) - {error}") from None
 
 
 def normalized_base_path(path: str) -> str:

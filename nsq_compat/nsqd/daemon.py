@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from nsq_compat.log.data_path import reason, resolved
 from nsq_compat.log.files import Files, OsFiles
 from nsq_compat.log.mirrored_files import Changes, MirroredFiles
 from nsq_compat.log.storage import Done, Durability, Storage
+from nsq_compat.net.certificates import load_certificates
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import AlarmClock, BusyPoll, LoopLag, LoopTick, has_spare_cpu
 from nsq_compat.net.process import descriptors_left_by_clients, exempt_from_collection
@@ -77,8 +79,8 @@ class Daemon:
     """Owns its data path and listens from its construction on; serves between `start` and `stop`.
 
     It is the ``web.nsqd_service.NsqdService`` of its HTTP API. `drained` is set when a drain is done and the daemon may
-    stop. The constructor raises ``OptionError``, ``DataPathError`` and ``ListenError``, `start` ``MetadataError`` and
-    ``OSError``.
+    stop. The constructor raises ``OptionError``, ``CertificateError``, ``DataPathError`` and ``ListenError``, `start`
+    ``MetadataError`` and ``OSError``.
     """
 
     now = staticmethod(time.monotonic)
@@ -101,16 +103,15 @@ class Daemon:
         log.info("ID: %d", options.id)
         if options.snappy and not SNAPPY_INSTALLED:
             log.warning("snappy is not offered to clients: %s", SNAPPY_MISSING)
-        self._certificates = startup.load_certificates(options)
+        self._certificates = load_certificates(options)
         self._limits = startup.session_limits(options)
         self._calls = startup.make_http_calls(options)
+        self._lookupd_tls = startup.make_lookupd_tls(options)
         self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
         self._access = startup.load_access(options.access_file)
         self._token_check = TokenCheck(self._access, PROGRAM) if self._access is not None else None
         self._token_watch = gevent.Greenlet(self._watch_tokens)
         self.metrics = Metrics(PROGRAM)
-        if self._token_check is not None:
-            self.metrics.collect_from(self._token_check.collect)
         self.memory = MemoryStats().stats
         self.loop_lag = 0.0
         self._loop_lag = LoopLag(self._observe_lag, self.metrics.observe_held)
@@ -175,7 +176,7 @@ class Daemon:
             version=NSQ_VERSION,
         )
         token = startup.load_cluster_token(options.cluster_token_file)
-        self._lookup_peers = LookupPeers(self.broker, info, options.max_body_size, tick, token)
+        self._lookup_peers = LookupPeers(self.broker, info, options.max_body_size, tick, self._lookupd_tls, token)
         self._topic_channels = TopicChannels(
             self.broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )
@@ -206,6 +207,8 @@ class Daemon:
         )
 
         api = NsqdApi(self, self._publish_batch, self._token_check)
+        if self._token_check is not None:
+            self.metrics.collect_from(partial(self._token_check.collect, api))
         is_open = options.publishing_over_http and self._token_check is None
         publishing = api.publishing if is_open and not syncs_first else None
         self._http: list[HttpServer] = []
@@ -300,6 +303,7 @@ class Daemon:
             log.info("TLS: no certificate to reload")
         else:
             self._certificates.reload()
+        self._lookupd_tls.reload()
         if self._access is not None:
             try:
                 self._access.reload()

@@ -20,13 +20,15 @@ from nsq_compat.protocol.lookup_commands import MAGIC, MAX_BODY_SIZE, LookupdInf
 from nsq_compat.protocol.names import address_error
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.registry.registration_db import Producer, RegistrationDb
-from nsq_compat.session.conversation import Conversation
+from nsq_compat.registry.registration_policy import RegistrationPolicy
+from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, TlsFacts, Upgrade
 
 log = logging.getLogger(__name__)
 
 IDENTIFY_TIMEOUT: Final = 60.0
 """Seconds for each step up to IDENTIFY. After that a silent nsqd only becomes inactive."""
 WRITE_TIMEOUT: Final = 30.0
+_EXPECTS_TLS: Final = FatalClientError(E_BAD_PROTOCOL, "this port expects TLS")
 MAX_COMMANDS_PER_CALL: Final = 64
 """Commands that one call executes; each takes about 20 us, and most are logged."""
 
@@ -34,25 +36,27 @@ MAX_COMMANDS_PER_CALL: Final = 64
 class LookupdSession(Conversation):
     """The session of one TCP client. `peer` is its address, which is also its name in replies of the HTTP API.
 
-    `refuse` returns why an nsqd with a token (empty without one) may not register a broadcast address, "" if it may.
+    With `tls` the conversation begins with a handshake.
     """
 
     def __init__(
         self,
         db: RegistrationDb,
         info: LookupdInfo,
+        policy: RegistrationPolicy,
         *,
         peer: str,
         now: float,
-        refuse: Callable[[bytes, str], str] | None = None,
+        tls: bool = False,
     ) -> None:
         super().__init__()
         self.peer = peer
         self._db = db
         self._info = info
-        self._refuse = refuse
-        self._registrant = b"", ""
-        """Token and broadcast address."""
+        self._policy = policy
+        self._tls: TlsFacts | None = None
+        self._registrant = "", b""
+        """Broadcast address and token."""
         self._opening = b""
         self._opened = False
         self._reader = CommandReader(self._admit, max_msg_size=MAX_BODY_SIZE, max_body_size=MAX_BODY_SIZE)
@@ -60,12 +64,17 @@ class LookupdSession(Conversation):
         self._producer: Producer | None = None
         self._now = now
         self._now_ns = 0
-        self._deadline = self.next_wakeup = now + IDENTIFY_TIMEOUT
+        self._deadline = self.next_wakeup = now + (HANDSHAKE_SECONDS if tls else IDENTIFY_TIMEOUT)
+        if tls:
+            self.upgrade = Upgrade(None, b"", self._upgraded, self._upgrade_failed)
 
     # --- Called by the shell ------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         if self.closing:
+            return
+        if self.upgrade is not None:
+            self.upgrade.received += data
             return
         self._now, self._now_ns = now, now_ns
         self._within_boundary(self._receive, data)
@@ -75,6 +84,9 @@ class LookupdSession(Conversation):
         self._within_boundary(self._execute)
 
     def end_of_input(self) -> None:
+        if self.upgrade is not None:
+            self.upgrade = None
+            self.closing = True
         while self.has_unread:
             self.read_on(self._now, self._now_ns)
         if not self.closing:
@@ -82,16 +94,17 @@ class LookupdSession(Conversation):
 
     def data_to_send(self, now: float) -> bytes:
         if now >= self._deadline and not self.closing and not self.has_unread:
+            if self.upgrade is not None:
+                self._upgrade_failed("timeout")
             self.end_of_input()
         self.next_wakeup = self._deadline
         data = b"".join(self._replies)
         self._replies.clear()
         return data
 
-    @property
     def may_continue(self) -> bool:
-        """Whether the nsqd could register now."""
-        return self._producer is None or self._refuse is None or not self._refuse(*self._registrant)
+        """Whether nothing is registered, or it would be permitted now."""
+        return self._producer is None or not self._refusal()
 
     @property
     def write_timeout(self) -> float | None:
@@ -106,6 +119,20 @@ class LookupdSession(Conversation):
         if self._producer is not None:
             self._db.forget(self._producer)
             self._producer = None
+
+    # --- TLS ----------------------------------------------------------------------------------------------------------
+
+    def _upgraded(self, tls: TlsFacts | None, now: float) -> None:
+        self.upgrade = None
+        self._tls = tls
+        self._deadline = now + IDENTIFY_TIMEOUT
+
+    def _upgrade_failed(self, reason: str) -> None:
+        log.warning("CLIENT(%s): TLS handshake failed - %s", self.peer, reason)
+        if self.upgrade is not None and self.upgrade.received.startswith(MAGIC):
+            self._replies.append(table.reply(_EXPECTS_TLS.data))
+        self.upgrade = None
+        self.closing = True
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 
@@ -149,8 +176,8 @@ class LookupdSession(Conversation):
 
     def _ping(self, command: SimpleCommand) -> bytes:
         producer = self._producer
-        if not self.may_continue:
-            raise FatalClientError(E_UNAUTHORIZED, "PING the token does not permit to register any more")
+        if not self.may_continue():
+            raise FatalClientError(E_UNAUTHORIZED, "PING refused: the registration is not permitted any more")
         if producer is not None:  # nsqlookupd: PING is answered even before IDENTIFY
             since = format_duration(int((self._now - producer.last_update) * SECOND))
             log.info("CLIENT(%s): pinged (last ping %s)", self.peer, since)
@@ -167,13 +194,17 @@ class LookupdSession(Conversation):
             log.warning(
                 "CLIENT(%s): %s; clients that look up a topic, and nsqadmin, skip this nsqd", self.peer, problem
             )
-        if self._refuse is not None:
-            self._registrant = table.token_of(command.body), info.broadcast_address
-            if why := self._refuse(*self._registrant):
-                raise FatalClientError(E_UNAUTHORIZED, f"IDENTIFY {why}")
+        self._registrant = info.broadcast_address, table.token_of(command.body)
+        if refusal := self._refusal():
+            log.warning("CLIENT(%s): registration refused - %s", self.peer, refusal)
+            raise FatalClientError(E_UNAUTHORIZED, f"IDENTIFY refused: {refusal}")
         self._producer = self._db.identify(self.peer, info, self._now, self._now_ns)
         self._deadline = NEVER
         return encode(self._info)
+
+    def _refusal(self) -> str:
+        tls, (address, token) = self._tls, self._registrant
+        return self._policy.refusal(address, tls=tls is not None, names=tls.names if tls else (), token=token)
 
     def _register(self, command: SimpleCommand) -> bytes:
         """REGISTER and UNREGISTER."""

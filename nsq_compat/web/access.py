@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from nsq_compat.policy.access import AccessFile, Token
 from nsq_compat.session.http_message import Request, Response
-from nsq_compat.web.application import error, parse_query
+from nsq_compat.web.application import Application, error, parse_query
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -22,8 +22,6 @@ class TokenCheck:
     """The `web.application.Refusal` of a daemon with an access file. `realm` names the daemon."""
 
     def __init__(self, access: AccessFile, realm: str, now: Callable[[], float] = time.time) -> None:
-        self.refused = 0
-        """Requests so far."""
         self._access = access
         self._realm = realm
         self._now = now
@@ -31,18 +29,6 @@ class TokenCheck:
     def __call__(self, request: Request, permission: str) -> Response | None:
         if not permission:
             return None
-        refusal = self._refusal(request, permission)
-        self.refused += refusal is not None
-        return refusal
-
-    def collect(self) -> "Iterator[Metric]":
-        # prometheus_client is an extra.
-        from prometheus_client.core import CounterMetricFamily
-
-        help = "HTTP requests that were refused for lack of a token or a permission."
-        yield CounterMetricFamily(f"{self._realm}_http_unauthorized", help, value=self.refused)
-
-    def _refusal(self, request: Request, permission: str) -> Response | None:
         secret = bearer(request.headers.get(b"authorization", b""))
         token = self._access.tokens.find(secret, self._now()) if secret else None
         if token is None:
@@ -53,6 +39,13 @@ class TokenCheck:
             return None
         scope = f', error="insufficient_scope", scope="{permission}"'
         return error(403, f"FORBIDDEN: the token {token.name} {missing}", self._challenge(scope))
+
+    def collect(self, api: Application) -> "Iterator[Metric]":
+        # prometheus_client is an extra.
+        from prometheus_client.core import CounterMetricFamily
+
+        help = "HTTP requests that were refused for lack of a token or a permission."
+        yield CounterMetricFamily(f"{self._realm}_http_unauthorized", help, value=api.refused)
 
     def _challenge(self, why: str) -> tuple[tuple[str, str], ...]:
         return (("WWW-Authenticate", f'Bearer realm="{self._realm}"{why}'),)

@@ -206,6 +206,8 @@ class Application:
 
     def __init__(self, routes: Routes, refuse: Refusal | None = None) -> None:
         self.routes = routes
+        self.refused = 0
+        """Requests so far that `refuse` had a response to."""
         self._refuse = refuse
         self._paths = {path: methods for path, methods in routes.items() if "/:" not in path}
         self._families = {path.partition(":")[0]: methods for path, methods in routes.items() if "/:" in path}
@@ -227,6 +229,7 @@ class Application:
             logged = response.status in (404, 405)  # nsqd: of the router's own responses, only errors are logged
         elif (refusal := self._refusal(request, route.permission)) is not None:
             response, logged = refusal, True
+            self.refused += 1
         else:
             response, logged = _respond(request, route.handler), route.logged
         if logged:

@@ -122,6 +122,19 @@ def test_an_nsqd_that_registers_an_invalid_address_hides_no_other(tmp_path, star
             assert sum("skipped nsqd" in line for line in nsqadmin._last_lines) == 1
 
 
+def test_the_name_of_another_site_is_refused_until_it_is_allowed(nsqd, start):
+    flags = (f"--nsqd-http-address={nsqd.http_address}", "--base-path=/ui", "--sample-interval=0s")
+    nsqadmin = start(*flags)
+    statuses = [nsqadmin.asks("GET", path, Host="Nsq.corp.example").status for path in ("/ui/", "/ui/api/topics")]
+    assert statuses == [421, 421]
+    assert nsqadmin.asks("PUT", "/ui/config/log_level", b"debug", Host="nsq.corp.example").status == 421
+    assert nsqadmin.asks("GET", "/ui/ping", Host="nsq.corp.example").status == 200
+    assert nsqadmin.logs("start it with --allowed-host=nsq.corp.example, or add")
+    allowing = start(*flags, "--allowed-host=other.example", "--allowed-host=nsq.corp.example")
+    assert allowing.asks("GET", "/ui/api/topics", Host="nsq.corp.example").status == 200
+    assert allowing.asks("GET", "/ui/api/topics", Host="evil.example").status == 421
+
+
 def test_a_node_that_hangs_does_not_delay_others(nsqd, start):
     publish(nsqd, "orders", "one")
     with socket.create_server(("127.0.0.1", 0)) as deaf:

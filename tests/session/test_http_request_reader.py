@@ -83,9 +83,7 @@ unlike = st.sampled_from(
 
 def both(pieces: list[bytes]) -> tuple[list[Request | Response], list[Request | Response]]:
     limits = HttpLimits(max_head_bytes=2000)
-    readers = [
-        kind(lambda head: Admission(LIMIT, TOO_BIG), limits, "peer") for kind in (RequestReader, ParserOnly)
-    ]
+    readers = [kind(lambda head: Admission(LIMIT, TOO_BIG), limits, "peer") for kind in (RequestReader, ParserOnly)]
     items: tuple[list[Request | Response], list[Request | Response]] = ([], [])
     for piece in pieces:
         for one, heard in zip(readers, items, strict=True):

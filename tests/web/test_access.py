@@ -7,6 +7,7 @@ import pytest
 
 from nsq_compat.policy.access import PERMISSIONS, Tokens, hash_of
 from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.registry.registration_policy import RegistrationPolicy
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.access import TokenCheck, bearer
 from nsq_compat.web.application import IGNORED_BODY_LIMIT, Application
@@ -40,7 +41,7 @@ class Access:
 def apis() -> Iterator[Application]:
     check = TokenCheck(Access(), "nsqd", now=lambda: 0.0)  # type: ignore[arg-type]
     yield NsqdApi(Daemon(), refuse=check)
-    yield NsqlookupdApi(RegistrationDb(300.0, 45.0), Metrics("nsqlookupd"), refuse=check)
+    yield NsqlookupdApi(RegistrationDb(300.0, 45.0), Metrics("nsqlookupd"), RegistrationPolicy(), refuse=check)
 
 
 ROUTES = [
@@ -124,7 +125,7 @@ def test_a_malformed_query_is_an_error_before_and_after(nsqd):
     assert (response.status, response.body) == (400, b'{"message":"INVALID_REQUEST"}')
 
 
-def test_a_body_is_not_received_before_the_token_is_known(nsqd):
+def test_a_body_is_not_received_before_the_token_is_known(nsqd: Application):
     def limit(header: bytes | None = None) -> int:
         headers = {} if header is None else {b"authorization": header}
         return nsqd.admit(Request("POST", b"/mpub", "/mpub", b"topic=t", headers, b"", "")).body_limit
@@ -164,5 +165,5 @@ def test_refused_requests_are_counted_and_logged(caplog):
         ask(api, "POST", "/pub", b"topic=t")  # a route that is not logged otherwise
         ask(api, "POST", "/pub", b"topic=t", b"Bearer read")
         ask(api, "GET", "/ping")
-    assert check.refused == 2
+    assert api.refused == 2
     assert [record.getMessage()[:9] for record in caplog.records] == ["401 POST ", "403 POST ", "200 GET /"]
