@@ -22,6 +22,7 @@ from nsq_compat.net.server import HttpServer
 from nsq_compat.net.sockets import listen
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions
 from nsq_compat.protocol.durations import SECOND, seconds
+from nsq_compat.protocol.errors import without_secrets, without_user
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.web.admin.app import WsgiHandler, create_app
 from nsq_compat.web.admin.operations import collect
@@ -85,7 +86,8 @@ class Daemon:
             try:
                 self._notifications.put_nowait(action)
             except Full:
-                log.error("notification dropped: %d are already waiting for %s", MAX_NOTIFICATIONS, endpoint)
+                shown = without_secrets(endpoint)
+                log.error("notification dropped: %d are already waiting for %s", MAX_NOTIFICATIONS, shown)
 
     def config_value(self, name: str) -> object:
         return option_value(self.options, name)
@@ -121,12 +123,13 @@ class Daemon:
     def _send_notifications(self) -> None:
         """POST each action to `--notification-http-endpoint`, in order. Go's nsqadmin exits if it cannot be reached."""
         endpoint = self.options.notification_http_endpoint
+        shown = without_secrets(endpoint)
         for action in self._notifications:
-            log.info("POSTing notification to %s", endpoint)
+            log.info("POSTing notification to %s", shown)
             try:
                 self._client.exchange("POST", endpoint, dumps(dict(action)).encode(), _NOTIFICATION_HEADERS)
             except UpstreamError as failure:
-                log.error("failed to POST notification - %s", failure)
+                log.error("failed to POST notification - %s", str(failure).replace(without_user(endpoint), shown))
 
 
 def read_users(path: str) -> Users:

@@ -15,6 +15,7 @@ from nsq_compat.cli.kinds import BOOLEAN, DURATION, STRING, OptionError
 from nsq_compat.cli.options import DaemonOptions, option, repeated
 from nsq_compat.net.sockets import split_host_port
 from nsq_compat.protocol.durations import MINUTE, SECOND
+from nsq_compat.protocol.errors import without_secrets
 
 PROGRAM: Final = "nsqadmin"
 
@@ -48,7 +49,9 @@ class NsqadminOptions(DaemonOptions):
     http_client_tls_key: str = option(STRING, "", "PEM file with the key of the client certificate")
 
     # Graphite.
-    graphite_url: str = option(STRING, "", "URL of a Graphite that draws what nsqd's statsd sends")
+    graphite_url: str = option(
+        STRING, "", "URL of a Graphite that draws what nsqd's statsd sends", secret=without_secrets
+    )
     proxy_graphite: bool = option(BOOLEAN, False, "fetch Graphite's graphs for the browser")
     statsd_prefix: str = option(STRING, "nsq.%s", "prefix of nsqd's statsd keys; %s stands for host and port")
     statsd_counter_format: str = option(STRING, "stats.counters.%s.count", "how Graphite names counters; %s is the key")
@@ -63,7 +66,9 @@ class NsqadminOptions(DaemonOptions):
     admin_users: tuple[str, ...] = repeated(
         "user with permission for changes; by default all users have it", flag="admin-user"
     )
-    notification_http_endpoint: str = option(STRING, "", "URL that receives a POST for each action")
+    notification_http_endpoint: str = option(
+        STRING, "", "URL that receives a POST for each action", secret=without_secrets
+    )
     user_file: str = option(STRING, "", "file of users, roles and passwords; with it, users must log in")
     make_user: str = option(
         STRING, "", "`name:role`: read a password from stdin, print a line for --user-file", in_file=False
@@ -129,8 +134,9 @@ def _check_tls(options: NsqadminOptions) -> None:
 
 
 def _resolve(flag: str, address: str) -> None:
-    prefix = f"failed to resolve --{flag} ({address}) - "
     host_and_port = split_host_port(address)
+    address = without_secrets(address)
+    prefix = f"failed to resolve --{flag} ({address}) - "
     if host_and_port is None:
         missing = ":" not in address
         reason = "missing port in address" if missing else "too many colons in address"

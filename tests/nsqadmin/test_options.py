@@ -35,7 +35,16 @@ NSQ_FLAGS = {
     "verbose": ("", ""),
     "version": ("", ""),
 }
-OURS = {"check-config", "log-format", "user-file", "make-user", "page-timeout", "sample-interval"}
+OURS = {
+    "graphite-url-file",
+    "notification-http-endpoint-file",
+    "check-config",
+    "log-format",
+    "user-file",
+    "make-user",
+    "page-timeout",
+    "sample-interval",
+}
 
 
 def test_flags_types_and_defaults_are_nsqs():
