@@ -14,7 +14,7 @@ from typing import Final
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, STRING, OptionError
 from nsq_compat.cli.options import DaemonOptions, option, repeated
 from nsq_compat.net.sockets import split_host_port
-from nsq_compat.protocol.durations import MINUTE, SECOND
+from nsq_compat.protocol.durations import HOUR, MINUTE, SECOND
 from nsq_compat.web.hosts import allowed_name
 
 PROGRAM: Final = "nsqadmin"
@@ -70,6 +70,14 @@ class NsqadminOptions(DaemonOptions):
         STRING, "", "`name:role`: read a password from stdin, print a line for --user-file", in_file=False
     )
 
+    session_file: str = option(
+        STRING, "", "file that nsqadmin makes, so that logins survive its restart; without it they end"
+    )
+    session_idle_timeout: int = option(
+        DURATION, 12 * HOUR, "time without a request of the user after which a login ends"
+    )
+    session_timeout: int = option(DURATION, 7 * 24 * HOUR, "time after which every login ends")
+    revoke_sessions: bool = option(BOOLEAN, False, "end all logins that --session-file has, and exit", in_file=False)
     allowed_hosts: tuple[str, ...] = repeated(
         "name under which nsqadmin is reached, besides IP addresses, names without a dot, and those of the machine and "
         "of --http-address; * for any",
@@ -93,6 +101,8 @@ def validate(options: NsqadminOptions) -> None:
         raise OptionError("use --nsqd-http-address or --lookupd-http-address not both")
     if options.page_timeout <= 0:
         raise OptionError("--page-timeout must be > 0")
+    if options.session_idle_timeout <= 0 or options.session_timeout <= 0:
+        raise OptionError("--session-idle-timeout and --session-timeout must be > 0")
     _check_tls(options)
     for flag, addresses in (("lookupd-http-address", lookupds), ("nsqd-http-address", nsqds)):
         for address in addresses:
