@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-_LISTENING = re.compile(r"\b(TCP|HTTPS?): listening on (\S+:\d+)$")
+_LISTENING = re.compile(r"\b(TCP|TLS|HTTPS?): listening on (\S+:\d+)$")
 
 
 def installed(program: str) -> str:
@@ -86,7 +86,10 @@ class DaemonProcess:
             *options,
         ]
         has_https = any(argument.startswith("--tls-cert=") for argument in self.arguments)
+        has_tls = any(argument.startswith("--tls-tcp-address=") for argument in self.arguments)
         self._listeners = {"HTTP", *(("TCP",) if self.speaks_tcp else ()), *(("HTTPS",) if has_https else ())}
+        self._listeners |= {"TLS"} if has_tls else set()
+        self._listeners -= {name for name in ("TCP", "HTTP") if f"--{name.lower()}-address=" in self.arguments}
         self._log = log
         self._addresses: dict[str, str] = {}
         self._last_lines: deque[str] = deque(maxlen=30)
@@ -99,6 +102,11 @@ class DaemonProcess:
     @property
     def http_address(self) -> str:
         return self._addresses["HTTP"]
+
+    @property
+    def tls_address(self) -> str:
+        """The address for TCP with TLS, if nsqlookupd was started with ``--tls-tcp-address=``."""
+        return self._addresses["TLS"]
 
     @property
     def https_address(self) -> str:
@@ -136,7 +144,10 @@ class DaemonProcess:
 
         A daemon that has ended may be started again, on the same addresses.
         """
-        where_it_was = [f"--{name.lower()}-address={address}" for name, address in self._addresses.items()]
+        flags = {"TLS": "tls-tcp"}
+        where_it_was = [
+            f"--{flags.get(name, name.lower())}-address={address}" for name, address in self._addresses.items()
+        ]
         self._addresses.clear()
         self._ready_or_gone.clear()
         try:

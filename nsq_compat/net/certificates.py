@@ -8,7 +8,7 @@ import logging
 import ssl
 import warnings
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from nsq_compat import missing_package
 from nsq_compat.net.tls import MakeTls, StandardTls, Tls
@@ -42,6 +42,33 @@ class TlsFiles:
     root_ca: str = ""
     client_policy: str = ""
     min_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1
+
+
+class TlsOptions(Protocol):
+    """The options of a daemon that offers TLS."""
+
+    tls_cert: str
+    tls_key: str
+    tls_root_ca_file: str
+    tls_client_auth_policy: str
+    tls_min_version: int
+
+
+def load_certificates(options: TlsOptions) -> "Certificates | None":
+    """A daemon's certificates; None if its options name none. Raises ``CertificateError``, in NSQ's words."""
+    if not (options.tls_cert or options.tls_key):
+        return None
+    files = TlsFiles(
+        options.tls_cert,
+        options.tls_key,
+        options.tls_root_ca_file,
+        options.tls_client_auth_policy,
+        ssl.TLSVersion(options.tls_min_version),
+    )
+    try:
+        return Certificates(files)
+    except CertificateError as error:
+        raise CertificateError(f"failed to build TLS config - {error}") from None
 
 
 class Certificates:

@@ -118,11 +118,16 @@ class Connection(Generic[Session]):
 
     # --- The reader ---------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Serve the connection until either side closes it."""
+    def run(self, *, begins_handshake: bool = False) -> None:
+        """Serve the connection until either side closes it.
+
+        With `begins_handshake` this side begins the handshake of the TLS with which the session starts.
+        """
         self._resume = gevent.getcurrent().switch
         try:
             self._set_alarm()
+            if begins_handshake:
+                self._prepare_next_read()
             self._read_loop()
         except Exception as error:
             self._fail(error)
@@ -346,8 +351,9 @@ class Connection(Generic[Session]):
 
     def _stop_decoding(self, error: Exception) -> None:
         """End the input, because nothing after a damaged TLS record or compressed block can be decoded."""
-        log.error("client(%s) - failed to read command - %s", self.peer, error)
-        self.session.end_of_input()
+        if not self.session.input_failed(str(error)):
+            log.error("client(%s) - failed to read command - %s", self.peer, error)
+            self.session.end_of_input()
 
     def _push_codecs(self) -> None:
         """Perform the upgrades that the session requests, then decode bytes already received for the new codecs."""

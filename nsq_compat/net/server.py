@@ -142,7 +142,7 @@ class TcpServer(Generic[Session]):
 
     def _serve(self, client: socket.socket, name: object) -> None:
         peer, host = peer_of(name)
-        if self._name == "TCP":  # nsqd: HTTP clients are not logged
+        if self._name in ("TCP", "TLS"):  # nsqd: HTTP clients are not logged
             log.info("TCP: new client(%s)", peer)
         connection: Connection[Session] = Connection(
             client,

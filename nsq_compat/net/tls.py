@@ -177,9 +177,15 @@ class StandardTls(Tls):
 
     def facts(self) -> TlsFacts:
         cipher = self._tls.cipher()
-        subject: Any = (self._tls.getpeercert() or {}).get("subject", ())
-        names = ["", *(value for part in subject for key, value in part if key == "commonName")]
-        return TlsFacts(version_name(self._tls.version()), suite_name(cipher[0] if cipher else ""), names[-1])
+        certificate: Any = self._tls.getpeercert() or {}
+        names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+        hosts = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
+        return TlsFacts(
+            version_name(self._tls.version()),
+            suite_name(cipher[0] if cipher else ""),
+            names[-1] if names else "",
+            tuple(dict.fromkeys(names + hosts)),
+        )
 
     def _refusal(self, error: ssl.SSLError) -> TlsError:
         self._refused = True

@@ -14,8 +14,9 @@ from typing import Final
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, STRING, OptionError
 from nsq_compat.cli.options import DaemonOptions, option, repeated
 from nsq_compat.net.sockets import split_host_port
-from nsq_compat.protocol.durations import MINUTE, SECOND
+from nsq_compat.protocol.durations import HOUR, MINUTE, SECOND
 from nsq_compat.protocol.errors import without_secrets
+from nsq_compat.web.hosts import allowed_name
 
 PROGRAM: Final = "nsqadmin"
 
@@ -74,6 +75,20 @@ class NsqadminOptions(DaemonOptions):
         STRING, "", "`name:role`: read a password from stdin, print a line for --user-file", in_file=False
     )
 
+    session_file: str = option(
+        STRING, "", "file that nsqadmin makes, so that logins survive its restart; without it they end"
+    )
+    session_idle_timeout: int = option(
+        DURATION, 12 * HOUR, "time without a request of the user after which a login ends"
+    )
+    session_timeout: int = option(DURATION, 7 * 24 * HOUR, "time after which every login ends")
+    revoke_sessions: bool = option(BOOLEAN, False, "end all logins that --session-file has, and exit", in_file=False)
+    allowed_hosts: tuple[str, ...] = repeated(
+        "name under which nsqadmin is reached, besides IP addresses, names without a dot, and those of the machine and "
+        "of --http-address; * for any",
+        flag="allowed-host",
+    )
+
     page_timeout: int = option(
         DURATION, 2 * SECOND, "time in which a page is complete; it marks daemons that did not answer by then"
     )
@@ -91,6 +106,8 @@ def validate(options: NsqadminOptions) -> None:
         raise OptionError("use --nsqd-http-address or --lookupd-http-address not both")
     if options.page_timeout <= 0:
         raise OptionError("--page-timeout must be > 0")
+    if options.session_idle_timeout <= 0 or options.session_timeout <= 0:
+        raise OptionError("--session-idle-timeout and --session-timeout must be > 0")
     _check_tls(options)
     for flag, addresses in (("lookupd-http-address", lookupds), ("nsqd-http-address", nsqds)):
         for address in addresses:
@@ -104,6 +121,14 @@ def validate(options: NsqadminOptions) -> None:
             reason = f"invalid CIDR address: {cidr}"
             raise OptionError(f"failed to parse --allow-config-from-cidr ({cidr}) - {reason}") from None
     options.base_path = normalized_base_path(options.base_path)
+    options.allowed_hosts = tuple(map(_allowed_host, options.allowed_hosts))
+
+
+def _allowed_host(text: str) -> str:
+    try:
+        return allowed_name(text)
+    except ValueError as error:
+        raise OptionError(f"failed to parse --allowed-host ({text}) - {error}") from None
 
 
 def normalized_base_path(path: str) -> str:

@@ -19,6 +19,7 @@ from nsq_compat.log.data_path import reason, resolved
 from nsq_compat.log.files import Files, OsFiles
 from nsq_compat.log.mirrored_files import Changes, MirroredFiles
 from nsq_compat.log.storage import Done, Durability, Storage
+from nsq_compat.net.certificates import load_certificates
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import AlarmClock, BusyPoll, LoopLag, LoopTick, has_spare_cpu
 from nsq_compat.net.process import descriptors_left_by_clients, exempt_from_collection
@@ -74,8 +75,8 @@ class Daemon:
     """Owns its data path and listens from its construction on; serves between `start` and `stop`.
 
     It is the ``web.nsqd_service.NsqdService`` of its HTTP API. `drained` is set when a drain is done and the daemon may
-    stop. The constructor raises ``OptionError``, ``DataPathError`` and ``ListenError``, `start` ``MetadataError`` and
-    ``OSError``.
+    stop. The constructor raises ``OptionError``, ``CertificateError``, ``DataPathError`` and ``ListenError``, `start`
+    ``MetadataError`` and ``OSError``.
     """
 
     now = staticmethod(time.monotonic)
@@ -98,9 +99,10 @@ class Daemon:
         log.info("ID: %d", options.id)
         if options.snappy and not SNAPPY_INSTALLED:
             log.warning("snappy is not offered to clients: %s", SNAPPY_MISSING)
-        self._certificates = startup.load_certificates(options)
+        self._certificates = load_certificates(options)
         self._limits = startup.session_limits(options)
         self._calls = startup.make_http_calls(options)
+        self._lookupd_tls = startup.make_lookupd_tls(options)
         self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
         self.metrics = Metrics(PROGRAM)
         self.memory = MemoryStats().stats
@@ -166,7 +168,7 @@ class Daemon:
             topology_zone=options.topology_zone,
             version=NSQ_VERSION,
         )
-        self._lookup_peers = LookupPeers(self.broker, info, options.max_body_size, tick)
+        self._lookup_peers = LookupPeers(self.broker, info, options.max_body_size, tick, self._lookupd_tls)
         self._topic_channels = TopicChannels(
             self.broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )
@@ -287,6 +289,7 @@ class Daemon:
             log.info("TLS: no certificate to reload")
         else:
             self._certificates.reload()
+        self._lookupd_tls.reload()
         if self.options.config:
             try:
                 self._apply(startup.load_policies(self.options.config))

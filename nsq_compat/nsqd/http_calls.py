@@ -28,6 +28,7 @@ from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
 from nsq_compat import __version__
+from nsq_compat.log.data_path import reason
 from nsq_compat.nsqd.durability import in_thread
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.go_json import INT64, JsonError, dumps, loads_object
@@ -55,15 +56,24 @@ class CallFailed(Exception):
     """There is no usable answer. The text has the reason, and no part of the URL."""
 
 
-def client_tls(root_ca_file: str, min_version: int) -> ssl.SSLContext:
+def client_tls(root_ca_file: str, min_version: int, certificate: str = "", key: str = "") -> ssl.SSLContext:
     """The verification of servers' certificates, with the authorities in a PEM file, by default with the system's.
 
-    `min_version` is TLS's number on the wire, at least that of 1.2. Raises ``OSError``.
+    `min_version` is TLS's number on the wire, at least that of 1.2. `certificate` and `key` are PEM files for servers
+    that ask for a client certificate. Raises ``OSError``.
     """
     context = ssl.create_default_context(cafile=root_ca_file or None)
+    if certificate:
+        # Without this argument, OpenSSL asks for the password of an encrypted key at the terminal.
+        context.load_cert_chain(certificate, key or None, password="")
     # The default of Debian's Python is OpenSSL's, which may be lower.
     context.minimum_version = ssl.TLSVersion(max(min_version, ssl.TLSVersion.TLSv1_2))
     return context
+
+
+def tls_reason(error: OSError) -> str:
+    """Why `client_tls` failed. An error of OpenSSL has a number that is none of the system's."""
+    return (error.reason or str(error)).lower() if isinstance(error, ssl.SSLError) else reason(error)
 
 
 class HttpCalls:
@@ -89,10 +99,17 @@ class HttpCalls:
         """End all calls under way, and let none begin."""
         self._stopping.set()
 
-    def call(self, url: str, body: bytes | None = None, *, max_answer: int = MAX_ANSWER_BYTES) -> bytes:
+    def call(
+        self,
+        url: str,
+        body: bytes | None = None,
+        *,
+        max_answer: int = MAX_ANSWER_BYTES,
+        tls: ssl.SSLContext | None = None,
+    ) -> bytes:
         """The body of the answer to a GET, or to a POST of a `body` of JSON; at most `max_answer` bytes.
 
-        Raises ``CallFailed``, also for every status except 200.
+        `tls` replaces `make_tls`. Raises ``CallFailed``, also for every status except 200.
         """
         from nsq_compat.bounded_http import Deadline
 
@@ -100,7 +117,7 @@ class HttpCalls:
         late = CallFailed(self._too_late)
         try:
             with gevent.Timeout(self._request_timeout, late):
-                result = self._threads_for(url).spawn(self._outcome, url, body, max_answer, deadline)
+                result = self._threads_for(url).spawn(self._outcome, url, body, max_answer, deadline, tls)
                 gevent.wait([result, self._stopping], count=1)
         finally:
             deadline.expire()
@@ -115,12 +132,14 @@ class HttpCalls:
     def _too_late(self) -> str:
         return f"no answer within {self._request_timeout:g}s"
 
-    def _outcome(self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline") -> bytes | CallFailed:
+    def _outcome(
+        self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline", tls: ssl.SSLContext | None
+    ) -> bytes | CallFailed:
         """Make the call, in a thread. An exception that leaves a thread is printed by gevent, so it is returned."""
         from nsq_compat.bounded_http import FAILURES, AnswerTooLarge, reason_of
 
         try:
-            return self._ask(url, body, max_answer, deadline)
+            return self._ask(url, body, max_answer, deadline, tls or self.make_tls())
         # A new one in each case: the traceback of the old one keeps all of the call for the garbage collector.
         except CallFailed as failure:
             return CallFailed(str(failure))
@@ -129,10 +148,10 @@ class HttpCalls:
         except FAILURES as error:
             return CallFailed(self._too_late if deadline.left <= 0 else reason_of(error))
 
-    def _ask(self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline") -> bytes:
+    def _ask(self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline", tls: ssl.SSLContext) -> bytes:
         from nsq_compat.bounded_http import bounded_session, exchange
 
-        with bounded_session(tls=self.make_tls()) as session:
+        with bounded_session(tls=tls) as session:
             session.headers.clear()
             session.headers.update(_HEADERS)
             while True:

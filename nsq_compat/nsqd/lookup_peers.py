@@ -8,8 +8,9 @@ registered when it returns.
 
 import logging
 import random
+import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 from urllib.parse import quote
@@ -23,8 +24,9 @@ from gevent.pool import Group
 from nsq_compat.log.data_path import reason
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import LoopTick
-from nsq_compat.net.sockets import Dialer
-from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
+from nsq_compat.net.sockets import Dialer, split_host_port
+from nsq_compat.net.tls import StandardTls, Tls
+from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls, tls_reason
 from nsq_compat.protocol.go_json import INT64, STRING, Fields, JsonError, list_of, loads_object, object_of
 from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo
 from nsq_compat.protocol.names import address_error, is_valid_name
@@ -35,6 +37,8 @@ from nsq_compat.session.lookup_peer import LookupPeer
 
 log = logging.getLogger(__name__)
 
+TLS_SCHEME: Final = "tls://"
+"""Begins the address of an nsqlookupd's port with TLS."""
 CONNECT_SECONDS = 3.0
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 5.0
@@ -50,21 +54,53 @@ _ANSWER: Final[Fields] = {"channels": list_of(STRING)}
 _NODES: Final[Fields] = {"producers": list_of(object_of({"broadcast_address": STRING, "tcp_port": INT64}))}
 
 
+class LookupdTls:
+    """nsqd's side of TLS to nsqlookupds: made when it is first needed, by `make`, which may raise ``OSError``."""
+
+    def __init__(self, make: Callable[[], ssl.SSLContext]) -> None:
+        self._make = make
+        self._context: ssl.SSLContext | None = None
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """Raises ``OSError``."""
+        if self._context is None:
+            self._context = self._make()
+        return self._context
+
+    def reload(self) -> None:
+        """Read the files again, if they are in use. If one cannot be used, log that and keep what is in force."""
+        if self._context is not None:
+            try:
+                self._context = self._make()
+            except OSError as error:
+                log.error("LOOKUP: keeping the certificates in use - %s", tls_reason(error))
+
+
 class Peer:
-    """One nsqlookupd, from `start` to `stop`.
+    """One nsqlookupd, from `start` to `stop`. `tls` is used if its address begins with ``tls://``.
 
     `lookupd` is its description of itself while it is connected. `was_tried` is set when this has been received for the
     first time, or the first attempt to connect has failed.
     """
 
-    def __init__(self, address: str, broker: Broker, new_session: "partial[LookupPeer]", tick: LoopTick | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        broker: Broker,
+        new_session: "partial[LookupPeer]",
+        tick: LoopTick | None,
+        tls: LookupdTls,
+    ) -> None:
         self.address = address
+        self._tls = tls if address.startswith(TLS_SCHEME) else None
         self.lookupd: LookupdInfo | None = None
         self.was_tried = Event()
         self._broker = broker
         self._new_session = new_session
         self._tick = tick
-        self._dialer = Dialer(address)
+        self._host_and_port = address.removeprefix(TLS_SCHEME)
+        self._dialer = Dialer(self._host_and_port)
         self._connection: Connection[LookupPeer] | None = None
         self._pause = FIRST_PAUSE_SECONDS
         self._last_failure = ""
@@ -82,6 +118,19 @@ class Peer:
         if self._connection is not None:
             self._connection.session.ping_now(time.monotonic())
 
+    def get(self, calls: HttpCalls, path: str) -> bytes:
+        """The answer of its HTTP API, which it describes while connected. Raises ``CallFailed``."""
+        lookupd = self.lookupd
+        assert lookupd is not None, "it is connected"
+        url = f"{_base_url(lookupd, 'http' if self._tls is None else 'https')}/{path}"
+        log.debug("CI: querying nsqlookupd %s", url)
+        return calls.call(url, tls=None if self._tls is None else self._tls.context)
+
+    def _make_tls(self) -> Tls:
+        assert self._tls is not None, "the session asks for TLS"
+        host, _ = split_host_port(self._host_and_port) or ("", "")
+        return StandardTls(self._tls.context, host or "localhost")
+
     def _run(self) -> None:
         while True:
             try:
@@ -98,14 +147,18 @@ class Peer:
         """Connect, and return when the conversation has ended. Raises ``OSError`` if it cannot connect."""
         # An nsqlookupd that is down for a day must not cause a log line every few seconds.
         log.log(logging.DEBUG if self._last_failure else logging.INFO, "LOOKUP connecting to %s", self.address)
+        if self._tls is not None:
+            _ = self._tls.context  # raises for a file that cannot be read
         client = self._dialer.connect(CONNECT_SECONDS)
-        connection = self._connection = Connection(client, self.address, self._make_session, tick=self._tick)
+        connection = self._connection = Connection(
+            client, self.address, self._make_session, self._make_tls, tick=self._tick
+        )
         connection.actor = "LOOKUPD"
         connection.wake()
         began = time.monotonic()
         self._broker.observers.append(connection.session)
         try:
-            connection.run()
+            connection.run(begins_handshake=self._tls is not None)
         finally:
             self._broker.observers.remove(connection.session)
             self.lookupd = self._connection = None
@@ -116,7 +169,13 @@ class Peer:
         self._note_failure(connection.session.failure)
 
     def _make_session(self, connection: Connection[LookupPeer], now: float, now_ns: int) -> LookupPeer:
-        return self._new_session(address=self.address, wake=connection.wake, on_identified=self._identified, now=now)
+        return self._new_session(
+            address=self.address,
+            wake=connection.wake,
+            on_identified=self._identified,
+            now=now,
+            tls=self._tls is not None,
+        )
 
     def _identified(self, lookupd: LookupdInfo) -> None:
         self.lookupd = lookupd
@@ -130,14 +189,22 @@ class Peer:
 
 
 class LookupPeers:
-    """All nsqlookupds. `info` describes this daemon to them.
+    """All nsqlookupds. `info` describes this daemon to them, `tls` is for those that have TLS.
 
     With the `tick` of the clients' connections, REGISTER of a new topic leaves before the OK of the producer that
     created it, so that a lookup right after the OK finds the topic.
     """
 
-    def __init__(self, broker: Broker, info: PeerInfo, max_reply_size: int, tick: LoopTick | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        info: PeerInfo,
+        max_reply_size: int,
+        tick: LoopTick | None = None,
+        tls: LookupdTls | None = None,
+    ) -> None:
         self._broker = broker
+        self._tls = tls or LookupdTls(ssl.create_default_context)
         self._tick = tick
         self._new_session = partial(LookupPeer, broker, info, max_reply_size=max_reply_size)
         self._peers: dict[str, Peer] = {}
@@ -155,7 +222,7 @@ class LookupPeers:
             peer = before.pop(address, None)
             if peer is None:
                 log.info("LOOKUP(%s): adding peer", address)
-                peer = Peer(address, self._broker, self._new_session, self._tick)
+                peer = Peer(address, self._broker, self._new_session, self._tick, self._tls)
                 peer.start()
             self._peers[address] = peer
         for address, peer in before.items():
@@ -169,7 +236,7 @@ class LookupPeers:
             if lookupd is None or address_error(lookupd.broadcast_address, HTTP=lookupd.http_port):
                 continue
             try:
-                nodes = loads_object(calls.call(_base_url(lookupd) + "/nodes"), _NODES)["producers"]
+                nodes = loads_object(peer.get(calls, "nodes"), _NODES)["producers"]
             except (CallFailed, JsonError) as failure:
                 log.warning("LOOKUPD(%s): cannot list nodes - %s", peer.address, failure)
                 continue
@@ -268,9 +335,7 @@ class TopicChannels:
                     return None
                 if problem := address_error(lookupd.broadcast_address, HTTP=lookupd.http_port):
                     return CallFailed(f"{peer.address}: {problem}")
-                url = _url(lookupd, topic)
-                log.debug("CI: querying nsqlookupd %s", url)
-                return _channels_in(self._calls.call(url))
+                return _channels_in(peer.get(self._calls, f"channels?topic={quote(topic, safe='')}"))
         except CallFailed as failure:
             peer.ping_now()
             if time.monotonic() - began >= SLOW_SECONDS:
@@ -278,14 +343,10 @@ class TopicChannels:
             return CallFailed(f"{peer.address}: {failure}")
 
 
-def _url(lookupd: LookupdInfo, topic: str) -> str:
-    return f"{_base_url(lookupd)}/channels?topic={quote(topic, safe='')}"
-
-
-def _base_url(lookupd: LookupdInfo) -> str:
+def _base_url(lookupd: LookupdInfo, scheme: str) -> str:
     host = lookupd.broadcast_address
     host = f"[{host}]" if ":" in host else host
-    return f"http://{host}:{lookupd.http_port}"
+    return f"{scheme}://{host}:{lookupd.http_port}"
 
 
 def _channels_in(body: bytes) -> list[str]:

@@ -13,6 +13,7 @@ from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import configure
 from nsq_compat.log.data_path import DataPathError, reason
 from nsq_compat.log.metadata import MetadataError
+from nsq_compat.net.certificates import CertificateError
 from nsq_compat.net.process import (
     Supervisor,
     exempt_from_collection,
@@ -41,7 +42,7 @@ def main() -> None:
             check(options)
             exit_checked(PROGRAM)
         daemon = Daemon(options)
-    except (OptionError, DataPathError, ListenError) as error:
+    except (OptionError, CertificateError, DataPathError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")
     tune_gc()
     shorten_thread_switches()

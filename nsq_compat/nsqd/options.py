@@ -90,7 +90,16 @@ class NsqdOptions(DaemonOptions):
 
     # Other services.
     nsqlookupd_tcp_addresses: tuple[str, ...] = repeated(
-        "host:port of an nsqlookupd to register with", flag="lookupd-tcp-address"
+        "host:port of an nsqlookupd to register with, or tls://host:port", flag="lookupd-tcp-address"
+    )
+    lookupd_tls_root_ca_file: str = option(
+        STRING, "", "PEM file with the authorities of nsqlookupds with TLS; by default --tls-root-ca-file"
+    )
+    lookupd_tls_cert: str = option(
+        STRING, "", "PEM file with the client certificate for nsqlookupds with TLS; by default --tls-cert"
+    )
+    lookupd_tls_key: str = option(
+        STRING, "", "PEM file with the key of that certificate; by default --tls-key, or in --lookupd-tls-cert"
     )
     auth_http_addresses: tuple[str, ...] = repeated(
         "host:port or URL of a server that authorizes clients", flag="auth-http-address", secret=without_secrets

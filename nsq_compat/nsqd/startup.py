@@ -5,7 +5,6 @@
 
 import logging
 import re
-import ssl
 import time
 from functools import partial
 from typing import Final
@@ -20,9 +19,10 @@ from nsq_compat.log.files import Files
 from nsq_compat.log.identity import Identity
 from nsq_compat.log.metadata import TopicMetadata, recover_metadata
 from nsq_compat.log.storage import Storage
-from nsq_compat.net.certificates import CertificateError, Certificates, TlsFiles
+from nsq_compat.net.certificates import load_certificates
 from nsq_compat.net.sockets import check_address
-from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
+from nsq_compat.nsqd.http_calls import HttpCalls, client_tls, tls_reason
+from nsq_compat.nsqd.lookup_peers import TLS_SCHEME, LookupdTls
 from nsq_compat.nsqd.options import TOPOLOGY_AWARE_CONSUMPTION, NsqdOptions
 from nsq_compat.policy.policies import Policies, PolicyError
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED
@@ -94,6 +94,26 @@ def make_http_calls(options: NsqdOptions) -> HttpCalls:
     return calls
 
 
+def make_lookupd_tls(options: NsqdOptions) -> LookupdTls:
+    """The TLS of connections and calls to nsqlookupds. Raises ``OptionError``."""
+    certificate, key = options.lookupd_tls_cert, options.lookupd_tls_key
+    if key and not certificate:
+        raise OptionError("--lookupd-tls-key needs --lookupd-tls-cert")
+    if not certificate:
+        certificate, key = options.tls_cert, options.tls_key
+    root_ca_file = options.lookupd_tls_root_ca_file or options.tls_root_ca_file
+    tls = LookupdTls(partial(client_tls, root_ca_file, options.tls_min_version, certificate, key))
+    # At run time, addresses with TLS may be added.
+    explicit = options.lookupd_tls_cert or options.lookupd_tls_root_ca_file
+    if explicit or any(each.startswith(TLS_SCHEME) for each in options.nsqlookupd_tcp_addresses):
+        try:
+            _ = tls.context
+        except OSError as error:
+            files = ", ".join(filter(None, (root_ca_file, certificate, key)))
+            raise OptionError(f"failed to build TLS config for nsqlookupd from {files} - {tls_reason(error)}") from None
+    return tls
+
+
 def lock_data_path(files: Files, data_path: str) -> DataPathLock:
     """Lock the data path, and finish an interrupted export. Raises ``DataPathError``."""
     lock = DataPathLock(data_path)
@@ -113,23 +133,6 @@ def begin_epoch(files: Files, data_path: str) -> Identity:
         return identity.begin_epoch(files, data_path)
     except (OSError, ValueError) as error:
         raise DataPathError(f"cannot read or write the identity of the data path - {error}") from error
-
-
-def load_certificates(options: NsqdOptions) -> Certificates | None:
-    """The server's certificates, or None. Raises ``OptionError`` in NSQ's words."""
-    if not (options.tls_cert or options.tls_key):
-        return None
-    files = TlsFiles(
-        options.tls_cert,
-        options.tls_key,
-        options.tls_root_ca_file,
-        options.tls_client_auth_policy,
-        ssl.TLSVersion(options.tls_min_version),
-    )
-    try:
-        return Certificates(files)
-    except CertificateError as error:
-        raise OptionError(f"failed to build TLS config - {error}") from None
 
 
 def load_policies(path: str) -> Policies:
@@ -162,7 +165,7 @@ def _line_of(path: str, error: PolicyError) -> int:
 
 
 def check(options: NsqdOptions) -> None:
-    """--check-config: find what a start would refuse. Raises ``OptionError``, ``DataPathError``, ``ListenError``.
+    """--check-config: find what a start would refuse, and raise what `Daemon` would.
 
     Takes no lock and no port, so it can check the next configuration of a running daemon.
     """
@@ -170,6 +173,7 @@ def check(options: NsqdOptions) -> None:
     load_policies(options.config)
     certificates = load_certificates(options)
     make_http_calls(options)
+    make_lookupd_tls(options)
     check_address(options.tcp_address)
     if options.http_address:
         check_address(options.http_address)

@@ -6,16 +6,30 @@ nanoseconds.
 """
 
 import logging
+import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from socket import gethostname
 from typing import Final
 
+import gevent
+
 from nsq_compat import NSQ_VERSION, build_line, version_line, version_text
 from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options, warn_of_options
-from nsq_compat.cli.kinds import DURATION, STRING, OptionError
+from nsq_compat.cli.kinds import (
+    DURATION,
+    STRING,
+    TLS_MIN_VERSION,
+    TLS_NOT_REQUIRED,
+    TLS_REQUIRED,
+    TLS_REQUIREMENT,
+    TLS_VERSIONS,
+    OptionError,
+    choice,
+)
 from nsq_compat.cli.logs import configure
-from nsq_compat.cli.options import DaemonOptions, option
+from nsq_compat.cli.options import DaemonOptions, option, repeated
+from nsq_compat.net.certificates import REQUIRE, REQUIRE_VERIFY, CertificateError, load_certificates
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import LoopLag
 from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
@@ -24,7 +38,9 @@ from nsq_compat.net.sockets import ListenError, check_address, listen, port_of, 
 from nsq_compat.protocol.durations import MINUTE, SECOND
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.registry.registration_policy import RegistrationPolicy
 from nsq_compat.session.lookupd_session import LookupdSession
+from nsq_compat.web.application import TlsRequired
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 
@@ -45,8 +61,14 @@ class NsqlookupdOptions(DaemonOptions):
     """The options of one nsqlookupd; `NsqlookupdOptions()` are the defaults."""
 
     log_prefix: str = option(STRING, "[nsqlookupd] ", "text at the start of every log line")
-    tcp_address: str = option(STRING, "0.0.0.0:4160", "where nsqd daemons connect: host:port")
-    http_address: str = option(STRING, "0.0.0.0:4161", "where HTTP clients connect: host:port")
+    tcp_address: str = option(
+        STRING, "0.0.0.0:4160", "where nsqd daemons connect: host:port; with --tls-tcp-address, empty for none"
+    )
+    http_address: str = option(
+        STRING, "0.0.0.0:4161", "where HTTP clients connect: host:port; with --https-address, empty for none"
+    )
+    tls_tcp_address: str = option(STRING, "", "where nsqd daemons connect with TLS: host:port; needs --https-address")
+    https_address: str = option(STRING, "", "where HTTPS clients connect: host:port; needs --tls-cert and --tls-key")
     broadcast_address: str = option(
         STRING, gethostname, "host under which nsqd reaches this nsqlookupd; by default the host name"
     )
@@ -58,51 +80,154 @@ class NsqlookupdOptions(DaemonOptions):
         DURATION, 45 * SECOND, "how long a tombstone keeps consumers from a topic's producer"
     )
 
+    # TLS.
+    tls_cert: str = option(STRING, "", "PEM file with the certificate")
+    tls_key: str = option(STRING, "", "PEM file with the certificate's key")
+    tls_client_auth_policy: str = option(
+        choice("", REQUIRE, REQUIRE_VERIFY),
+        "",
+        "ask clients for a certificate: 'require', or 'require-verify' to check it too",
+    )
+    tls_root_ca_file: str = option(STRING, "", "PEM file with the authorities that sign client certificates")
+    tls_required: int = option(
+        TLS_REQUIREMENT, TLS_NOT_REQUIRED, "refuse clients without TLS: true, false, or tcp-https to allow plain HTTP"
+    )
+    tls_min_version: int = option(
+        TLS_MIN_VERSION, TLS_VERSIONS["tls1.2"], "oldest TLS version to accept: " + ", ".join(TLS_VERSIONS)
+    )
+    registration_patterns: tuple[str, ...] = repeated(
+        "`name=pattern`: nsqds whose certificate has this name may register with broadcast addresses of this pattern"
+    )
+
+    def __post_init__(self) -> None:
+        # As nsqd does.
+        if self.tls_client_auth_policy and self.tls_required == TLS_NOT_REQUIRED:
+            self.tls_required = TLS_REQUIRED
+
 
 def validate(options: NsqlookupdOptions) -> None:
     """Raise OptionError for values with which NSQ refuses to start."""
-    for address in (options.tcp_address, options.http_address):
+    for address in addresses_of(options):
         # nsqlookupd: no unix sockets; an empty address is any port.
         if address and split_host_port(address) is None:
             raise OptionError(f"listen ({address}) failed - missing port in address")
+    verifies = options.tls_client_auth_policy == REQUIRE_VERIFY
+    plain_nsqds = listens(options, "tcp") and options.tls_required == TLS_NOT_REQUIRED
+    for refusal, is_wrong in (
+        ("--tls-cert and --tls-key need each other", bool(options.tls_cert) != bool(options.tls_key)),
+        ("--https-address needs --tls-cert and --tls-key", options.https_address and not options.tls_cert),
+        ("--tls-cert needs --https-address", options.tls_cert and not options.https_address),
+        # nsqd calls the HTTP API of the port that it is told over TCP.
+        ("--tls-tcp-address needs --https-address", options.tls_tcp_address and not options.https_address),
+        ("nsqds at --tcp-address need --http-address", plain_nsqds and not listens(options, "http")),
+        ("--tls-required needs --tls-cert and --tls-key", options.tls_required and not options.tls_cert),
+        ("--tls-root-ca-file needs --tls-client-auth-policy=require-verify", options.tls_root_ca_file and not verifies),
+        (
+            "--registration-patterns needs --tls-client-auth-policy=require-verify",
+            options.registration_patterns and not verifies,
+        ),
+    ):
+        if is_wrong:
+            raise OptionError(refusal)
+    try:
+        RegistrationPolicy(options.registration_patterns)
+    except ValueError as error:
+        raise OptionError(f"--registration-patterns: {error}") from None
+
+
+def addresses_of(options: NsqlookupdOptions) -> tuple[str, ...]:
+    return options.tcp_address, options.http_address, options.tls_tcp_address, options.https_address
+
+
+def listens(options: NsqlookupdOptions, kind: str) -> bool:
+    """Whether there is a plain port of this kind, ``tcp`` or ``http``.
+
+    nsqlookupd: an empty address is any port. Only one that has a counterpart with TLS can be left out.
+    """
+    if kind == "tcp":
+        return bool(options.tcp_address or not options.tls_tcp_address)
+    return bool(options.http_address or not options.https_address)
 
 
 class Daemon:
-    """Listens when it is created, and serves between `start` and `stop`. The constructor raises ``ListenError``."""
+    """Listens when it is created, and serves between `start` and `stop`.
+
+    The constructor raises ``CertificateError`` and ``ListenError``.
+    """
 
     def __init__(self, options: NsqlookupdOptions) -> None:
         log.info("%s", version_line(PROGRAM))
         log.info("%s", build_line())
         self.db = RegistrationDb(options.inactive_producer_timeout / SECOND, options.tombstone_lifetime / SECOND)
-        tcp_listener = listen(options.tcp_address or _ANY_PORT)
-        http_listener = listen(options.http_address or _ANY_PORT)
+        self.policy = RegistrationPolicy(
+            options.registration_patterns, tls_required=options.tls_required != TLS_NOT_REQUIRED
+        )
+        self._certificates = load_certificates(options)
+        make_tls = self._certificates.make_tls if self._certificates is not None else None
+        tcp_listener = listen(options.tcp_address or _ANY_PORT) if listens(options, "tcp") else None
+        http_listener = listen(options.http_address or _ANY_PORT) if listens(options, "http") else None
+        tls_listener = listen(options.tls_tcp_address) if options.tls_tcp_address else None
+        https_listener = listen(options.https_address) if options.https_address else None
         self.info = LookupdInfo(
             broadcast_address=options.broadcast_address,
             hostname=gethostname(),
-            tcp_port=port_of(tcp_listener),
-            http_port=port_of(http_listener),
+            tcp_port=port_of(tcp_listener) if tcp_listener else 0,
+            http_port=port_of(http_listener) if http_listener else 0,
             version=NSQ_VERSION,
         )
-        self._tcp = TcpServer(tcp_listener, self._make_session, receive_size=RECEIVE_SIZE)
+        self.tls_info = replace(
+            self.info,
+            tcp_port=port_of(tls_listener) if tls_listener else 0,
+            http_port=port_of(https_listener) if https_listener else 0,
+        )
+        """What an nsqd is told that is connected with TLS: the ports with TLS."""
         metrics = Metrics(PROGRAM)
         self._loop_lag = LoopLag(metrics.observe_lag, metrics.observe_held)
-        self._http = HttpServer(http_listener, NsqlookupdApi(self.db, metrics))
+        self._tcp: list[TcpServer[LookupdSession]] = []
+        if tcp_listener:
+            self._tcp.append(TcpServer(tcp_listener, self._make_session, receive_size=RECEIVE_SIZE))
+        if tls_listener:
+            self._tcp.append(
+                TcpServer(tls_listener, self._make_tls_session, make_tls, receive_size=RECEIVE_SIZE, name="TLS")
+            )
+        api = NsqlookupdApi(self.db, metrics, self.policy)
+        self._http: list[HttpServer] = []
+        if http_listener and options.tls_required == TLS_REQUIRED:
+            self._http.append(HttpServer(http_listener, TlsRequired(self.tls_info.http_port)))
+        elif http_listener:
+            self._http.append(HttpServer(http_listener, api))
+        if https_listener:
+            self._http.append(HttpServer(https_listener, api, name="HTTPS", tls=make_tls))
 
     def start(self) -> None:
         self._loop_lag.start()
-        self._tcp.start()
-        self._http.start()
+        for tcp in self._tcp:
+            tcp.start()
+        for http in self._http:
+            http.start()
 
     def stop(self) -> None:
         """Stop the HTTP API before producers are removed, so that no lookup returns a topic without producers."""
-        self._http.stop(STOP_SECONDS)
-        self._tcp.stop(STOP_SECONDS)
+        for http in self._http:
+            http.stop(STOP_SECONDS)
+        for tcp in self._tcp:
+            tcp.stop(STOP_SECONDS)
         self._loop_lag.stop()
+
+    def reload(self) -> None:
+        """Read the certificates again. If they are invalid, the present ones stay in force."""
+        if self._certificates is not None:
+            self._certificates.reload()
 
     def _make_session(
         self, connection: Connection[LookupdSession], host: str, now: float, now_ns: int
     ) -> LookupdSession:
-        return LookupdSession(self.db, self.info, peer=connection.peer, now=now)
+        return LookupdSession(self.db, self.info, self.policy, peer=connection.peer, now=now)
+
+    def _make_tls_session(
+        self, connection: Connection[LookupdSession], host: str, now: float, now_ns: int
+    ) -> LookupdSession:
+        return LookupdSession(self.db, self.tls_info, self.policy, peer=connection.peer, now=now, tls=True)
 
 
 def main() -> None:
@@ -115,14 +240,17 @@ def main() -> None:
     try:
         validate(options)
         if options.check_config:
-            for address in filter(None, (options.tcp_address, options.http_address)):
+            load_certificates(options)
+            for address in filter(None, addresses_of(options)):
                 check_address(address)
             exit_checked(PROGRAM)
         daemon = Daemon(options)
-    except (OptionError, ListenError) as error:
+    except (OptionError, CertificateError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqlookupd - {error}")
     tune_gc()
     supervisor = Supervisor()
+    if options.tls_cert:  # NSQ's nsqlookupd ends at SIGHUP
+        gevent.signal_handler(signal.SIGHUP, daemon.reload)
     daemon.start()
     supervisor.ready()
     stop.wait()

@@ -12,11 +12,15 @@ HANDSHAKE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TlsFacts:
-    """TLS as /stats describes it. `common_name` is that of the client certificate, "" without one."""
+    """TLS as /stats describes it. `common_name` is that of the client certificate, "" without one.
+
+    `names` are the common names and DNS names of a verified certificate of the other side.
+    """
 
     version: str
     cipher_suite: str
     common_name: str = ""
+    names: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -72,6 +76,10 @@ class Conversation:
     def end_of_input(self) -> None:
         """Note that the client sends no more."""
         raise NotImplementedError
+
+    def input_failed(self, reason: str) -> bool:
+        """Note that nothing more can be decoded. Returns whether the session has ended and reports the reason."""
+        return False
 
     def data_to_send(self, now: float) -> bytes:
         """The bytes to send to the client now."""

@@ -23,7 +23,7 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.topic import Topic
-from nsq_compat.session.conversation import Conversation
+from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, TlsFacts, Upgrade
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ class LookupPeer(Conversation):
     """The session of one connection to one nsqlookupd.
 
     `address` names it in log lines. `wake` must make the connection call `data_to_send` soon, but not call it itself.
-    `on_identified` is called with nsqlookupd's reply to IDENTIFY.
+    `on_identified` is called with nsqlookupd's reply to IDENTIFY. With `tls` the conversation begins with a handshake,
+    before which nothing is sent.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class LookupPeer(Conversation):
         on_identified: Callable[[LookupdInfo], None],
         now: float,
         max_reply_size: int = lookup_commands.DEFAULT_MAX_REPLY_SIZE,
+        tls: bool = False,
     ) -> None:
         super().__init__()
         self.failure = ""
@@ -69,8 +71,10 @@ class LookupPeer(Conversation):
         self.all_registered = False
         """Whether nsqlookupd has acknowledged all topics and channels that existed when the session began."""
         self._ping_due = now + PING_SECONDS
-        self._deadline = NEVER
-        self.next_wakeup = self._ping_due
+        self._deadline = now + HANDSHAKE_SECONDS if tls else NEVER
+        self.next_wakeup = min(self._ping_due, self._deadline)
+        if tls:
+            self.upgrade = Upgrade(None, b"", self._upgraded, self._upgrade_failed)
         self._in_grace = False
         self._removed: OrderedDict[_Name, str] = OrderedDict()  # with the prefix of the log line
         self._added: OrderedDict[_Name, str] = OrderedDict()
@@ -106,6 +110,9 @@ class LookupPeer(Conversation):
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         if self.closing:
             return
+        if self.upgrade is not None:
+            self.upgrade.received += data
+            return
         try:
             for reply in self._reader.receive_data(data):
                 self._handle_reply(reply)
@@ -115,10 +122,19 @@ class LookupPeer(Conversation):
         self._deadline = now + REPLY_TIMEOUT if self._unanswered else NEVER
 
     def end_of_input(self) -> None:
-        self._fail("EOF")
+        self._fail("TLS handshake - EOF" if self.upgrade is not None else "EOF")
+
+    def input_failed(self, reason: str) -> bool:
+        self._fail(reason)
+        return True
 
     def data_to_send(self, now: float) -> bytes:
         """The next commands, as many as the limit on unanswered ones allows."""
+        if self.upgrade is not None:
+            if now >= self._deadline:
+                self._upgrade_failed("timeout")
+            self.next_wakeup = self._deadline
+            return b""
         if now >= self._deadline:
             if self._in_grace:
                 self._fail(f"no answer within {REPLY_TIMEOUT:g}s")
@@ -135,6 +151,16 @@ class LookupPeer(Conversation):
     @property
     def write_timeout(self) -> float | None:
         return REPLY_TIMEOUT
+
+    # --- TLS ----------------------------------------------------------------------------------------------------------
+
+    def _upgraded(self, tls: TlsFacts | None, now: float) -> None:
+        self.upgrade = None
+        self._deadline = NEVER
+
+    def _upgrade_failed(self, reason: str) -> None:
+        self.upgrade = None
+        self._fail(f"TLS handshake - {reason}")
 
     # --- Commands -----------------------------------------------------------------------------------------------------
 

@@ -14,31 +14,47 @@ from nsq_compat.protocol import lookup_commands as table
 from nsq_compat.protocol.command_reader import Command, CommandReader, SimpleCommand
 from nsq_compat.protocol.commands import CommandSpec
 from nsq_compat.protocol.durations import SECOND, format_duration
-from nsq_compat.protocol.errors import E_BAD_PROTOCOL, E_INVALID, FatalClientError, SilentClose
+from nsq_compat.protocol.errors import E_BAD_PROTOCOL, E_INVALID, E_UNAUTHORIZED, FatalClientError, SilentClose
 from nsq_compat.protocol.go_json import encode
 from nsq_compat.protocol.lookup_commands import MAGIC, MAX_BODY_SIZE, LookupdInfo
 from nsq_compat.protocol.names import address_error
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.registry.registration_db import Producer, RegistrationDb
-from nsq_compat.session.conversation import Conversation
+from nsq_compat.registry.registration_policy import RegistrationPolicy
+from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, TlsFacts, Upgrade
 
 log = logging.getLogger(__name__)
 
 IDENTIFY_TIMEOUT: Final = 60.0
 """Seconds for each step up to IDENTIFY. After that a silent nsqd only becomes inactive."""
 WRITE_TIMEOUT: Final = 30.0
+_EXPECTS_TLS: Final = FatalClientError(E_BAD_PROTOCOL, "this port expects TLS")
 MAX_COMMANDS_PER_CALL: Final = 64
 """Commands that one call executes; each takes about 20 us, and most are logged."""
 
 
 class LookupdSession(Conversation):
-    """The session of one TCP client. `peer` is its address, which is also its name in replies of the HTTP API."""
+    """The session of one TCP client. `peer` is its address, which is also its name in replies of the HTTP API.
 
-    def __init__(self, db: RegistrationDb, info: LookupdInfo, *, peer: str, now: float) -> None:
+    With `tls` the conversation begins with a handshake.
+    """
+
+    def __init__(
+        self,
+        db: RegistrationDb,
+        info: LookupdInfo,
+        policy: RegistrationPolicy,
+        *,
+        peer: str,
+        now: float,
+        tls: bool = False,
+    ) -> None:
         super().__init__()
         self.peer = peer
         self._db = db
         self._info = info
+        self._policy = policy
+        self._tls: TlsFacts | None = None
         self._opening = b""
         self._opened = False
         self._reader = CommandReader(self._admit, max_msg_size=MAX_BODY_SIZE, max_body_size=MAX_BODY_SIZE)
@@ -46,12 +62,17 @@ class LookupdSession(Conversation):
         self._producer: Producer | None = None
         self._now = now
         self._now_ns = 0
-        self._deadline = self.next_wakeup = now + IDENTIFY_TIMEOUT
+        self._deadline = self.next_wakeup = now + (HANDSHAKE_SECONDS if tls else IDENTIFY_TIMEOUT)
+        if tls:
+            self.upgrade = Upgrade(None, b"", self._upgraded, self._upgrade_failed)
 
     # --- Called by the shell ------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         if self.closing:
+            return
+        if self.upgrade is not None:
+            self.upgrade.received += data
             return
         self._now, self._now_ns = now, now_ns
         self._within_boundary(self._receive, data)
@@ -61,6 +82,9 @@ class LookupdSession(Conversation):
         self._within_boundary(self._execute)
 
     def end_of_input(self) -> None:
+        if self.upgrade is not None:
+            self.upgrade = None
+            self.closing = True
         while self.has_unread:
             self.read_on(self._now, self._now_ns)
         if not self.closing:
@@ -68,6 +92,8 @@ class LookupdSession(Conversation):
 
     def data_to_send(self, now: float) -> bytes:
         if now >= self._deadline and not self.closing and not self.has_unread:
+            if self.upgrade is not None:
+                self._upgrade_failed("timeout")
             self.end_of_input()
         self.next_wakeup = self._deadline
         data = b"".join(self._replies)
@@ -87,6 +113,20 @@ class LookupdSession(Conversation):
         if self._producer is not None:
             self._db.forget(self._producer)
             self._producer = None
+
+    # --- TLS ----------------------------------------------------------------------------------------------------------
+
+    def _upgraded(self, tls: TlsFacts | None, now: float) -> None:
+        self.upgrade = None
+        self._tls = tls
+        self._deadline = now + IDENTIFY_TIMEOUT
+
+    def _upgrade_failed(self, reason: str) -> None:
+        log.warning("CLIENT(%s): TLS handshake failed - %s", self.peer, reason)
+        if self.upgrade is not None and self.upgrade.received.startswith(MAGIC):
+            self._replies.append(table.reply(_EXPECTS_TLS.data))
+        self.upgrade = None
+        self.closing = True
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 
@@ -146,6 +186,11 @@ class LookupdSession(Conversation):
             log.warning(
                 "CLIENT(%s): %s; clients that look up a topic, and nsqadmin, skip this nsqd", self.peer, problem
             )
+        tls = self._tls
+        refusal = self._policy.refusal(info.broadcast_address, tls=tls is not None, names=tls.names if tls else ())
+        if refusal:
+            log.warning("CLIENT(%s): registration refused - %s", self.peer, refusal)
+            raise FatalClientError(E_UNAUTHORIZED, f"IDENTIFY refused: {refusal}")
         self._producer = self._db.identify(self.peer, info, self._now, self._now_ns)
         self._deadline = NEVER
         return encode(self._info)

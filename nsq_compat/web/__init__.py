@@ -2,6 +2,8 @@
 
     application      queries, responses, routes, errors and access log, common to all APIs; read this first
 
+    hosts            names under which a daemon answers, against DNS rebinding
+
     nsqd_api         nsqd's routes
     nsqd_service     the interface that the daemon provides to the API
     publishing       /pub, /mpub

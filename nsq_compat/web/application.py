@@ -44,11 +44,14 @@ _MIN_PIECE_BYTES: Final = 64 * 1024
 class ApiError(Exception):
     """Ends a request with an error response. Clients match on the code; pages show the explanation to people."""
 
-    def __init__(self, status: int, code: str, explanation: str = "") -> None:
+    def __init__(
+        self, status: int, code: str, explanation: str = "", headers: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         super().__init__(code)
         self.status = status
         self.code = code
         self.explanation = explanation
+        self.headers = headers
 
 
 # --- Queries ----------------------------------------------------------------------------------------------------------
@@ -313,7 +316,7 @@ def _respond(request: Request, handler: Handler) -> Response:
     try:
         return handler(request)
     except ApiError as failure:
-        return error(failure.status, failure.code)
+        return error(failure.status, failure.code, failure.headers)
     except Exception:
         log.exception("panic in HTTP handler - %s %s", request.method, target_without_secrets(request.target))
         return INTERNAL_ERROR

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from nsq_compat import NSQ_VERSION, build_info
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.registry.registration_db import Producer, Registration, RegistrationDb, Tombstone
+from nsq_compat.registry.registration_policy import RegistrationPolicy
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.application import (
     EMPTY,
@@ -41,10 +42,12 @@ class NsqlookupdApi(Application):
         self,
         db: RegistrationDb,
         metrics: Metrics,
+        policy: RegistrationPolicy,
         now: Callable[[], float] = time.monotonic,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._db = db
+        self._policy = policy
         self._now = now
         self._now_ns = now_ns
         metrics.collect_from(self._collect)
@@ -73,8 +76,13 @@ class NsqlookupdApi(Application):
     def _collect(self) -> Iterable["Metric"]:
         """The sizes of the registration database. No metric has the name of a topic."""
         # prometheus_client is an extra.
-        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+        yield CounterMetricFamily(
+            "nsqlookupd_registrations_refused_total",
+            "Connections of nsqds that were refused at IDENTIFY.",
+            value=self._policy.refused,
+        )
         now, db = self._now(), self._db
         active = sum(1 for _ in db.nodes(now))
         nodes = GaugeMetricFamily("nsqlookupd_nodes", "Registered nsqd nodes, by state.", labels=("state",))

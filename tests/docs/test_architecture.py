@@ -11,6 +11,7 @@ from pathlib import Path
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.registry.registration_policy import RegistrationPolicy
 from nsq_compat.web.admin.app import create_app
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqd_api import NsqdApi
@@ -84,7 +85,7 @@ def test_faults_are_numbered_without_gaps():
 
 def test_the_page_of_the_http_api_has_every_route():
     nsqd = NsqdApi(NsqdService())
-    nsqlookupd = NsqlookupdApi(RegistrationDb(300.0, 45.0), Metrics("nsqlookupd"))
+    nsqlookupd = NsqlookupdApi(RegistrationDb(300.0, 45.0), Metrics("nsqlookupd"), RegistrationPolicy())
     nsqadmin = create_app(AdminService(Cluster(HttpClient(request_timeout=20)))).url_map.iter_rules()
     page = (ROOT / "docs" / "http-api.md").read_text("utf-8")
     _, *parts = re.split(r"^## nsq.*\n", page, flags=re.MULTILINE)

@@ -38,12 +38,17 @@ NSQ_FLAGS = {
 OURS = {
     "graphite-url-file",
     "notification-http-endpoint-file",
+    "allowed-host",
     "check-config",
     "log-format",
     "user-file",
     "make-user",
     "page-timeout",
     "sample-interval",
+    "session-file",
+    "session-idle-timeout",
+    "session-timeout",
+    "revoke-sessions",
 }
 
 
@@ -88,6 +93,10 @@ def options(**fields):
         (
             {"nsqd_http_addresses": ("http://h:4151",)},
             "failed to resolve --nsqd-http-address (http://h:4151) - address http://h:4151: too many colons in address",
+        ),
+        (
+            {"allowed_hosts": ("ok.example", "http://h")},
+            "failed to parse --allowed-host (http://h) - it must be a host name without scheme and port, or *",
         ),
         ({"allow_config_from_cidr": "a"}, "failed to parse --allow-config-from-cidr (a) - invalid CIDR address: a"),
     ],

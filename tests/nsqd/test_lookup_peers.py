@@ -493,7 +493,7 @@ def test_an_internal_error_does_not_keep_a_topic_waiting(nsqd, start, wait_until
     def fail(*_: object) -> str:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(lookup_peers, "_url", fail)
+    monkeypatch.setattr(lookup_peers, "_base_url", fail)
     topic = nsqd.starts(start().address).publishes("orders")
     wait_until(lambda: not topic.awaits_channels)
     assert "a bug" in caplog.text

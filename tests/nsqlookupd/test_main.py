@@ -179,7 +179,10 @@ NSQ_FLAGS = {
     "verbose": ("", ""),
     "version": ("", ""),
 }
-OURS = {"check-config", "log-format"}
+OURS = {
+    *("check-config", "log-format", "tls-tcp-address", "https-address", "registration-patterns"),
+    *("tls-cert", "tls-key", "tls-client-auth-policy", "tls-root-ca-file", "tls-required", "tls-min-version"),
+}
 
 
 def test_flags_types_and_defaults_are_nsqs():

@@ -2,6 +2,7 @@
 
 import logging
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,8 @@ from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo, reply
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.values import QueueLimits
 from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.registry.registration_policy import RegistrationPolicy
+from nsq_compat.session.conversation import HANDSHAKE_SECONDS, TlsFacts
 from nsq_compat.session.lookup_peer import GRACE_SECONDS, MAX_UNANSWERED, PING_SECONDS, REPLY_TIMEOUT, LookupPeer
 from nsq_compat.session.lookupd_session import LookupdSession
 
@@ -30,7 +33,7 @@ OK = reply(b"OK")
 class Nsqd:
     """A broker and one conversation; `says` what has to be sent by now, `hears` what nsqlookupd sent."""
 
-    def __init__(self, **options: int) -> None:
+    def __init__(self, **options: Any) -> None:
         self.broker = Broker(QueueLimits())
         self.options = options
         self.now = 100.0
@@ -293,7 +296,7 @@ class NsqdAndNsqlookupd(RuleBasedStateMachine):
         self.connect()
 
     def connect(self) -> None:
-        self.lookupd = LookupdSession(self.db, LOOKUPD, peer="nsqd:1", now=self.nsqd.now)
+        self.lookupd = LookupdSession(self.db, LOOKUPD, RegistrationPolicy(), peer="nsqd:1", now=self.nsqd.now)
         self.to_nsqd = self.to_lookupd = b""
 
     @rule(topic=topics)
@@ -367,3 +370,43 @@ class NsqdAndNsqlookupd(RuleBasedStateMachine):
 
 NsqdAndNsqlookupd.TestCase.settings = settings(stateful_step_count=40)
 TestNsqdAndNsqlookupd = NsqdAndNsqlookupd.TestCase
+
+
+# --- TLS --------------------------------------------------------------------------------------------------------------
+
+
+def test_with_tls_nothing_is_sent_before_the_handshake():
+    nsqd = Nsqd(tls=True)
+    assert nsqd.says() == b""
+    nsqd.broker.topic("orders")
+    assert nsqd.says() == b""
+    upgrade = nsqd.session.upgrade
+    assert upgrade is not None
+    assert nsqd.hears(b"\x16\x03") == b""
+    assert upgrade.received == b"\x16\x03"
+    upgrade.done(TlsFacts("TLS1.3", "a suite"), nsqd.now)
+    assert nsqd.says() == OPENING
+    assert nsqd.hears(GREETING) == b"REGISTER orders\n"
+
+
+@pytest.mark.parametrize("how", ["failed", "timeout", "EOF"])
+def test_a_failed_handshake_ends_the_session_and_sends_nothing(how):
+    nsqd = Nsqd(tls=True)
+    assert nsqd.session.next_wakeup == nsqd.now + HANDSHAKE_SECONDS
+    if how == "failed":
+        assert nsqd.session.upgrade is not None
+        nsqd.session.upgrade.failed("failed")
+    elif how == "timeout":
+        nsqd.now += HANDSHAKE_SECONDS
+    else:
+        nsqd.session.end_of_input()
+    assert nsqd.says() == b""
+    assert nsqd.session.closing
+    assert nsqd.session.failure == f"TLS handshake - {how}"
+
+
+def test_an_alert_after_the_handshake_is_the_reason_of_the_end():
+    nsqd = Nsqd()
+    nsqd.says()
+    assert nsqd.session.input_failed("remote error: tls: certificate required")
+    assert nsqd.session.failure == "IDENTIFY - remote error: tls: certificate required"

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from nsq_compat.protocol.command_reader import MAX_LINE
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
-from nsq_compat.session.conversation import Conversation
+from nsq_compat.registry.registration_policy import RegistrationPolicy
+from nsq_compat.session.conversation import Conversation, TlsFacts
 from nsq_compat.session.lookupd_session import MAX_COMMANDS_PER_CALL, LookupdSession
 from tests.cuts import cut
 
@@ -28,6 +29,7 @@ class Nsqlookupd:
 
     def __init__(self) -> None:
         self.db = RegistrationDb(inactive_after=300.0, tombstone_lifetime=45.0)
+        self.policy = RegistrationPolicy()
         self.now = 1000.0
         self.clients: list[Client] = []
 
@@ -54,12 +56,14 @@ class Nsqlookupd:
 class Client:
     """One connection, seen from the other end."""
 
-    def __init__(self, nsqlookupd: Nsqlookupd, peer: str) -> None:
+    def __init__(self, nsqlookupd: Nsqlookupd, peer: str, *, tls: bool = False) -> None:
         self.peer = peer
         self.is_open = True
         self.heard: list[bytes] = []
         self._nsqlookupd = nsqlookupd
-        self.session = LookupdSession(nsqlookupd.db, ABOUT_US, peer=peer, now=nsqlookupd.now)
+        self.session = LookupdSession(
+            nsqlookupd.db, ABOUT_US, nsqlookupd.policy, peer=peer, now=nsqlookupd.now, tls=tls
+        )
 
     def says(self, *pieces: bytes) -> "Client":
         for piece in pieces:
@@ -387,3 +391,52 @@ def test_a_read_full_of_commands_is_executed_in_parts(nsqlookupd):
         calls += 1
     assert calls >= 1000 / MAX_COMMANDS_PER_CALL
     assert session.owed_replies == 1000 * len(b"\0\0\0\2OK")
+
+
+# --- TLS, and which nsqds may register --------------------------------------------------------------------------------
+
+
+def test_with_tls_nothing_is_read_before_the_handshake(nsqlookupd):
+    client = Client(nsqlookupd, "nsqd", tls=True).says(b"  V1PING\n").hears().and_stays()
+    upgrade = client.session.upgrade
+    assert upgrade is not None
+    assert upgrade.received == b"  V1PING\n"
+    upgrade.done(TlsFacts("TLS1.3", "a suite"), nsqlookupd.now)
+    client.says(b"  V1PING\n").hears(b"OK")
+
+
+def test_a_handshake_has_five_seconds(nsqlookupd, caplog):
+    client = Client(nsqlookupd, "nsqd", tls=True)
+    nsqlookupd.clients.append(client)
+    nsqlookupd.waits(4.9)
+    client.and_stays()
+    nsqlookupd.waits(0.1)
+    client.hears().and_is_closed()
+    assert caplog.messages == ["CLIENT(nsqd): TLS handshake failed - timeout"]
+
+
+def test_a_client_that_disconnects_before_the_handshake_is_not_logged(nsqlookupd, caplog):
+    Client(nsqlookupd, "nsqd", tls=True).stops_sending().hears().and_is_closed()
+    assert caplog.messages == []
+
+
+def test_a_refused_registration_is_answered_logged_and_counted(nsqlookupd, caplog):
+    nsqlookupd.policy = RegistrationPolicy(["n1=10.0.0.7"])
+    client = Client(nsqlookupd, "nsqd", tls=True)
+    assert client.session.upgrade is not None
+    client.session.upgrade.done(TlsFacts("TLS1.3", "a suite", "n1", ("n1",)), nsqlookupd.now)
+    reason = 'a certificate for "n1" may not claim the broadcast address "10.0.0.8"'
+    client.says(b"  V1").identifies(broadcast_address="10.0.0.8").says(b"REGISTER t\n")
+    client.hears(f"E_UNAUTHORIZED IDENTIFY refused: {reason}".encode()).and_is_closed()
+    assert not nsqlookupd.db.producers
+    assert f"CLIENT(nsqd): registration refused - {reason}" in caplog.messages
+    assert nsqlookupd.policy.refused == 1
+
+
+def test_without_tls_nothing_can_be_registered_where_it_is_required(nsqlookupd):
+    nsqlookupd.policy = RegistrationPolicy(tls_required=True)
+    nsqlookupd.connect().says(b"PING\n").hears(b"OK").and_stays()
+    nsqlookupd.connect().identifies().hears(b"E_UNAUTHORIZED IDENTIFY refused: TLS is required").and_is_closed()
+    for command in (b"REGISTER t\n", b"UNREGISTER t\n"):
+        nsqlookupd.connect().says(command).hears(b"E_INVALID client must IDENTIFY").and_is_closed()
+    assert not nsqlookupd.db.producers

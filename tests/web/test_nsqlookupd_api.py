@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.registry.registration_db import Producer, RegistrationDb
+from nsq_compat.registry.registration_policy import RegistrationPolicy
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
@@ -22,9 +23,10 @@ class Nsqlookupd:
 
     def __init__(self) -> None:
         self.db = RegistrationDb(300.0, 45.0)
+        self.policy = RegistrationPolicy()
         self.moment = 1000.0
         metrics = Metrics("nsqlookupd")
-        self._api = NsqlookupdApi(self.db, metrics, now=lambda: self.moment, now_ns=lambda: WALL_NS)
+        self._api = NsqlookupdApi(self.db, metrics, self.policy, now=lambda: self.moment, now_ns=lambda: WALL_NS)
 
     def joins(self, host: str, *topics: str) -> Producer:
         """An nsqd with topics, or channels as ``topic:channel``."""

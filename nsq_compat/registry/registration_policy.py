@@ -1,0 +1,81 @@
+"""Which connections may register an nsqd, and under which broadcast addresses.
+
+Consumers connect to the broadcast addresses that nsqlookupd lists, so a connection that may claim any address can
+direct the consumers of a topic to itself. `RegistrationPolicy.refusal` is the only check. It is made at IDENTIFY,
+before which nothing can be registered.
+
+A rule is ``NAME=PATTERN``: a certificate with this name (its common name, or a DNS name among its alternative names)
+may claim the broadcast addresses that match the pattern. In both, ``*`` stands for one or more characters other than a
+dot, and ``**`` for any. ``{name}`` in a pattern stands for the certificate's own name.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from nsq_compat.protocol.names import address_error, canonical_host, printable
+
+_WILDCARDS: Final = re.compile(r"(\*\*|\*)")
+_OWN_NAME: Final = "{name}"
+_MAX_NAMES_SHOWN: Final = 3
+
+_Matches = Callable[[str], object]
+
+
+class RegistrationPolicy:
+    """`rules` are of the form ``NAME=PATTERN``; without any, every broadcast address may be claimed.
+
+    Raises ``ValueError`` for a rule that has another form.
+    """
+
+    def __init__(self, rules: Iterable[str] = (), *, tls_required: bool = False) -> None:
+        self.refused = 0
+        """The number of refusals."""
+        self._tls_required = tls_required
+        self._rules = [_rule(text) for text in rules]
+
+    def refusal(self, broadcast_address: str, *, tls: bool, names: Sequence[str]) -> str:
+        """Why a connection may not register this broadcast address; empty if it may.
+
+        `names` are those of the client's certificate, which has been verified.
+        """
+        reason = self._reason(broadcast_address, tls, names)
+        if reason:
+            self.refused += 1
+        return reason
+
+    def _reason(self, broadcast_address: str, tls: bool, names: Sequence[str]) -> str:
+        if self._tls_required and not tls:
+            return "TLS is required"
+        if not self._rules:
+            return ""
+        if problem := address_error(broadcast_address):
+            return problem
+        host = canonical_host(broadcast_address)
+        for name in names:
+            own = name.lower()
+            for matches_name, pattern in self._rules:
+                if matches_name(own) and _matcher(pattern, own)(host):
+                    return ""
+        if not names:
+            return "there is no certificate"
+        shown = ", ".join(map(printable, names[:_MAX_NAMES_SHOWN]))
+        return f"a certificate for {shown} may not claim the broadcast address {printable(broadcast_address)}"
+
+
+def _rule(text: str) -> tuple[_Matches, str]:
+    name, equals, pattern = text.partition("=")
+    if not (name and equals and pattern):
+        raise ValueError(f"{printable(text)} is not NAME=PATTERN")
+    return _matcher(name), pattern
+
+
+def _matcher(pattern: str, own_name: str = "") -> _Matches:
+    """Match a whole name or address, in lower case."""
+    with_name = pattern.lower().split(_OWN_NAME) if own_name else [pattern.lower()]
+    return re.compile(re.escape(own_name).join(map(_expression, with_name)), re.DOTALL).fullmatch
+
+
+def _expression(pattern: str) -> str:
+    wildcards = {"*": "[^.]+", "**": ".+"}
+    return "".join(wildcards.get(part) or re.escape(part) for part in _WILDCARDS.split(pattern))
