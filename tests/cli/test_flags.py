@@ -278,7 +278,7 @@ class Secrets:
     quick: bool = option(BOOLEAN, False, "hurry")
 
 
-def given(*words: str) -> dict[str, Any]:
+def values_of(*words: str) -> dict[str, Any]:
     return dict(parse_arguments("prog", table_of(Secrets), words).given)
 
 
@@ -296,9 +296,9 @@ def test_a_secret_comes_from_a_file_or_the_environment(tmp_path, monkeypatch):
     path = tmp_path / "secret"
     path.write_text("from a file\r\n")
     monkeypatch.setenv("PROG_PASSWORD", "from the environment")
-    assert given() == {"password": "from the environment"}
-    assert given("--password=given") == {"password": "given"}
-    assert given(f"--password-file={path}") == {"password": "from a file"}
+    assert values_of() == {"password": "from the environment"}
+    assert values_of("--password=given") == {"password": "given"}
+    assert values_of(f"--password-file={path}") == {"password": "from a file"}
 
 
 def test_values_of_a_repeated_flag_are_collected(tmp_path, monkeypatch):
@@ -306,7 +306,7 @@ def test_values_of_a_repeated_flag_are_collected(tmp_path, monkeypatch):
     path.write_text("c:1\n\nd:1\n")
     monkeypatch.setenv("PROG_PEER", "e:1\nf:1")
     words = ("--peer=a:1", f"--peer-file={path}", "--peer=b:1")
-    assert given(*words) == {"peers": ("a:1", "b:1", "c:1", "d:1", "e:1", "f:1")}
+    assert values_of(*words) == {"peers": ("a:1", "b:1", "c:1", "d:1", "e:1", "f:1")}
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_a_file_without_a_secret_ends_the_program(tmp_path, capfd, content, word
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(SystemExit) as ended:
-        given(f"--password-file={path}", *words)
+        values_of(f"--password-file={path}", *words)
     assert ended.value.code == 1
     assert error.replace("PATH", str(path)) in capfd.readouterr().err
 
