@@ -14,7 +14,8 @@ from typing import Final
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, STRING, OptionError
 from nsq_compat.cli.options import DaemonOptions, option, repeated
 from nsq_compat.net.sockets import split_host_port
-from nsq_compat.protocol.durations import MINUTE, SECOND
+from nsq_compat.protocol.durations import HOUR, MINUTE, SECOND
+from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.web.hosts import allowed_name
 
 PROGRAM: Final = "nsqadmin"
@@ -49,7 +50,9 @@ class NsqadminOptions(DaemonOptions):
     http_client_tls_key: str = option(STRING, "", "PEM file with the key of the client certificate")
 
     # Graphite.
-    graphite_url: str = option(STRING, "", "URL of a Graphite that draws what nsqd's statsd sends")
+    graphite_url: str = option(
+        STRING, "", "URL of a Graphite that draws what nsqd's statsd sends", secret=without_secrets
+    )
     proxy_graphite: bool = option(BOOLEAN, False, "fetch Graphite's graphs for the browser")
     statsd_prefix: str = option(STRING, "nsq.%s", "prefix of nsqd's statsd keys; %s stands for host and port")
     statsd_counter_format: str = option(STRING, "stats.counters.%s.count", "how Graphite names counters; %s is the key")
@@ -64,12 +67,22 @@ class NsqadminOptions(DaemonOptions):
     admin_users: tuple[str, ...] = repeated(
         "user with permission for changes; by default all users have it", flag="admin-user"
     )
-    notification_http_endpoint: str = option(STRING, "", "URL that receives a POST for each action")
+    notification_http_endpoint: str = option(
+        STRING, "", "URL that receives a POST for each action", secret=without_secrets
+    )
     user_file: str = option(STRING, "", "file of users, roles and passwords; with it, users must log in")
     make_user: str = option(
         STRING, "", "`name:role`: read a password from stdin, print a line for --user-file", in_file=False
     )
 
+    session_file: str = option(
+        STRING, "", "file that nsqadmin makes, so that logins survive its restart; without it they end"
+    )
+    session_idle_timeout: int = option(
+        DURATION, 12 * HOUR, "time without a request of the user after which a login ends"
+    )
+    session_timeout: int = option(DURATION, 7 * 24 * HOUR, "time after which every login ends")
+    revoke_sessions: bool = option(BOOLEAN, False, "end all logins that --session-file has, and exit", in_file=False)
     allowed_hosts: tuple[str, ...] = repeated(
         "name under which nsqadmin is reached, besides IP addresses, names without a dot, and those of the machine and "
         "of --http-address; * for any",
@@ -93,6 +106,8 @@ def validate(options: NsqadminOptions) -> None:
         raise OptionError("use --nsqd-http-address or --lookupd-http-address not both")
     if options.page_timeout <= 0:
         raise OptionError("--page-timeout must be > 0")
+    if options.session_idle_timeout <= 0 or options.session_timeout <= 0:
+        raise OptionError("--session-idle-timeout and --session-timeout must be > 0")
     _check_tls(options)
     for flag, addresses in (("lookupd-http-address", lookupds), ("nsqd-http-address", nsqds)):
         for address in addresses:
@@ -144,8 +159,9 @@ def _check_tls(options: NsqadminOptions) -> None:
 
 
 def _resolve(flag: str, address: str) -> None:
-    prefix = f"failed to resolve --{flag} ({address}) - "
     host_and_port = split_host_port(address)
+    address = without_secrets(address)
+    prefix = f"failed to resolve --{flag} ({address}) - "
     if host_and_port is None:
         missing = ":" not in address
         reason = "missing port in address" if missing else "too many colons in address"

@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.protocol.durations import format_duration
+from nsq_compat.protocol.errors import target_without_secrets
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.session.http_message import TEXT, Admission, Request, Response
@@ -43,11 +44,14 @@ _MIN_PIECE_BYTES: Final = 64 * 1024
 class ApiError(Exception):
     """Ends a request with an error response. Clients match on the code; pages show the explanation to people."""
 
-    def __init__(self, status: int, code: str, explanation: str = "") -> None:
+    def __init__(
+        self, status: int, code: str, explanation: str = "", headers: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         super().__init__(code)
         self.status = status
         self.code = code
         self.explanation = explanation
+        self.headers = headers
 
 
 # --- Queries ----------------------------------------------------------------------------------------------------------
@@ -333,13 +337,13 @@ def _respond(request: Request, handler: Handler) -> Response:
     try:
         return handler(request)
     except ApiError as failure:
-        return error(failure.status, failure.code)
+        return error(failure.status, failure.code, failure.headers)
     except Exception:
-        log.exception("panic in HTTP handler - %s %r", request.method, request.target)
+        log.exception("panic in HTTP handler - %s %s", request.method, target_without_secrets(request.target))
         return INTERNAL_ERROR
 
 
 def log_access(request: Request, status: int, elapsed_ns: int) -> None:
-    target = request.target.decode("ascii", errors="backslashreplace")
+    target = target_without_secrets(request.target)
     elapsed = format_duration(elapsed_ns)
     log.info("%d %s %s (%s) %s", status, request.method, target, request.remote_address, elapsed)

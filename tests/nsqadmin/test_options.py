@@ -35,7 +35,21 @@ NSQ_FLAGS = {
     "verbose": ("", ""),
     "version": ("", ""),
 }
-OURS = {"allowed-host", "check-config", "log-format", "user-file", "make-user", "page-timeout", "sample-interval"}
+OURS = {
+    "graphite-url-file",
+    "notification-http-endpoint-file",
+    "allowed-host",
+    "check-config",
+    "log-format",
+    "user-file",
+    "make-user",
+    "page-timeout",
+    "sample-interval",
+    "session-file",
+    "session-idle-timeout",
+    "session-timeout",
+    "revoke-sessions",
+}
 
 
 def test_flags_types_and_defaults_are_nsqs():

@@ -12,6 +12,7 @@ are not browsers send neither header, and are accepted.
 import base64
 import hmac
 import logging
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from flask import Blueprint, Response, current_app, g, redirect, render_template
 
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
-from nsq_compat.web.admin.users import Role, Users
+from nsq_compat.web.admin.sessions import Sessions
+from nsq_compat.web.admin.users import PasswordCheck, Role, TooBusy, TooManyAttempts, Users
 from nsq_compat.web.application import ApiError
 from nsq_compat.web.metrics import Metrics
 
@@ -73,6 +75,8 @@ class AdminService(Protocol):
     metrics: Metrics
     users: Users | None
     """None if no login is required."""
+    password_check: PasswordCheck
+    sessions: Sessions
 
     @property
     def options(self) -> AdminOptions: ...
@@ -119,14 +123,18 @@ def visitor() -> Visitor:
 
 
 def authenticate(users: Users, name: str, password: str) -> Role:
-    """As `Users.log_in`. Raises `ApiError` 429 after too many failed attempts."""
-    address, now = request.remote_addr or "", service().now()
-    if not users.may_try(address, name, now):
-        raise ApiError(429, "TOO_MANY_ATTEMPTS")
-    role = users.log_in(name, password)
+    """As `Users.log_in`. Raises `ApiError` 429 after too many failed attempts, and 503 if too many are under way."""
+    address = request.remote_addr or ""
+    try:
+        role = service().password_check.log_in(users, name, password, address, service().now)
+    except TooManyAttempts as failure:
+        wait = ("Retry-After", str(math.ceil(failure.seconds)))
+        raise ApiError(429, "TOO_MANY_ATTEMPTS", headers=(wait,)) from None
+    except TooBusy:
+        text = "nsqadmin is checking many other passwords. Try again in a moment."
+        raise ApiError(503, "TOO_BUSY", text, (("Retry-After", "1"),)) from None
     if role is Role.NONE:
-        log.warning("AUDIT: %s failed to log in as %r", address, name)
-        users.add_failed(address, name, now)
+        log.warning("AUDIT: %s failed to log in as %r", address, name[:64])
     return role
 
 
@@ -148,6 +156,12 @@ def check() -> Response | None:
         raise ApiError(401, "UNAUTHORIZED")
     here = request.full_path.rstrip("?") if request.method == "GET" else ""
     return redirect(url_for("login.show", next=here or None))  # type: ignore[return-value]
+
+
+def scheme() -> str:
+    """What the browser uses, as the proxy tells: `http` or `https`."""
+    told = request.headers.get("X-Scheme") or request.headers.get("X-Forwarded-Proto", "")
+    return "https" if told == "https" else "http"
 
 
 def csrf_token() -> str:
@@ -175,9 +189,9 @@ def basic_credentials() -> tuple[str, str]:
 def _identify() -> Visitor:
     users, options = service().users, service().options
     if users is not None:
-        name = str(session.get("user", ""))
+        # Pages that refresh themselves do not keep a login alive.
+        name = service().sessions.user_of(session, users.state_of, renew="X-Refresh" not in request.headers)
         if name:
-            # The role is that of the file, not of the login.
             return Visitor(name, users.role_of(name))
         name, password = basic_credentials()
         return Visitor(name, authenticate(users, name, password) if name else Role.NONE)
@@ -211,8 +225,7 @@ def log_in() -> "Response | tuple[str, int]":
     next_path = _local_path(request.form.get("next", ""))
     if authenticate(users, name, request.form.get("password", "")) is Role.NONE:
         return render_template("login.html", next=next_path, failed=True, name=name), 401
-    session.clear()
-    session["user"] = name
+    service().sessions.begin(session, name, users.state_of(name))
     log.info("AUDIT: %s logged in as %s (%s)", request.remote_addr, name, users.role_of(name))
     target = request.script_root + next_path if next_path else url_for("cluster.overview")
     return redirect(target, 303)  # type: ignore[return-value]
@@ -222,7 +235,7 @@ def log_in() -> "Response | tuple[str, int]":
 def log_out() -> Response:
     check_form()
     log.info("AUDIT: %s logged out", visitor().name)
-    session.clear()
+    service().sessions.end(session)
     return redirect(url_for("login.show"), 303)  # type: ignore[return-value]
 
 
