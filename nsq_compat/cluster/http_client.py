@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 
 import urllib3
 
-from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, reason_of
+from nsq_compat.bounded_http import FAILURES, Deadline, bearer, bounded_session, exchange, reason_of
 from nsq_compat.bounded_http import Answer as HttpAnswer
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
@@ -60,7 +60,7 @@ class Refusal(UpstreamError):
 
 
 class HttpClient:
-    """Timeouts are in seconds; that of a request covers all of it. Files are in PEM."""
+    """Timeouts are in seconds; that of a request covers all of it. Files are in PEM. Daemons receive the `token`."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class HttpClient:
         tls_root_ca_file: str = "",
         tls_skip_verify: bool = False,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
+        token: str = "",
     ) -> None:
         self._timeout = request_timeout
         self._due = math.inf
@@ -80,6 +81,7 @@ class HttpClient:
         session = bounded_session()
         # A kept connection would fail the first request after a restart of the daemon.
         session.headers.update({"Accept": "application/vnd.nsq; version=1.0", "Connection": "close"})
+        session.headers.update(bearer(token))
         session.verify = not tls_skip_verify and (tls_root_ca_file or True)
         if tls_skip_verify:
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)

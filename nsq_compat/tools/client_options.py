@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from nsq_compat.cli.kinds import BOOLEAN, INTEGER, parse_bool
+from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, parse_bool
 from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Connection, ConnectionLost, Consumer, Gap, Producer
 from nsq_compat.client.connection import Observer, do_together, start_thread, why
@@ -22,6 +22,7 @@ from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient, named
 from nsq_compat.cluster.nodes import Node
+from nsq_compat.policy.access import is_token
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.durations import MILLISECOND, parse_duration, seconds
 from nsq_compat.protocol.errors import E_AUTH_FIRST, NsqError, hidden, without_secrets
@@ -93,6 +94,11 @@ class ReadingOptions(RetryOptions):
     def address_rules(self) -> Iterator[Rule]:
         return unless_one_kind(self.nsqd_tcp_addresses, self.lookupd_http_addresses)
 
+    @property
+    def token_of_client(self) -> str:
+        """The ``auth_secret`` of ``--consumer-opt``, which is a token for daemons with an access file."""
+        return str(client_settings("consumer-opt", self.consumer_opt).get("auth_secret", ""))
+
     def consumer(
         self,
         topic: str,
@@ -132,23 +138,26 @@ class ClusterOptions(RetryOptions):
 
     nsqd_http_addresses: tuple[str, ...] = repeated("host:port of an nsqd", flag="nsqd-http-address")
     nsqlookupd_http_addresses: tuple[str, ...] = repeated("host:port of an nsqlookupd", flag="lookupd-http-address")
+    token: str = option(STRING, "", "token for daemons with an access file", secret=hidden)
 
     def address_rules(self) -> Iterator[Rule]:
-        return unless_one_kind(self.nsqd_http_addresses, self.nsqlookupd_http_addresses, "--nsqd-http-address")
+        yield not is_token(self.token), "--token must be printable, without blanks"
+        yield from unless_one_kind(self.nsqd_http_addresses, self.nsqlookupd_http_addresses, "--nsqd-http-address")
 
     def cluster(self, connect_timeout: float = 2.0, request_timeout: float = 5.0) -> Cluster:
         """Times are in seconds."""
-        client = HttpClient(connect_timeout=connect_timeout, request_timeout=request_timeout)
+        client = HttpClient(connect_timeout=connect_timeout, request_timeout=request_timeout, token=self.token)
         lookupds, nsqds = (
             tuple(dict.fromkeys(each)) for each in (self.nsqlookupd_http_addresses, self.nsqd_http_addresses)
         )
         return Cluster(client, lookupds, nsqds)
 
 
-def cluster_of(lookupds: Iterable[str], connect_timeout: float, request_timeout: float) -> Cluster:
+def cluster_of(lookupds: Iterable[str], connect_timeout: float, request_timeout: float, token: str = "") -> Cluster:
     """The cluster that these nsqlookupds know, at ``host:port`` or URLs."""
     addresses = tuple(urlsplit(each if "://" in each else f"//{each}").netloc for each in lookupds)
-    return ClusterOptions(nsqlookupd_http_addresses=addresses).cluster(connect_timeout, request_timeout)
+    options = ClusterOptions(nsqlookupd_http_addresses=addresses, token=token)
+    return options.cluster(connect_timeout, request_timeout)
 
 
 def producers_of(cluster: Cluster, topic: str, *, all_named: bool) -> Answer[list[Node]]:
@@ -174,7 +183,8 @@ def producers_of(cluster: Cluster, topic: str, *, all_named: bool) -> Answer[lis
 def log_settings(consumer_opt: Iterable[str], user_agent: str) -> dict[str, Any]:
     """The settings of a ``LogReader``: of ``--consumer-opt`` those that HTTP has too. Raises ``Refused``."""
     given = client_settings("consumer-opt", consumer_opt)
-    used: dict[str, Any] = {name: given[name] for name in ("timeout", "tls_options") if name in given}
+    kept = ("timeout", "tls_options", "auth_secret")
+    used: dict[str, Any] = {name: given[name] for name in kept if name in given}
     return {**used, "user_agent": user_agent, "on_gap": _warn_of}
 
 

@@ -74,12 +74,14 @@ class Progress:
         self._terminal.flush()
 
 
-def channel_backlog(topics: Collection[str], channel: str, lookupds: Sequence[str]) -> Callable[[], int | None]:
+def channel_backlog(
+    topics: Collection[str], channel: str, lookupds: Sequence[str], token: str = ""
+) -> Callable[[], int | None]:
     """A backlog for `Progress`: the depth of a channel of these topics on all nodes, unknown without nsqlookupds.
 
     `topics` may change; it is read each time.
     """
-    cluster = cluster_of(lookupds, 1.0, 2.0)
+    cluster = cluster_of(lookupds, 1.0, 2.0, token)
 
     def depth(topic: str) -> int:
         stats = cluster.stats(cluster.producers(topic).value, topic, channel).value

@@ -143,7 +143,9 @@ class NsqToFile:
             recorder.start()
         if not options.topic:
             threading.Thread(target=self._poll_topics, name="topics", daemon=True).start()
-        backlog = channel_backlog(self.recorders, options.channel, options.lookupd_http_addresses)
+        backlog = channel_backlog(
+            self.recorders, options.channel, options.lookupd_http_addresses, options.token_of_client
+        )
         with Progress(lambda: sum(each.recording.recorded for each in list(self.recorders.values())), backlog):
             while (event := self._events.get()) is not None:
                 event()

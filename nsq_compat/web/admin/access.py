@@ -23,6 +23,8 @@ from flask import Blueprint, Response, current_app, g, redirect, render_template
 
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
+from nsq_compat.policy.access import ADMIN, OPERATE, READ, AccessFile
+from nsq_compat.web.access import bearer
 from nsq_compat.web.admin.sessions import Sessions
 from nsq_compat.web.admin.users import PasswordCheck, Role, TooBusy, TooManyAttempts, Users
 from nsq_compat.web.application import ApiError
@@ -74,6 +76,8 @@ class AdminService(Protocol):
     history: History
     metrics: Metrics
     users: Users | None
+    access: AccessFile | None
+    """For programs; None if there is no access file."""
     """None if no login is required."""
     password_check: PasswordCheck
     sessions: Sessions
@@ -152,8 +156,8 @@ def check() -> Response | None:
         raise ApiError(403, "FORBIDDEN", _ANOTHER_SITE)
     if visitor().role is not Role.NONE or request.endpoint in _WITHOUT_LOGIN:
         return None
-    if request.path.startswith(("/api/", "/config/")):
-        raise ApiError(401, "UNAUTHORIZED")
+    if request.path.startswith(("/api/", "/config/")) or service().users is None:
+        raise ApiError(401, "UNAUTHORIZED", headers=(("WWW-Authenticate", 'Bearer realm="nsqadmin"'),))
     here = request.full_path.rstrip("?") if request.method == "GET" else ""
     return redirect(url_for("login.show", next=here or None))  # type: ignore[return-value]
 
@@ -188,6 +192,8 @@ def basic_credentials() -> tuple[str, str]:
 
 def _identify() -> Visitor:
     users, options = service().users, service().options
+    if (bearing := _bearer()) is not None:
+        return bearing
     if users is not None:
         # Pages that refresh themselves do not keep a login alive.
         name = service().sessions.user_of(session, users.state_of, renew="X-Refresh" not in request.headers)
@@ -197,6 +203,21 @@ def _identify() -> Visitor:
         return Visitor(name, authenticate(users, name, password) if name else Role.NONE)
     name = request.headers.get(options.acl_http_header, "")
     return Visitor(name, Role.ADMIN if not options.admin_users or name in options.admin_users else Role.VIEWER)
+
+
+def _bearer() -> Visitor | None:
+    """The visitor with a token, or one without a role where there is no other way to identify; None without a token."""
+    access = service().access
+    if access is None:
+        return None
+    secret = bearer(request.headers.get("Authorization", "").encode("utf-8", "replace"))
+    if not secret:
+        return None if service().users is not None or service().options.admin_users else Visitor("", Role.NONE)
+    token = access.tokens.find(secret, service().now())
+    if token is None or token.topics is not None:  # no page is about some topics only
+        return Visitor("", Role.NONE)
+    roles = ((ADMIN, Role.ADMIN), (OPERATE, Role.OPERATOR), (READ, Role.VIEWER))
+    return Visitor(token.name, next((role for name, role in roles if name in token.permissions), Role.NONE))
 
 
 def _from_another_site() -> bool:

@@ -15,6 +15,7 @@ from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.nsqadmin.options import NsqadminOptions
+from nsq_compat.policy.access import AccessFile
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.web.admin.app import create_app
 from nsq_compat.web.admin.sessions import Sessions
@@ -38,6 +39,7 @@ class Service:
     history: History = field(default_factory=History)
     metrics: Metrics = field(default_factory=lambda: Metrics("nsqadmin"))
     users: Users | None = None
+    access: AccessFile | None = None
     password_check: PasswordCheck = field(default_factory=lambda: PasswordCheck(lambda work: work()))
     time: float = NOW
     notified: list[dict[str, Any]] = field(default_factory=list)
