@@ -37,6 +37,10 @@ NSQ_FLAGS = {
 }
 OURS = {
     "allowed-host",
+    *(
+        f"oidc-{name}"
+        for name in ("issuer", "client-id", "client-secret-file", "role-claim", "role-map", "scope", "root-ca-file")
+    ),
     "check-config",
     "log-format",
     "user-file",
