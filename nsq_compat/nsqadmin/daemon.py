@@ -1,7 +1,6 @@
 """The daemon nsqadmin: HTTP server, samples, notifications, and the interface to its pages (`AdminService`)."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -26,6 +25,7 @@ from nsq_compat.net.server import HttpServer
 from nsq_compat.net.sockets import listen
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions
 from nsq_compat.protocol.durations import SECOND, seconds
+from nsq_compat.protocol.errors import without_secrets, without_user
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.web.admin.access import LoginProvider
 from nsq_compat.web.admin.app import WsgiHandler, create_app
@@ -113,7 +113,8 @@ class Daemon:
             try:
                 self._notifications.put_nowait(action)
             except Full:
-                log.error("notification dropped: %d are already waiting for %s", MAX_NOTIFICATIONS, endpoint)
+                shown = without_secrets(endpoint)
+                log.error("notification dropped: %d are already waiting for %s", MAX_NOTIFICATIONS, shown)
 
     def config_value(self, name: str) -> object:
         return option_value(self.options, name)
@@ -159,12 +160,13 @@ class Daemon:
     def _send_notifications(self) -> None:
         """POST each action to `--notification-http-endpoint`, in order. Go's nsqadmin exits if it cannot be reached."""
         endpoint = self.options.notification_http_endpoint
+        shown = without_secrets(endpoint)
         for action in self._notifications:
-            log.info("POSTing notification to %s", endpoint)
+            log.info("POSTing notification to %s", shown)
             try:
                 self._client.exchange("POST", endpoint, dumps(dict(action)).encode(), _NOTIFICATION_HEADERS)
             except UpstreamError as failure:
-                log.error("failed to POST notification - %s", failure)
+                log.error("failed to POST notification - %s", str(failure).replace(without_user(endpoint), shown))
 
 
 def read_users(path: str) -> Users:
@@ -194,7 +196,7 @@ def make_provider(options: NsqadminOptions) -> LoginProvider:
     settings = Settings(
         issuer=options.oidc_issuer,
         client_id=options.oidc_client_id,
-        client_secret=client_secret(options),
+        client_secret=options.oidc_client_secret,
         role_claim=options.oidc_role_claim,
         roles=tuple(map(parse_role, options.oidc_role_map)),
         scopes=options.oidc_scope,
@@ -206,15 +208,3 @@ def make_provider(options: NsqadminOptions) -> LoginProvider:
         max_answer_bytes=MAX_PROVIDER_BYTES,
     )
     return Provider(settings, client, time.time)
-
-
-def client_secret(options: NsqadminOptions) -> str:
-    """Raises ``OptionError``."""
-    path = options.oidc_client_secret_file
-    if not path:
-        return os.environ.get("NSQADMIN_OIDC_CLIENT_SECRET", "")
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read().rstrip("\r\n")
-    except (OSError, ValueError) as failure:
-        raise OptionError(f"failed to read --oidc-client-secret-file ({path}) - {failure}") from None

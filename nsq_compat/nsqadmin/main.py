@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import gevent
 
 from nsq_compat import missing_package, version_text
-from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options, report_unknown_keys
+from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options, warn_of_options
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import configure
 from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
@@ -28,7 +28,7 @@ def main() -> None:
     """Run nsqadmin until SIGTERM or SIGINT."""
     options = read_options(PROGRAM, NsqadminOptions, sys.argv[1:], version_text(PROGRAM))
     configure(options.log_prefix, options.log_level, form=options.log_format)
-    report_unknown_keys(options, PROGRAM)
+    warn_of_options(options, PROGRAM)
     if options.make_user:
         # The password is the first line of stdin.
         name, _, role = options.make_user.partition(":")

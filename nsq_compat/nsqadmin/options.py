@@ -16,6 +16,7 @@ from nsq_compat.cli.kinds import BOOLEAN, DURATION, STRING, OptionError
 from nsq_compat.cli.options import DaemonOptions, option, repeated
 from nsq_compat.net.sockets import split_host_port
 from nsq_compat.protocol.durations import HOUR, MINUTE, SECOND
+from nsq_compat.protocol.errors import hidden, without_secrets
 from nsq_compat.web.admin.users import parse_role
 from nsq_compat.web.hosts import allowed_name
 
@@ -51,7 +52,9 @@ class NsqadminOptions(DaemonOptions):
     http_client_tls_key: str = option(STRING, "", "PEM file with the key of the client certificate")
 
     # Graphite.
-    graphite_url: str = option(STRING, "", "URL of a Graphite that draws what nsqd's statsd sends")
+    graphite_url: str = option(
+        STRING, "", "URL of a Graphite that draws what nsqd's statsd sends", secret=without_secrets
+    )
     proxy_graphite: bool = option(BOOLEAN, False, "fetch Graphite's graphs for the browser")
     statsd_prefix: str = option(STRING, "nsq.%s", "prefix of nsqd's statsd keys; %s stands for host and port")
     statsd_counter_format: str = option(STRING, "stats.counters.%s.count", "how Graphite names counters; %s is the key")
@@ -66,7 +69,9 @@ class NsqadminOptions(DaemonOptions):
     admin_users: tuple[str, ...] = repeated(
         "user with permission for changes; by default all users have it", flag="admin-user"
     )
-    notification_http_endpoint: str = option(STRING, "", "URL that receives a POST for each action")
+    notification_http_endpoint: str = option(
+        STRING, "", "URL that receives a POST for each action", secret=without_secrets
+    )
     user_file: str = option(STRING, "", "file of users, roles and passwords; with it, users must log in")
     make_user: str = option(
         STRING, "", "`name:role`: read a password from stdin, print a line for --user-file", in_file=False
@@ -74,8 +79,8 @@ class NsqadminOptions(DaemonOptions):
 
     oidc_issuer: str = option(STRING, "", "URL of an OpenID Connect provider at which users log in")
     oidc_client_id: str = option(STRING, "", "nsqadmin's client id at the provider")
-    oidc_client_secret_file: str = option(
-        STRING, "", "file with the client's secret; or the environment variable NSQADMIN_OIDC_CLIENT_SECRET"
+    oidc_client_secret: str = option(
+        STRING, "", "the client's secret at the provider; none for a public client", secret=hidden
     )
     oidc_role_claim: str = option(STRING, "groups", "claim with the values of --oidc-role-map; a.b for a part of one")
     oidc_role_map: tuple[str, ...] = repeated("`value=role`: the role of accounts with this value; * for all accounts")
@@ -194,8 +199,9 @@ def _check_tls(options: NsqadminOptions) -> None:
 
 
 def _resolve(flag: str, address: str) -> None:
-    prefix = f"failed to resolve --{flag} ({address}) - "
     host_and_port = split_host_port(address)
+    address = without_secrets(address)
+    prefix = f"failed to resolve --{flag} ({address}) - "
     if host_and_port is None:
         missing = ":" not in address
         reason = "missing port in address" if missing else "too many colons in address"

@@ -15,7 +15,7 @@ from typing import Final
 import gevent
 
 from nsq_compat import NSQ_VERSION, build_line, version_line, version_text
-from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options, report_unknown_keys
+from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options, warn_of_options
 from nsq_compat.cli.kinds import (
     DURATION,
     STRING,
@@ -234,7 +234,7 @@ def main() -> None:
     """Run nsqlookupd until SIGTERM or SIGINT."""
     options = read_options(PROGRAM, NsqlookupdOptions, sys.argv[1:], version_text(PROGRAM))
     configure(options.log_prefix, options.log_level, form=options.log_format)
-    report_unknown_keys(options, PROGRAM)
+    warn_of_options(options, PROGRAM)
     raise_descriptor_limit()
     stop = stop_signal()
     try:

@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.protocol.durations import format_duration
+from nsq_compat.protocol.errors import target_without_secrets
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.session.http_message import TEXT, Admission, Request, Response
@@ -317,11 +318,11 @@ def _respond(request: Request, handler: Handler) -> Response:
     except ApiError as failure:
         return error(failure.status, failure.code, failure.headers)
     except Exception:
-        log.exception("panic in HTTP handler - %s %r", request.method, request.target)
+        log.exception("panic in HTTP handler - %s %s", request.method, target_without_secrets(request.target))
         return INTERNAL_ERROR
 
 
 def log_access(request: Request, status: int, elapsed_ns: int) -> None:
-    target = request.target.decode("ascii", errors="backslashreplace")
+    target = target_without_secrets(request.target)
     elapsed = format_duration(elapsed_ns)
     log.info("%d %s %s (%s) %s", status, request.method, target, request.remote_address, elapsed)

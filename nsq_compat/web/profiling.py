@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Final
 
 from nsq_compat.net.process import greenlet_stacks, sleep
-from nsq_compat.protocol.errors import quote, without_secrets
+from nsq_compat.protocol.errors import quote
 from nsq_compat.session.http_message import TEXT, Request, Response
 from nsq_compat.web.application import HTML, Handler, Route, Routes, parse_query, plain
 
@@ -119,7 +119,7 @@ def _shows(make_text: Callable[[], str]) -> Handler:
 
 
 def _command_line() -> str:
-    return "\0".join(map(without_secrets, sys.argv))
+    return "\0".join(sys.argv)
 
 
 def _threads() -> str:

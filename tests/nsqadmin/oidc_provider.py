@@ -33,7 +33,7 @@ CONTROL: dict[str, Any] = {
 
 app = Flask(__name__)
 control = dict(CONTROL)
-keys = [RSAKey.generate_key(2048, {"kid": "rsa-1"})]
+keys: list[RSAKey | ECKey] = [RSAKey.generate_key(2048, {"kid": "rsa-1"})]
 codes: dict[str, dict[str, str]] = {}
 tokens: dict[str, dict[str, Any]] = {}
 asked: list[str] = []
@@ -137,8 +137,8 @@ def signed(claims: dict[str, Any]) -> str:
         mac = base64.urlsafe_b64encode(hmac.digest(key.as_pem(private=False), text, "sha256")).rstrip(b"=")
         return f"{text.decode()}.{mac.decode()}"
     if how == "unknown":
-        key = RSAKey.generate_key(2048, {"kid": key.kid})
-    algorithm = "RS256" if isinstance(key, RSAKey) else "ES256"
+        key = RSAKey.generate_key(2048, {"kid": str(key.kid)})
+    algorithm = "RS256" if key.key_type == "RSA" else "ES256"
     return jwt.encode({"alg": algorithm, "kid": key.kid}, claims, key)
 
 

@@ -21,6 +21,7 @@ from werkzeug.test import run_wsgi_app
 
 import nsq_compat
 from nsq_compat.cluster.http_client import AllFailed, named
+from nsq_compat.protocol.errors import target_without_secrets
 from nsq_compat.session.http_message import Admission
 from nsq_compat.session.http_message import Request as HttpRequest
 from nsq_compat.session.http_message import Response as HttpResponse
@@ -255,7 +256,7 @@ class WsgiHandler:
         try:
             pieces, status, headers = run_wsgi_app(self._application, environ, buffered=True)
         except Exception:
-            log.exception("panic in HTTP handler - %s %r", request.method, request.target)
+            log.exception("panic in HTTP handler - %s %s", request.method, target_without_secrets(request.target))
             return INTERNAL_ERROR
         number, _, reason = status.partition(" ")
         # The server adds the other headers itself.
