@@ -119,7 +119,7 @@ def options(**fields):
         ({"oidc_issuer": "https://a.example", "oidc_client_id": "c"}, "--oidc-issuer needs --oidc-role-map"),
         (
             {"oidc_issuer": "http://[::1]:1", "oidc_client_id": "c", "oidc_role_map": ("a=b=admin", "a=none")},
-            "failed to parse --oidc-role-map (a=none) - it must be value=role, and the role one of viewer, operator, admin",
+            "failed to parse --oidc-role-map (a=none) - it must be value=role, and the role one of viewer, operator,",
         ),
         ({"session_timeout": 0}, "--session-idle-timeout and --session-timeout must be > 0"),
         ({"allow_config_from_cidr": "a"}, "failed to parse --allow-config-from-cidr (a) - invalid CIDR address: a"),

@@ -64,7 +64,7 @@ def parse_role(text: str) -> tuple[str, Role]:
     """A value of `--oidc-role-map`: `value=role`. Raises ValueError."""
     value, _, role = text.rpartition("=")
     if not value or role not in ROLES:
-        raise ValueError(f"it must be value=role, the role one of {', '.join(ROLES)}")
+        raise ValueError(f"it must be value=role, and the role one of {', '.join(ROLES)}")
     return value, ROLES[role]
 
 
