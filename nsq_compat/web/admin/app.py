@@ -237,7 +237,7 @@ class WsgiHandler:
         self._application = application
         self._base_path = base_path.rstrip("/")
 
-    def admit(self, method: str, path: str) -> Admission:
+    def admit(self, head: HttpRequest) -> Admission:
         return _ADMISSION
 
     def respond(self, request: HttpRequest) -> HttpResponse:
