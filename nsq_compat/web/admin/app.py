@@ -95,7 +95,7 @@ def _template_variables() -> dict[str, object]:
         "csrf_token": access.csrf_token,
         "version": nsq_compat.__version__,
         "nsq_version": nsq_compat.NSQ_VERSION,
-        "login_used": service().users is not None,
+        "login_used": access.login_is_used(),
         "graphite": Graphite(service()),
         "timeframes": TIMEFRAMES,
         "day": wants_day(),
