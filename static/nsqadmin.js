@@ -49,7 +49,9 @@
   }
 
   async function fetchPage() {
-    const answer = await fetch(location.href, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(15000) });
+    // The second header: such a request is not one of the user, and does not keep a login alive.
+    const headers = { Accept: "text/html", "X-Refresh": "1" };
+    const answer = await fetch(location.href, { headers, signal: AbortSignal.timeout(15000) });
     // A redirect to the login page is not a newer version of this page.
     if (!answer.ok || answer.redirected) throw new Error(String(answer.status));
     return new DOMParser().parseFromString(await answer.text(), "text/html");

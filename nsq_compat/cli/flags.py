@@ -9,6 +9,11 @@ The config file is TOML with flat keys at the top level. A flag takes precedence
 default. Unknown keys and whole sections are reported and ignored, because config files outlive versions.
 `docs/differences.md`, "Config file", lists where this is deliberately stricter than NSQ.
 
+An option that may have a secret (`Option.secret`) is also read from a file, `--X-file`, and from the environment, for
+nsqd's `--mirror-auth-secret` from NSQD_MIRROR_AUTH_SECRET. The command line takes precedence over the environment, and
+that over the config file. Values of a flag that may be repeated are collected from the first two. A secret on the
+command line is visible in the process list: the program warns of it, and replaces it in `sys.argv`.
+
 `read_options` is for the daemons, `parse_arguments` for other programs: both print and exit. `parse` is pure.
 """
 
@@ -16,6 +21,7 @@ import errno
 import logging
 import os
 import re
+import sys
 import time
 import tomllib
 from collections import deque
@@ -23,9 +29,10 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from nsq_compat.cli.kinds import OptionError, quoted, toml_text
+from nsq_compat.cli.kinds import STRINGS, OptionError, quoted, toml_text
 from nsq_compat.cli.logs import STDERR, log_fatal
 from nsq_compat.cli.options import DaemonOptions, Option, Table, table_of
 
@@ -56,20 +63,29 @@ class Arguments(NamedTuple):
     """Values by config key, of the flags that were given."""
     rest: tuple[str, ...]
     """The words after the flags. The daemons ignore them."""
+    secrets: Mapping[int, tuple[str, str]] = MappingProxyType({})
+    """The words with a secret, by their index: the flag, and the word without the secret."""
+
+    @property
+    def visible_secrets(self) -> tuple[str, ...]:
+        """The flags with secrets."""
+        return tuple(dict.fromkeys(flag for flag, _ in self.secrets.values()))
 
 
 def parse(table: Table, words: Iterable[str]) -> Arguments:
     """Read the words after the program's name. Raises FlagError, HelpRequested or (a bad percentile) OptionError."""
     rows = {row.flag: row for row in table}
     given: dict[str, Any] = {}
+    secrets: dict[int, tuple[str, str]] = {}
     left = deque(words)
+    count = len(left)
     while left and len(left[0]) > 1 and left[0].startswith("-"):
         word = left.popleft()
         if word == "--":
             break
         name, joined, value = word[2 if word.startswith("--") else 1 :].partition("=")
         if not name or name.startswith("-"):
-            raise FlagError(f"bad flag syntax: {word}")
+            raise FlagError(f"bad flag syntax: {word.partition('=')[0] + '=' if name and joined else word}")
         row = rows.get(name)
         if row is None:
             raise HelpRequested if name in _HELP else FlagError(f"flag provided but not defined: -{name}")
@@ -79,8 +95,10 @@ def parse(table: Table, words: Iterable[str]) -> Arguments:
             if not left:
                 raise FlagError(f"flag needs an argument: -{row.flag}")
             value = left.popleft()
+        if row.secret is not None and (shown := row.secret(value)) != value:
+            secrets[count - len(left) - 1] = row.flag, word.removesuffix(value) + shown if joined else shown
         given[row.key] = _parsed(row, value, given.get(row.key, row.default))
-    return Arguments(given, tuple(left))
+    return Arguments(given, tuple(left), secrets)
 
 
 def _parsed(row: Option[Any], text: str, so_far: Any) -> Any:
@@ -108,9 +126,17 @@ def _usage_of(row: Option[Any]) -> str:
 
 
 def parse_arguments(program: str, table: Table, words: Iterable[str]) -> Arguments:
-    """`parse` for a program: help and errors go to stderr and end it, with exit code 0 for help, 2 for errors."""
+    """`parse` for a program: help and errors go to stderr and end it, with exit code 0 for help, 2 for errors.
+
+    Adds secrets from files and the environment, and replaces those in `sys.argv`.
+    """
+    words = list(words)
     try:
-        return parse(table, words)
+        arguments = parse(table, words)
+        if sys.argv[1:] == words:
+            for index, (_, shown) in arguments.secrets.items():
+                sys.argv[1 + index] = shown
+        return arguments._replace(given=_with_secrets(program, table, arguments.given))
     except HelpRequested:
         _complain(usage(program, table))
         raise SystemExit(0) from None
@@ -128,6 +154,57 @@ def _complain(text: str) -> None:
         os.write(STDERR, text.encode("utf-8", "surrogateescape"))
 
 
+# --- Secrets ----------------------------------------------------------------------------------------------------------
+
+
+def _with_secrets(program: str, table: Table, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by config key: those given on the command line, in files that it names, and by environment variables.
+
+    Raises OptionError.
+    """
+    found = dict(given)
+    for row in filter(lambda row: row.secret is not None, table):
+        if row.kind is not STRINGS and row.key in given and given.get(row.file_key):
+            raise OptionError(f"use --{row.flag} or --{row.flag}-file, not both")
+        _read_file(row, found)
+        text = os.environ.get(_variable(program, row.flag), "")
+        if text and (row.kind is STRINGS or row.key not in found):
+            _add(row, found, text)
+    return found
+
+
+def _variable(program: str, flag: str) -> str:
+    return f"{program}_{flag}".upper().replace("-", "_")
+
+
+def visible_secret(program: str, flag: str) -> str:
+    """The warning of a secret on the command line."""
+    instead = f"use --{flag}-file, or the environment variable {_variable(program, flag)}"
+    return f"the secret in --{flag} is visible in the process list: {instead}"
+
+
+def _read_file(row: Option[Any], values: dict[str, Any]) -> None:
+    """Replace the path of a file with a secret by the secret. Raises OptionError."""
+    path = values.pop(row.file_key, "")
+    if path:
+        try:
+            with open(path, encoding="utf-8") as file:
+                _add(row, values, file.read())
+        except OSError as error:
+            why = os.strerror(error.errno or 0).lower()
+        except ValueError:
+            why = "not UTF-8"
+        else:
+            return
+        raise OptionError(f"cannot read --{row.flag}-file: open {path}: {why}")
+
+
+def _add(row: Option[Any], values: dict[str, Any], text: str) -> None:
+    lines = filter(None, text.splitlines()) if row.kind is STRINGS else [text.rstrip("\r\n")]
+    for line in lines:
+        values[row.key] = row.kind.parse(line, values.get(row.key, row.default))
+
+
 # --- Daemons ----------------------------------------------------------------------------------------------------------
 
 
@@ -142,7 +219,8 @@ def read_options(
     dataclass of `cli.options.option` fields, `version` and `config` among them. Only syntax is checked.
     """
     table = table_of(options_type)
-    given = dict(parse_arguments(program, table, words).given)
+    arguments = parse_arguments(program, table, words)
+    given = dict(arguments.given)
     if given.get("version"):
         print(version)
         raise SystemExit(0)
@@ -150,18 +228,27 @@ def read_options(
     try:
         content = load_config(path) if path else {}
         merged = merge_config(table, given, path, content)
-        return options_type(**merged, unknown_keys=tuple(content.keys() - _file_keys(table) - tables))
+        return options_type(
+            **merged,
+            unknown_keys=tuple(content.keys() - _file_keys(table) - tables),
+            visible_secrets=arguments.visible_secrets,
+        )
     except OptionError as error:
         exit_fatal(program, str(error))
 
 
-def report_unknown_keys(options: DaemonOptions, program: str) -> None:
-    """Name what the config file has and the program ignores: in the log, and on stdout for --check-config."""
+def warn_of_options(options: DaemonOptions, program: str) -> None:
+    """Name what the config file has and the program ignores, and secrets in the process list: in the log, and on stdout
+    for --check-config."""
+    texts = []
     keys = sorted(_file_keys(table_of(type(options))))
     for key in sorted(options.unknown_keys):
         similar = get_close_matches(key.lower().replace("-", "_"), keys, 1, 0.8)
         hint = f"; did you mean {similar[0]}?" if similar else ""
-        text = f"config file {options.config}: unknown option {quoted(key)} is ignored{hint}"
+        texts.append(f"config file {options.config}: unknown option {quoted(key)} is ignored{hint}")
+    for flag in options.visible_secrets:
+        texts.append(visible_secret(program, flag))
+    for text in texts:
         if options.check_config:
             print(f"{program}: {text}")
         else:
@@ -215,5 +302,15 @@ def merge_config(table: Table, given: Mapping[str, Any], path: str, content: Map
             if row.kind.named:
                 shown = value if isinstance(value, str) else toml_text(value)
                 raise OptionError(f"failed parsing {row.key} {shown}") from None
-            raise OptionError(f"failed to load config file {path} - {row.key}: {error}") from None
+            why = error if row.secret is None else f"expected {row.kind.expected}"  # the error shows the value
+            raise OptionError(f"failed to load config file {path} - {row.key}: {why}") from None
+    for row in filter(lambda row: row.secret is not None, table):
+        if row.file_key not in merged:
+            continue
+        if row.key in given:
+            del merged[row.file_key]
+        elif row.key in merged:
+            raise OptionError(f"failed to load config file {path} - use {row.key} or {row.file_key}, not both")
+        else:
+            _read_file(row, merged)
     return merged

@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 
 from nsq_compat.cli.kinds import BOOLEAN, LOG_LEVEL, STRING, STRINGS, Kind, choice
 from nsq_compat.cli.logs import FORMATS, INFO, TEXT
-from nsq_compat.protocol.errors import without_secrets
 
 T = TypeVar("T")
 
@@ -35,30 +34,55 @@ class Option(Generic[T]):
     """False: only a flag, unknown to the config file and not shown at run time."""
     follows_machine: bool
     """The default depends on the machine."""
+    secret: Callable[[str], str] | None = None
+    """For an option that may have a secret: makes a value that may be shown. The option can also be given by a file,
+    and by an environment variable."""
+    file_of: str = ""
+    """For the option that names such a file: the key of the option with the secret."""
+
+    @property
+    def file_key(self) -> str:
+        """The key of the option that names the file of this one."""
+        return self.flag.replace("-", "_") + "_file"
 
 
 Table = tuple[Option[Any], ...]
 
 
-def option(kind: Kind[T], default: T | Callable[[], T], help: str, *, flag: str = "", in_file: bool = True) -> T:
+Secret = Callable[[str], str] | None
+"""See `Option.secret`."""
+
+
+def option(
+    kind: Kind[T],
+    default: T | Callable[[], T],
+    help: str,
+    *,
+    flag: str = "",
+    in_file: bool = True,
+    secret: Secret = None,
+) -> T:
     """The dataclass field of one option, typed as its value. A callable default is called for each options object.
 
     Without a `flag` it is the field's name with dashes.
     """
-    metadata = {"flag": flag, "kind": kind, "help": help, "in_file": in_file}
+    metadata = {"flag": flag, "kind": kind, "help": help, "in_file": in_file, "secret": secret}
     if callable(default):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
+        return field(default_factory=default, metadata=metadata, repr=secret is None)
+    return field(default=default, metadata=metadata, repr=secret is None)
 
 
-def repeated(help: str, *, flag: str = "") -> tuple[str, ...]:
+def repeated(help: str, *, flag: str = "", secret: Secret = None) -> tuple[str, ...]:
     """The field of a flag that may be given several times, with one value each time."""
-    return option(STRINGS, (), f"{help} (repeat for several)", flag=flag)
+    return option(STRINGS, (), f"{help} (repeat for several)", flag=flag, secret=secret)
 
 
 def table_of(options_type: type[Any]) -> Table:
-    """The rows of a dataclass of options, in the order of declaration, without fields that are no flags."""
-    return tuple(
+    """The rows of a dataclass of options, in the order of declaration, without fields that are no flags.
+
+    Behind an option that may have a secret comes the one that names a file with it, which is no field.
+    """
+    rows = [
         Option(
             key=column.name,
             default=column.default if column.default_factory is MISSING else column.default_factory(),
@@ -67,20 +91,28 @@ def table_of(options_type: type[Any]) -> Table:
         )
         for column in fields(options_type)
         if column.metadata
-    )
+    ]
+    return tuple(each for row in rows for each in ((row, _file_of(row)) if row.secret is not None else (row,)))
+
+
+def _file_of(row: Option[Any]) -> Option[str]:
+    each = ", one on each line" if row.kind is STRINGS else ""
+    help = f"path of a file with what --{row.flag} would show in the process list{each}"
+    return Option(f"{row.flag}-file", row.file_key, STRING, "", help, row.in_file, False, file_of=row.key)
 
 
 def option_value(options: Any, key: str) -> Any:
-    """An option's value as GET /config/<key> shows it: durations in nanoseconds, lists, URLs without passwords.
+    """An option's value as GET /config/<key> shows it: durations in nanoseconds, lists, without secrets.
 
     Raises KeyError for a key the config file does not know.
     """
-    if not any(row.key == key and row.in_file for row in table_of(type(options))):
+    row = next((row for row in table_of(type(options)) if row.key == key and row.in_file and not row.file_of), None)
+    if row is None:
         raise KeyError(key)
     value = getattr(options, key)
     if isinstance(value, tuple):
-        return [without_secrets(each) if isinstance(each, str) else each for each in value]
-    return without_secrets(value) if isinstance(value, str) else value
+        return [row.secret(each) if row.secret is not None else each for each in value]
+    return row.secret(value) if row.secret is not None else value
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,5 +127,7 @@ class DaemonOptions:
     log_level: int = option(LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal")
     log_format: str = option(choice(*FORMATS), TEXT, "format of log lines: text, like NSQ's, or json")
     unknown_keys: tuple[str, ...] = ()
-    """What the config file has and the program does not know, for ``flags.report_unknown_keys``."""
+    """What the config file has and the program does not know, for ``flags.warn_of_options``."""
+    visible_secrets: tuple[str, ...] = ()
+    """The flags with secrets on the command line, for ``flags.warn_of_options``."""
     verbose: bool = option(BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)

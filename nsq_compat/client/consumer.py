@@ -30,6 +30,7 @@ from nsq_compat.client.message import Handler, Message, finish_or_requeue, log_g
 from nsq_compat.client.ready import Backoff, Pace, ReadyCounts
 from nsq_compat.client.settings import SubscriptionSettings, address_list, split_address
 from nsq_compat.protocol import command_writer
+from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.names import is_valid_name
 
 log = logging.getLogger(__name__)
@@ -250,9 +251,9 @@ class Subscription(Observer):
         try:
             listing = ask(lookupd, self.topic, self.settings)
         except FAILURES as error:
-            log.warning("[%s] nsqlookupd %s: %s", self.topic, lookupd, reason_of(error))
+            log.warning("[%s] nsqlookupd %s: %s", self.topic, without_secrets(lookupd), reason_of(error))
         except Exception:  # the top of a thread
-            log.exception("[%s] nsqlookupd %s: internal error", self.topic, lookupd)
+            log.exception("[%s] nsqlookupd %s: internal error", self.topic, without_secrets(lookupd))
         with self._lock:
             for address in sorted(self._discovery.responded(lookupd, listing, time.monotonic())):
                 self._connect(address)
@@ -308,7 +309,7 @@ class Subscription(Observer):
                 self._connect(address)
         if now >= self._discovery.due:
             for lookupd in self._discovery.poll(now):
-                start_thread(f"lookup {lookupd}", self._query, lookupd)
+                start_thread(f"lookup {without_secrets(lookupd)}", self._query, lookupd)
                 self._discovery.querying.add(lookupd)
         if self._backoff.passed(now):
             log.info("[%s/%s] testing with one message", self.topic, self.channel)

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from nsq_compat.bounded_http import Deadline, bounded_session, exchange
 from nsq_compat.client.settings import SubscriptionSettings
+from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.names import address_error, printable
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,7 @@ class Discovery:
         If no nsqlookupd lists a node, `due` becomes earlier.
         """
         self.querying.discard(lookupd)
+        shown = without_secrets(lookupd)
         before = self._listings[lookupd].skipped
         if listing is None:
             # Its last response is dropped: nodes that only it listed are not reconnected to.
@@ -131,16 +133,16 @@ class Discovery:
             self._without_nodes.discard(lookupd)
         elif not listing.skipped and lookupd not in self._without_nodes:
             self._without_nodes.add(lookupd)
-            log.warning("[%s] nsqlookupd %s: no nsqd has this topic yet, asking again", self._topic, lookupd)
+            log.warning("[%s] nsqlookupd %s: no nsqd has this topic yet, asking again", self._topic, shown)
         nodes = self._nodes()
         if not nodes and self._without_nodes:
             self.due = min(self.due, now + self._jittered(self._delay))
         # nsqlookupd lists an invalid registration with every poll; it is logged once.
         new = sorted(set(listing.skipped) - set(before))
         for registration in new[:_MAX_LOGGED]:
-            log.warning("[%s] nsqlookupd %s: skipped the registration of %s", self._topic, lookupd, registration)
+            log.warning("[%s] nsqlookupd %s: skipped the registration of %s", self._topic, shown, registration)
         if len(new) > _MAX_LOGGED:
-            log.warning("[%s] nsqlookupd %s: skipped %d more", self._topic, lookupd, len(new) - _MAX_LOGGED)
+            log.warning("[%s] nsqlookupd %s: skipped %d more", self._topic, shown, len(new) - _MAX_LOGGED)
         return nodes
 
     def _nodes(self) -> set[str]:

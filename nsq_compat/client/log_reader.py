@@ -27,6 +27,7 @@ from nsq_compat.client.discovery import FIRST_POLL_DELAY, ask
 from nsq_compat.client.nodes import Error
 from nsq_compat.client.settings import SubscriptionSettings, address_list
 from nsq_compat.protocol.durations import parse_duration, seconds
+from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.frames import FrameError, FrameReader, parse_message
 from nsq_compat.protocol.names import is_valid_name
 
@@ -321,7 +322,7 @@ class LogReader:
         """The addresses of all nsqd. Raises ``LogReadError``."""
         if self._nsqds:
             return self._nsqds
-        nodes = self._retry(f"nsqlookupd {', '.join(self._lookupds)}", self._look_up)
+        nodes = self._retry(f"nsqlookupd {', '.join(map(without_secrets, self._lookupds))}", self._look_up)
         if missing := sorted(self._position.keys() - nodes):
             log.warning("[%s] no nsqlookupd lists %s, which the position names", self.topic, ", ".join(missing))
         if not nodes and not self._follow:
@@ -339,7 +340,7 @@ class LogReader:
             try:
                 nodes.update(ask(lookupd, self.topic, self._settings, "HTTP").nodes)
             except FAILURES as error:
-                log.warning("[%s] nsqlookupd %s: %s", self.topic, lookupd, reason_of(error))
+                log.warning("[%s] nsqlookupd %s: %s", self.topic, without_secrets(lookupd), reason_of(error))
                 failures.append(reason_of(error))
 
         do_together(partial(query, each) for each in self._lookupds)

@@ -36,7 +36,7 @@ class ConnectionSettings:
     output_buffer_size: int = 16 * 1024
     output_buffer_timeout: int = 250
     sample_rate: int = 0
-    auth_secret: str | bytes | None = None
+    auth_secret: str | bytes | None = field(default=None, repr=False)
     topology_region: str = ""
     topology_zone: str = ""
 

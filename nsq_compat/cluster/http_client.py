@@ -28,7 +28,7 @@ from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchang
 from nsq_compat.bounded_http import Answer as HttpAnswer
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
-from nsq_compat.protocol.errors import quote
+from nsq_compat.protocol.errors import quote, without_user
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class HttpClient:
         try:
             return reading.load(body)
         except InvalidAnswer as error:
-            raise UpstreamError(f"{_url_of(address, path, parameters)}: {error}") from None
+            raise UpstreamError(f"{without_user(_url_of(address, path, parameters))}: {error}") from None
 
     def _request(
         self,
@@ -174,8 +174,8 @@ class HttpClient:
     ) -> HttpAnswer:
         url = _url_of(address, path, parameters)
         if address in self._silent:
-            raise TimedOut(f'{method.title()} "{url}": timeout')
-        log.debug("CI: querying %s", url)
+            raise TimedOut(f'{method.title()} "{without_user(url)}": timeout')
+        log.debug("CI: querying %s", without_user(url))
         send = partial(self.exchange, method, body=body, deadline=Deadline(self.timeout), cut_at=cut_at)
         try:
             answer = send(url)
@@ -205,7 +205,7 @@ class HttpClient:
         except FAILURES as error:
             reason = reason_of(error)
         kind = TimedOut if reason == "timeout" else UpstreamError
-        raise kind(f'{method.title()} "{url}": {reason}')  # outside, so that it does not keep the socket
+        raise kind(f'{method.title()} "{without_user(url)}": {reason}')  # outside, so that it does not keep the socket
 
 
 def _url_of(address: str, path: str, parameters: dict[str, str]) -> str:
@@ -250,9 +250,10 @@ def named(error: str) -> str:
     """An error as pages show it: after the address of the daemon, without the URL of the request."""
     if not isinstance(error, DaemonError):
         return error
-    text = _REQUEST.sub("", error).removeprefix(f"{error.daemon}: ")
+    daemon = without_user(error.daemon)
+    text = _REQUEST.sub("", error).removeprefix(f"{daemon}: ")
     refusal = refusal_of(text)
-    return f"{error.daemon}: {refusal or text}"
+    return f"{daemon}: {refusal or text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +336,7 @@ def call_all(
         try:
             done.append((item, outcome.result(max(0.0, deadline - time.monotonic()))))
         except (UpstreamError, TimeoutError) as error:
-            text = f"{item}: timeout" if isinstance(error, TimeoutError) else str(error)
+            text = f"{without_user(str(item))}: timeout" if isinstance(error, TimeoutError) else str(error)
             errors.append(DaemonError(str(item), text))
             unreachable.append(str(item))
     return Answer(done, tuple(errors), tuple(unreachable))

@@ -2,13 +2,16 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any, Final
 
 import gevent
 from gevent.queue import Full, Queue
+from gevent.threadpool import ThreadPool
 
 import nsq_compat
+from nsq_compat import missing_package
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
@@ -22,10 +25,13 @@ from nsq_compat.net.server import HttpServer
 from nsq_compat.net.sockets import listen
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions
 from nsq_compat.protocol.durations import SECOND, seconds
+from nsq_compat.protocol.errors import without_secrets, without_user
 from nsq_compat.protocol.go_json import dumps
+from nsq_compat.web.admin.access import LoginProvider
 from nsq_compat.web.admin.app import WsgiHandler, create_app
 from nsq_compat.web.admin.operations import collect
-from nsq_compat.web.admin.users import Users
+from nsq_compat.web.admin.sessions import Run, SessionFileError, Sessions
+from nsq_compat.web.admin.users import PasswordCheck, TooBusy, Users, parse_role
 from nsq_compat.web.hosts import OPEN_PATHS, HostCheck
 from nsq_compat.web.metrics import Metrics
 
@@ -34,6 +40,10 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT: Final = 5.0
 MAX_NOTIFICATIONS: Final = 1000
 """Notifications that wait to be sent; others are dropped."""
+MAX_PROVIDER_BYTES: Final = 1024 * 1024
+HASH_THREADS: Final = 2
+MAX_HASHES: Final = 16
+"""Passwords that are hashed, or wait for it; others are refused."""
 _CLIENTS_INTERVAL: Final = 6
 """Every sixth sample includes clients, the largest part of nsqd's stats, and the ages of messages."""
 _NOTIFICATION_HEADERS: Final = {"Content-Type": "application/json", "User-Agent": "Go-http-client/1.1"}
@@ -48,6 +58,11 @@ class Daemon:
         self.options = options
         self.users = read_users(options.user_file) if options.user_file else None
         self.now = time.time
+        self._hash_threads = ThreadPool(HASH_THREADS)
+        self._hashes = 0
+        self.password_check = PasswordCheck(self._hash)
+        self.provider = make_provider(options) if options.oidc_issuer else None
+        self.sessions = open_sessions(options, self._hash_threads.apply)
         self._client = HttpClient(
             connect_timeout=seconds(options.http_client_connect_timeout),
             request_timeout=seconds(options.http_client_request_timeout),
@@ -76,6 +91,15 @@ class Daemon:
             self._background.append(gevent.spawn(self._send_notifications))
         self._http.start()
 
+    def reload(self) -> None:
+        """Read the user file again. If it is invalid, the present users stay."""
+        if self.options.user_file:
+            try:
+                self.users = read_users(self.options.user_file)
+                log.info("read --user-file (%s) again", self.options.user_file)
+            except OptionError as failure:
+                log.error("keeping the users - %s", failure)
+
     def stop(self) -> None:
         self._http.stop(STOP_TIMEOUT)
         gevent.killall(self._background)
@@ -89,7 +113,8 @@ class Daemon:
             try:
                 self._notifications.put_nowait(action)
             except Full:
-                log.error("notification dropped: %d are already waiting for %s", MAX_NOTIFICATIONS, endpoint)
+                shown = without_secrets(endpoint)
+                log.error("notification dropped: %d are already waiting for %s", MAX_NOTIFICATIONS, shown)
 
     def config_value(self, name: str) -> object:
         return option_value(self.options, name)
@@ -97,6 +122,16 @@ class Daemon:
     def set_log_level(self, text: str) -> None:
         self.options.log_level = parse_log_level(text)
         set_level(self.options.log_level)
+
+    def _hash(self, work: Callable[[], bytes]) -> bytes:
+        """Hash a password in a thread, while other requests are served."""
+        if self._hashes >= MAX_HASHES:
+            raise TooBusy
+        self._hashes += 1
+        try:
+            return self._hash_threads.apply(work)
+        finally:
+            self._hashes -= 1
 
     # --- In the background --------------------------------------------------------------------------------------------
 
@@ -125,12 +160,13 @@ class Daemon:
     def _send_notifications(self) -> None:
         """POST each action to `--notification-http-endpoint`, in order. Go's nsqadmin exits if it cannot be reached."""
         endpoint = self.options.notification_http_endpoint
+        shown = without_secrets(endpoint)
         for action in self._notifications:
-            log.info("POSTing notification to %s", endpoint)
+            log.info("POSTing notification to %s", shown)
             try:
                 self._client.exchange("POST", endpoint, dumps(dict(action)).encode(), _NOTIFICATION_HEADERS)
             except UpstreamError as failure:
-                log.error("failed to POST notification - %s", failure)
+                log.error("failed to POST notification - %s", str(failure).replace(without_user(endpoint), shown))
 
 
 def read_users(path: str) -> Users:
@@ -140,3 +176,35 @@ def read_users(path: str) -> Users:
             return Users(file.read())
     except (OSError, ValueError) as failure:
         raise OptionError(f"failed to read --user-file ({path}) - {failure}") from None
+
+
+def open_sessions(options: NsqadminOptions, run: Run) -> Sessions:
+    """Raises ``OptionError``."""
+    idle_timeout, timeout = seconds(options.session_idle_timeout), seconds(options.session_timeout)
+    try:
+        return Sessions(time.time, idle_timeout, timeout, options.session_file, run)
+    except SessionFileError as failure:
+        raise OptionError(f"failed to open --session-file ({failure})") from None
+
+
+def make_provider(options: NsqadminOptions) -> LoginProvider:
+    """Raises ``OptionError``."""
+    if find_spec("authlib") is None:
+        raise OptionError(missing_package("authlib", "oidc"))
+    from nsq_compat.web.admin.oidc import Provider, Settings  # Authlib is an extra
+
+    settings = Settings(
+        issuer=options.oidc_issuer,
+        client_id=options.oidc_client_id,
+        client_secret=options.oidc_client_secret,
+        role_claim=options.oidc_role_claim,
+        roles=tuple(map(parse_role, options.oidc_role_map)),
+        scopes=options.oidc_scope,
+    )
+    client = HttpClient(
+        connect_timeout=seconds(options.http_client_connect_timeout),
+        request_timeout=seconds(options.http_client_request_timeout),
+        tls_root_ca_file=options.oidc_root_ca_file,
+        max_answer_bytes=MAX_PROVIDER_BYTES,
+    )
+    return Provider(settings, client, time.time)

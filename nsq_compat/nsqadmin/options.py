@@ -10,12 +10,15 @@ import socket
 import ssl
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, STRING, OptionError
 from nsq_compat.cli.options import DaemonOptions, option, repeated
 from nsq_compat.cluster.http_client import HTTPS
 from nsq_compat.net.sockets import split_host_port
-from nsq_compat.protocol.durations import MINUTE, SECOND
+from nsq_compat.protocol.durations import HOUR, MINUTE, SECOND
+from nsq_compat.protocol.errors import hidden, without_secrets
+from nsq_compat.web.admin.users import parse_role
 from nsq_compat.web.hosts import allowed_name
 
 PROGRAM: Final = "nsqadmin"
@@ -50,7 +53,9 @@ class NsqadminOptions(DaemonOptions):
     http_client_tls_key: str = option(STRING, "", "PEM file with the key of the client certificate")
 
     # Graphite.
-    graphite_url: str = option(STRING, "", "URL of a Graphite that draws what nsqd's statsd sends")
+    graphite_url: str = option(
+        STRING, "", "URL of a Graphite that draws what nsqd's statsd sends", secret=without_secrets
+    )
     proxy_graphite: bool = option(BOOLEAN, False, "fetch Graphite's graphs for the browser")
     statsd_prefix: str = option(STRING, "nsq.%s", "prefix of nsqd's statsd keys; %s stands for host and port")
     statsd_counter_format: str = option(STRING, "stats.counters.%s.count", "how Graphite names counters; %s is the key")
@@ -65,12 +70,31 @@ class NsqadminOptions(DaemonOptions):
     admin_users: tuple[str, ...] = repeated(
         "user with permission for changes; by default all users have it", flag="admin-user"
     )
-    notification_http_endpoint: str = option(STRING, "", "URL that receives a POST for each action")
+    notification_http_endpoint: str = option(
+        STRING, "", "URL that receives a POST for each action", secret=without_secrets
+    )
     user_file: str = option(STRING, "", "file of users, roles and passwords; with it, users must log in")
     make_user: str = option(
         STRING, "", "`name:role`: read a password from stdin, print a line for --user-file", in_file=False
     )
 
+    oidc_issuer: str = option(STRING, "", "URL of an OpenID Connect provider at which users log in")
+    oidc_client_id: str = option(STRING, "", "nsqadmin's client id at the provider")
+    oidc_client_secret: str = option(
+        STRING, "", "the client's secret at the provider; none for a public client", secret=hidden
+    )
+    oidc_role_claim: str = option(STRING, "groups", "claim with the values of --oidc-role-map; a.b for a part of one")
+    oidc_role_map: tuple[str, ...] = repeated("`value=role`: the role of accounts with this value; * for all accounts")
+    oidc_scope: str = option(STRING, "openid profile email", "what nsqadmin asks the provider for, with blanks between")
+    oidc_root_ca_file: str = option(STRING, "", "PEM file with the authorities of the provider")
+    session_file: str = option(
+        STRING, "", "file that nsqadmin makes, so that logins survive its restart; without it they end"
+    )
+    session_idle_timeout: int = option(
+        DURATION, 12 * HOUR, "time without a request of the user after which a login ends"
+    )
+    session_timeout: int = option(DURATION, 7 * 24 * HOUR, "time after which every login ends")
+    revoke_sessions: bool = option(BOOLEAN, False, "end all logins that --session-file has, and exit", in_file=False)
     allowed_hosts: tuple[str, ...] = repeated(
         "name under which nsqadmin is reached, besides IP addresses, names without a dot, and those of the machine and "
         "of --http-address; * for any",
@@ -94,7 +118,10 @@ def validate(options: NsqadminOptions) -> None:
         raise OptionError("use --nsqd-http-address or --lookupd-http-address not both")
     if options.page_timeout <= 0:
         raise OptionError("--page-timeout must be > 0")
+    if options.session_idle_timeout <= 0 or options.session_timeout <= 0:
+        raise OptionError("--session-idle-timeout and --session-timeout must be > 0")
     _check_tls(options)
+    _check_oidc(options)
     for address in lookupds:
         _resolve("lookupd-http-address", address.removeprefix(HTTPS))
     for address in nsqds:
@@ -109,6 +136,34 @@ def validate(options: NsqadminOptions) -> None:
             raise OptionError(f"failed to parse --allow-config-from-cidr ({cidr}) - {reason}") from None
     options.base_path = normalized_base_path(options.base_path)
     options.allowed_hosts = tuple(map(_allowed_host, options.allowed_hosts))
+
+
+def _check_oidc(options: NsqadminOptions) -> None:
+    if not options.oidc_issuer:
+        if options.oidc_client_id or options.oidc_role_map:
+            raise OptionError("--oidc-client-id and --oidc-role-map need --oidc-issuer")
+        return
+    issuer = urlsplit(options.oidc_issuer)
+    if issuer.scheme not in ("https", "http") or not issuer.hostname or issuer.query or issuer.fragment:
+        raise OptionError("--oidc-issuer must be a URL without a query")
+    if issuer.scheme == "http" and not is_loopback(issuer.hostname):
+        raise OptionError("--oidc-issuer must begin with https, because it says who is an administrator")
+    if not options.oidc_client_id or not options.oidc_role_claim:
+        raise OptionError("--oidc-issuer needs --oidc-client-id and --oidc-role-claim")
+    if not options.oidc_role_map:
+        raise OptionError("--oidc-issuer needs --oidc-role-map: without it, no account has a role")
+    for text in options.oidc_role_map:
+        try:
+            parse_role(text)
+        except ValueError as error:
+            raise OptionError(f"failed to parse --oidc-role-map ({text}) - {error}") from None
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _allowed_host(text: str) -> str:
@@ -146,8 +201,9 @@ def _check_tls(options: NsqadminOptions) -> None:
 
 
 def _resolve(flag: str, address: str) -> None:
-    prefix = f"failed to resolve --{flag} ({address}) - "
     host_and_port = split_host_port(address)
+    address = without_secrets(address)
+    prefix = f"failed to resolve --{flag} ({address}) - "
     if host_and_port is None:
         missing = ":" not in address
         reason = "missing port in address" if missing else "too many colons in address"

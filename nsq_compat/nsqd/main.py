@@ -8,7 +8,7 @@ from collections.abc import Callable
 import gevent
 
 from nsq_compat import version_text
-from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options, report_unknown_keys
+from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options, warn_of_options
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import configure
 from nsq_compat.log.data_path import DataPathError, reason
@@ -32,7 +32,7 @@ def main() -> None:
     """Run nsqd until SIGTERM or SIGINT."""
     options = read_options(PROGRAM, NsqdOptions, sys.argv[1:], version_text(PROGRAM), {POLICIES})
     configure(options.log_prefix, options.log_level, form=options.log_format)
-    report_unknown_keys(options, PROGRAM)
+    warn_of_options(options, PROGRAM)
     raise_descriptor_limit()
     before_stopping: list[Callable[[], None]] = []
     stop = stop_signal(before_stopping)

@@ -29,6 +29,7 @@ from nsq_compat.cli.kinds import (
 from nsq_compat.cli.options import DaemonOptions, option, repeated
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND, parse_duration
+from nsq_compat.protocol.errors import hidden, without_secrets
 
 PROGRAM: Final = "nsqd"
 STOP: Final = "stop"
@@ -101,9 +102,15 @@ class NsqdOptions(DaemonOptions):
         STRING, "", "PEM file with the key of that certificate; by default --tls-key, or in --lookupd-tls-cert"
     )
     auth_http_addresses: tuple[str, ...] = repeated(
-        "host:port or URL of a server that authorizes clients", flag="auth-http-address"
+        "host:port or URL of a server that authorizes clients", flag="auth-http-address", secret=without_secrets
     )
     auth_http_request_method: str = option(STRING, "get", "how to ask the auth server: get or post")
+    access_file: str = option(
+        STRING, "", "file with the tokens that clients need, for AUTH and over HTTP (see nsq_access)"
+    )
+    cluster_token_file: str = option(
+        STRING, "", "file with the token that this nsqd sends to nsqlookupd, with the permissions register and read"
+    )
     http_publish_without_auth: bool = option(
         BOOLEAN, False, "allow publishing over HTTP although there are auth servers, which only authorize TCP clients"
     )
@@ -148,7 +155,7 @@ class NsqdOptions(DaemonOptions):
     mirror_tls: bool = option(
         BOOLEAN, False, "connect to the standby with TLS, checked with --tls-root-ca-file or the system's authorities"
     )
-    mirror_auth_secret: str = option(STRING, "", "secret for AUTH at the standby")
+    mirror_auth_secret: str = option(STRING, "", "secret for AUTH at the standby", secret=hidden)
     mirror_compression: str = option(
         choice("none", "snappy", "deflate"), "none", "compression of the connection to the standby"
     )
@@ -273,6 +280,10 @@ def validate(options: NsqdOptions) -> None:
         (
             "--mirror-to needs --durability=os or fsync",
             options.mirror_to and options.durability == Durability.MEMORY.value,
+        ),
+        (
+            "--access-file and --auth-http-address exclude each other",
+            options.access_file and options.auth_http_addresses,
         ),
         ("--mirror-lost=refuse needs --mirror-to", options.mirror_lost == REFUSE and not options.mirror_to),
         # For NSQ, 0 means no limit.

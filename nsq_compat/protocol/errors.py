@@ -5,6 +5,7 @@ into an error frame. Its class determines what follows: the connection stays ope
 after the frame of a ``FatalClientError``, and is closed without a frame by a ``SilentClose``.
 """
 
+import re
 from typing import Final
 
 E_INVALID: Final = "E_INVALID"
@@ -89,10 +90,36 @@ def _escape(character: str) -> str:
     return f"\\U{code:08x}"
 
 
-def without_secrets(text: str) -> str:
-    """A URL, or an argument that ends in one, without user, password and query. Other text is unchanged.
+# --- Secrets ----------------------------------------------------------------------------------------------------------
 
-    `https://me:pw@host/auth?key=1` becomes `https://host/auth`.
-    """
-    scheme, separator, rest = text.partition("://")
-    return f"{scheme}{separator}{rest.partition('?')[0].rpartition('@')[2]}" if separator else text
+HIDDEN: Final = "***"
+_USER: Final = re.compile(r"^([^/?#]*://)?[^/?#][^?#]*@")  # a password may have a slash
+_PARAMETERS: Final = re.compile(
+    r"(?i)([?&](?:[a-z_-]*(?:token|secret|password|key|signature)|code|state)=)[^&#]+"  # the last two: OpenID Connect
+)
+
+
+def hidden(secret: str) -> str:
+    """What is shown of a secret."""
+    return HIDDEN if secret else ""
+
+
+def without_secrets(text: str) -> str:
+    """An address or URL without user, password and query: `https://me:pw@host/auth?key=1` is `https://host/auth`."""
+    return without_user(text.partition("?")[0])
+
+
+def without_user(url: str) -> str:
+    """An address or URL, as it is except for user and password."""
+    return _USER.sub(r"\1", url)
+
+
+def url_without_secrets(url: str) -> str:
+    """A URL without user, password and the values of parameters that are named as secrets; or the target of a request,
+    for a log line."""
+    return _PARAMETERS.sub(rf"\1{HIDDEN}", without_user(url)) if "@" in url or "=" in url else url
+
+
+def target_without_secrets(target: bytes) -> str:
+    """`url_without_secrets` of a request."""
+    return url_without_secrets(target.decode("ascii", "backslashreplace"))

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Container
 from typing import Final, Protocol
 
+from nsq_compat.protocol.errors import target_without_secrets
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.publish_batch import Producer
 from nsq_compat.session.conversation import Conversation, TlsFacts, Upgrade
@@ -65,7 +66,7 @@ class HttpConversation(Conversation):
     """The reading half of an HTTP conversation, and the time that the client has for each phase of a request."""
 
     def __init__(
-        self, admit: Callable[[str, str], Admission], limits: HttpLimits, remote_address: str, now: float
+        self, admit: Callable[[Request], Admission], limits: HttpLimits, remote_address: str, now: float
     ) -> None:
         super().__init__()
         self._limits = limits
@@ -313,7 +314,7 @@ class HttpSession(HttpConversation):
                 response, date, version=request.version, keep_alive=keep_alive, bodiless=request.method == "HEAD"
             )
         except Exception:
-            log.exception("panic in HTTP handler - %s %r", request.method, request.target)
+            log.exception("panic in HTTP handler - %s %s", request.method, target_without_secrets(request.target))
             self.closing = True
             self._rest.clear()
             reply = encode_response(INTERNAL_ERROR, date, version=request.version, keep_alive=False)
@@ -347,5 +348,6 @@ class HttpSession(HttpConversation):
 
 
 def _failed(request: Request, failure: Exception) -> Response:
-    log.error("panic in HTTP handler - %s %r", request.method, request.target, exc_info=failure)
+    target = target_without_secrets(request.target)
+    log.error("panic in HTTP handler - %s %s", request.method, target, exc_info=failure)
     return INTERNAL_ERROR._replace(close=True)

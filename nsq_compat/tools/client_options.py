@@ -24,7 +24,7 @@ from nsq_compat.cluster.http_client import HTTPS, AllFailed, Answer, HttpClient,
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.durations import MILLISECOND, parse_duration, seconds
-from nsq_compat.protocol.errors import E_AUTH_FIRST, NsqError
+from nsq_compat.protocol.errors import E_AUTH_FIRST, NsqError, hidden, without_secrets
 from nsq_compat.session.client_session import ProtocolError
 from nsq_compat.tools.program import ProgramOptions, Refused, Rule, say, unless_one_kind
 
@@ -32,6 +32,12 @@ _HOUR = 3600.0
 _RETRY_SECONDS: Final = 2.0
 
 T = TypeVar("T")
+
+
+def shown_option(word: str) -> str:
+    """An option of the client library without its secret."""
+    key, comma, secret = word.partition(",")
+    return f"{key}{comma}{hidden(secret)}" if key.replace("-", "_") == "auth_secret" else word
 
 
 class Unreachable(Refused):
@@ -61,7 +67,9 @@ class RetryOptions(ProgramOptions):
 class ProducerOptions(ProgramOptions):
     """The flag of a utility that publishes."""
 
-    producer_opt: tuple[str, ...] = repeated("`name,value` of an option of the client library, publishing")
+    producer_opt: tuple[str, ...] = repeated(
+        "`name,value` of an option of the client library, publishing", secret=shown_option
+    )
 
     def producer(self, addresses: str | Iterable[str], **settings: Any) -> Producer:
         """Raises ``Refused``."""
@@ -84,8 +92,10 @@ class ReadingOptions(RetryOptions):
     """The flags of every utility that reads a channel, as NSQ names them."""
 
     nsqd_tcp_addresses: tuple[str, ...] = repeated("host:port of an nsqd", flag="nsqd-tcp-address")
-    lookupd_http_addresses: tuple[str, ...] = repeated("host:port or URL of an nsqlookupd", flag="lookupd-http-address")
-    consumer_opt: tuple[str, ...] = repeated("`name,value` of an option of the client library")
+    lookupd_http_addresses: tuple[str, ...] = repeated(
+        "host:port or URL of an nsqlookupd", flag="lookupd-http-address", secret=without_secrets
+    )
+    consumer_opt: tuple[str, ...] = repeated("`name,value` of an option of the client library", secret=shown_option)
 
     max_in_flight: int = option(INTEGER, 200, "most messages of a topic in flight")
 
@@ -234,7 +244,7 @@ def refusing(*kinds: type[Exception]) -> Iterator[None]:
 
 _UNKNOWN_TOPIC: Final = "TOPIC_NOT_FOUND"
 _REMEDIES: Final = {
-    "E_AUTH_FIRST": "give a secret with --{flag}=auth_secret,SECRET",
+    "E_AUTH_FIRST": "give a secret with --{flag}=auth_secret,SECRET, or with that in --{flag}-file",
     "TLS required": "use --{flag}=tls_v1",
 }
 """What to do, by a part of nsqd's error."""
@@ -358,9 +368,9 @@ def client_settings(flag: str, words: Iterable[str]) -> dict[str, Any]:
     for word in words:
         key, comma, text = word.partition(",")
         key = key.replace("-", "_")
+        if key not in _KEYS:  # it may be a misspelled secret
+            raise Refused(f'invalid value "{key}{comma}{hidden(text)}" for flag -{flag}: invalid option {key}')
         problem = f'invalid value "{word}" for flag -{flag}'
-        if key not in _KEYS:
-            raise Refused(f"{problem}: invalid option {key}")
         read, name, low, high = _KEYS[key]
         try:
             value = read(text if comma else "true")

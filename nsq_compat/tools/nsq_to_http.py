@@ -10,6 +10,7 @@ ignored.
 
 import logging
 import random
+import re
 import ssl
 import time
 from contextlib import closing, suppress
@@ -26,7 +27,7 @@ from nsq_compat.cli.kinds import DURATION, FLOAT, INTEGER, STRING, choice
 from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Message
 from nsq_compat.protocol.durations import SECOND, seconds
-from nsq_compat.protocol.errors import without_secrets
+from nsq_compat.protocol.errors import hidden, url_without_secrets, without_secrets
 from nsq_compat.tools.client_options import ReadingOptions, refusing
 from nsq_compat.tools.destinations import MODES, Destinations
 from nsq_compat.tools.program import Stopping, console_script, log_plainly, refuse, unless_positive
@@ -43,14 +44,22 @@ _MAX_IGNORED_BYTES: Final = 1 << 20
 _RETRY_WITHIN: Final = 1.0
 
 
+_SECRET_HEADER: Final = re.compile("(?i)auth|cookie|key|secret|token")
+
+
+def _shown_header(header: str) -> str:
+    name, colon, value = header.partition(":")
+    return f"{name}{colon} {hidden(value)}" if value and _SECRET_HEADER.search(name) else header
+
+
 @dataclass(kw_only=True)
 class Options(ReadingOptions):
     program = "nsq_to_http"
     topic: str = option(STRING, "", "topic to read")
     channel: str = option(STRING, program, "channel to read from")
-    post: tuple[str, ...] = repeated("URL to POST messages to")
-    get: tuple[str, ...] = repeated("URL to GET, with the message for %s")
-    header: tuple[str, ...] = repeated("`name: value` of every request")
+    post: tuple[str, ...] = repeated("URL to POST messages to", secret=url_without_secrets)
+    get: tuple[str, ...] = repeated("URL to GET, with the message for %s", secret=url_without_secrets)
+    header: tuple[str, ...] = repeated("`name: value` of every request", secret=_shown_header)
     content_type: str = option(STRING, _CONTENT_TYPE, "Content-Type of a POST")
     n: int = option(INTEGER, 100, "most requests at once")
     mode: str = option(choice(*MODES), "hostpool", f"how a URL is chosen: {', '.join(MODES)}")

@@ -16,7 +16,7 @@ from typing import ClassVar, Final, NoReturn, TypeVar
 
 from nsq_compat import NSQ_VERSION, __version__, build_line
 from nsq_compat.bounded_http import reason_of
-from nsq_compat.cli.flags import EXIT_FAILURE, parse_arguments
+from nsq_compat.cli.flags import EXIT_FAILURE, parse_arguments, visible_secret
 from nsq_compat.cli.kinds import BOOLEAN
 from nsq_compat.cli.options import option, table_of
 
@@ -79,6 +79,8 @@ def _read_options(options_type: type[T]) -> T:
     if options.version:
         print(f"{options.program} v{NSQ_VERSION}\n{build_line()}")
         raise SystemExit(0)
+    for flag in arguments.visible_secrets:
+        say(f"WARNING: {visible_secret(options.program, flag)}")
     return options
 
 

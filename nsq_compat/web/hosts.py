@@ -88,7 +88,7 @@ class HostCheck:
             return "." not in name and _NAME.fullmatch(name) is not None
         return True
 
-    def _refusal(self, name: str) -> Response:
+    def _refusal(self, name: str) -> Response:  # docs/differences.md: hosts
         if not _NAME.fullmatch(name):
             return error(421, "INVALID_HOST: the header Host is not a host name or IP address")
         text = (

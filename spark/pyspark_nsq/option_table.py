@@ -304,6 +304,7 @@ OPTIONS: Final = (
         _ALL,
         aliases=("auth_secret",),
     ),
+    Option("authSecretFile", "auth_secret_file", option_parsers.text, "", "file of the driver with the secret", _ALL),
     Option("snappy", "snappy", option_parsers.boolean, "false", "use snappy compression", _ALL),
     Option("deflate", "deflate", option_parsers.boolean, "false", "use deflate compression", _ALL),
     Option(

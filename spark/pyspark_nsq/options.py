@@ -6,15 +6,18 @@ and the expected value, and is raised before messages are consumed.
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from pyspark_nsq.option_parsers import Positions
 from pyspark_nsq.option_table import BATCH, LOG, OPTIONS, SPOOL, STAGED, STREAM, WRITE, Option
 
+_SECRET_VARIABLE: Final = "PYSPARK_NSQ_AUTH_SECRET"
+"""Of the environment of the driver."""
 _USE_NAMES: Final = {STREAM: "a stream read", BATCH: "a batch read", WRITE: "writing"}
 
 SPECULATION: Final = (
@@ -43,7 +46,7 @@ class ConnectionOptions:
     tls_cert_file: str
     tls_key_file: str
     tls_skip_verify: bool
-    auth_secret: str
+    auth_secret: str = field(repr=False)
     snappy: bool
     deflate: bool
     deflate_level: int
@@ -150,8 +153,26 @@ def _values(given: Mapping[str, str], use: str, wanted: type[ReadOptions] | type
             "no option is set. Spark passes the OPTIONS of a table that has columns in CREATE TABLE to no Python data "
             "source: leave the columns out, or add WITH ('name' = 'value') to the name of the table in the query"
         )
-    needed = {field.name for field in fields(wanted)}
+    _read_secret(texts)
+    needed = {each.name for each in fields(wanted)}
     return {row.field: _value(row, texts.get(row.field)) for row in OPTIONS if row.field in needed}
+
+
+def _read_secret(texts: dict[str, str]) -> None:
+    """Set the secret from `authSecretFile`, or else from the environment."""
+    path = texts.pop("auth_secret_file", "").strip()
+    if not path:
+        if _SECRET_VARIABLE in os.environ:
+            texts.setdefault("auth_secret", os.environ[_SECRET_VARIABLE])
+        return
+    if "auth_secret" in texts:
+        raise OptionError("set either authSecret or authSecretFile")
+    try:
+        with open(path, encoding="utf-8") as file:
+            texts["auth_secret"] = file.read()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise OptionError(f"authSecretFile: cannot read {path}: {reason}") from None
 
 
 def _value(row: Option, raw: str | None) -> Any:

@@ -9,10 +9,11 @@ from nsq_compat.cli.flags import (
     load_config,
     merge_config,
     read_options,
-    report_unknown_keys,
+    warn_of_options,
 )
-from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRINGS, TLS_MIN_VERSION, OptionError
-from nsq_compat.cli.options import DaemonOptions, option, table_of
+from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS, TLS_MIN_VERSION, OptionError
+from nsq_compat.cli.options import DaemonOptions, Option, option, table_of
+from nsq_compat.protocol.errors import hidden
 
 FATAL_LINE = r"\[prog\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} FATAL: "
 
@@ -160,14 +161,14 @@ def unknown(path):
 
 def test_a_start_logs_the_unknown_keys_of_the_file(write_config, caplog):
     path = write_config(UNKNOWN)
-    report_unknown_keys(read_options("prog", Options, [f"--config={path}"], "prog v1", {"table"}), "prog")
+    warn_of_options(read_options("prog", Options, [f"--config={path}"], "prog v1", {"table"}), "prog")
     assert caplog.messages == unknown(path)
 
 
 def test_check_config_prints_the_unknown_keys_of_the_file(write_config, capsys, caplog):
     path = write_config(UNKNOWN)
     words = [f"--config={path}", "--check-config"]
-    report_unknown_keys(read_options("prog", Options, words, "prog v1", {"table"}), "prog")
+    warn_of_options(read_options("prog", Options, words, "prog v1", {"table"}), "prog")
     assert capsys.readouterr().out == "".join(f"prog: {line}\n" for line in unknown(path))
     assert caplog.messages == []
 
@@ -197,3 +198,25 @@ def test_names_are_checked_first_and_even_when_a_flag_overrides_them():
 
 def test_other_values_are_not_checked_when_a_flag_overrides_them():
     assert merge_config(TABLE, {"id": 7}, "f", {"id": "x"}) == {"id": 7}
+
+
+SECRETS = (
+    Option("password", "password", STRING, "", "what to say", True, False, hidden),
+    Option("password-file", "password_file", STRING, "", "a file with it", True, False, file_of="password"),
+)
+
+
+def test_a_secret_comes_from_a_file_that_the_config_file_names(tmp_path):
+    path = tmp_path / "secret"
+    path.write_text("opensesame\n")
+    content = {"password_file": str(path)}
+    assert merge_config(SECRETS, {}, "f", content) == {"password": "opensesame"}
+    assert merge_config(SECRETS, {"password": "given"}, "f", content) == {"password": "given"}
+    assert reason_of(merge_config, SECRETS, {}, "f", content | {"password": "x"}) == (
+        "failed to load config file f - use password or password_file, not both"
+    )
+
+
+def test_a_wrong_secret_is_not_shown():
+    reason = reason_of(merge_config, SECRETS, {}, "f", {"password": ["opensesame"]})
+    assert reason == "failed to load config file f - password: expected a string"

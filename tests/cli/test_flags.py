@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from nsq_compat.cli.kinds import (
 )
 from nsq_compat.cli.options import Option, option, option_value, table_of
 from nsq_compat.protocol.durations import MINUTE, SECOND
+from nsq_compat.protocol.errors import hidden, without_secrets
 
 
 @dataclass(slots=True, kw_only=True)
@@ -269,7 +271,71 @@ def test_an_option_that_is_only_a_flag_cannot_be_looked_up(key):
         option_value(Rows(), key)
 
 
-def test_an_address_is_shown_without_its_password():
-    options = Rows(peers=("http://me:pw@host/a?key=pw", "plain:1"), host="http://me:pw@host")
+@dataclass(slots=True, kw_only=True)
+class Secrets:
+    password: str = option(STRING, "", "what to say", secret=hidden)
+    peers: tuple[str, ...] = option(STRINGS, (), "one of the others", flag="peer", secret=without_secrets)
+    quick: bool = option(BOOLEAN, False, "hurry")
+
+
+def values_of(*words: str) -> dict[str, Any]:
+    return dict(parse_arguments("prog", table_of(Secrets), words).given)
+
+
+def test_a_secret_is_not_shown():
+    options = Secrets(password="opensesame", peers=("http://me:pw@host/a?key=pw", "plain:1"))
     assert option_value(options, "peers") == ["http://host/a", "plain:1"]
-    assert option_value(options, "host") == "http://host"
+    assert option_value(options, "password") == "***"
+    assert option_value(Secrets(), "password") == ""
+    assert repr(options) == "Secrets(quick=False)"
+    with pytest.raises(KeyError):
+        option_value(options, "password_file")
+
+
+def test_a_secret_comes_from_a_file_or_the_environment(tmp_path, monkeypatch):
+    path = tmp_path / "secret"
+    path.write_text("from a file\r\n")
+    monkeypatch.setenv("PROG_PASSWORD", "from the environment")
+    assert values_of() == {"password": "from the environment"}
+    assert values_of("--password=given") == {"password": "given"}
+    assert values_of(f"--password-file={path}") == {"password": "from a file"}
+
+
+def test_values_of_a_repeated_flag_are_collected(tmp_path, monkeypatch):
+    path = tmp_path / "peers"
+    path.write_text("c:1\n\nd:1\n")
+    monkeypatch.setenv("PROG_PEER", "e:1\nf:1")
+    words = ("--peer=a:1", f"--peer-file={path}", "--peer=b:1")
+    assert values_of(*words) == {"peers": ("a:1", "b:1", "c:1", "d:1", "e:1", "f:1")}
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "error"),
+    [
+        (b"pw", ("--password=pw",), "use --password or --password-file, not both"),
+        (b"\xff", (), "cannot read --password-file: open PATH: not UTF-8"),
+        (None, (), "cannot read --password-file: open PATH: no such file or directory"),
+    ],
+)
+def test_a_file_without_a_secret_ends_the_program(tmp_path, capfd, content, words, error):
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SystemExit) as ended:
+        values_of(f"--password-file={path}", *words)
+    assert ended.value.code == 1
+    assert error.replace("PATH", str(path)) in capfd.readouterr().err
+
+
+def test_secrets_on_the_command_line_are_replaced_there(monkeypatch):
+    words = ["--password", "pw1", "-quick", "--peer=u:pw2@h:1/a", "--peer=plain:1", "-password=pw3", "pw4"]
+    monkeypatch.setattr(sys, "argv", ["prog", *words])
+    arguments = parse_arguments("prog", table_of(Secrets), words)
+    assert sys.argv == ["prog", "--password", "***", "-quick", "--peer=h:1/a", "--peer=plain:1", "-password=***", "pw4"]
+    assert arguments.visible_secrets == ("password", "peer")
+    assert (arguments.given["password"], arguments.given["peers"]) == ("pw3", ("u:pw2@h:1/a", "plain:1"))
+
+
+def test_an_error_text_has_no_secret():
+    with pytest.raises(FlagError, match=r"^bad flag syntax: ---password=$"):
+        parse(table_of(Secrets), ["---password=pw"])

@@ -1,17 +1,20 @@
 """nsqadmin as a process: start, invalid options, a real nsqd, stop."""
 
+import base64
 import json
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from urllib.error import HTTPError
+from urllib.parse import urlencode
 
 import pytest
 
-from nsq_compat.web.admin.users import Users
+from nsq_compat.web.admin.users import Users, make_line
 from nsq_conformance.lookup_peer import RawLookupPeer
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
@@ -67,6 +70,116 @@ def test_make_user_reads_the_password_from_stdin():
     assert result.returncode == 0
     assert Users(result.stdout).log_in("ada", "secret").name == "OPERATOR"
     assert run("--make-user=a b:admin", stdin="x\n").returncode == 1
+
+
+@pytest.fixture
+def users(tmp_path):
+    """A user file with ada, whose password is `secret`."""
+    path = tmp_path / "users"
+    path.write_text(make_line("ada", "admin", "secret"))
+    return path
+
+
+class LoginBrowser:
+    """Logs in with the form, and keeps the cookie."""
+
+    def __init__(self, nsqadmin):
+        self.nsqadmin, self.cookie = nsqadmin, ""
+
+    def asks(self, method, path, **form):
+        headers = {"Cookie": self.cookie, "Accept": "text/html", "Content-Type": "application/x-www-form-urlencoded"}
+        answer = self.nsqadmin.asks(method, path, urlencode(form).encode(), **headers)
+        for each in answer.headers.get_all("Set-Cookie", ()):
+            self.cookie = each.partition(";")[0]
+        return answer
+
+    def submits(self, page, path, **form):
+        token = self.asks("GET", page).body.decode().partition('name="csrf" value="')[2].partition('"')[0]
+        return self.asks("POST", path, csrf=token, **form)
+
+    def logs_in(self, password="secret", name="ada"):
+        return self.submits("/login", "/login", name=name, password=password).status == 303
+
+    def is_logged_in(self):
+        """Whether the cookie is accepted; `cookie` stays as it is."""
+        headers = {"Cookie": self.cookie, "Accept": "text/html"}
+        return self.nsqadmin.asks("GET", "/policies", **headers).status == 200
+
+
+def test_logins_survive_a_restart_with_a_session_file_until_they_end(nsqd, start, users, tmp_path):
+    flags = [f"--nsqd-http-address={nsqd.http_address}", f"--user-file={users}", "--sample-interval=0s"]
+    with_file = [*flags, f"--session-file={tmp_path / 'sessions'}"]
+    first = start(*with_file)
+    kept, ended, copied = (LoginBrowser(first) for _ in range(3))
+    assert kept.logs_in()
+    assert ended.logs_in()
+    copied.cookie = ended.cookie
+    assert copied.is_logged_in()
+    assert ended.submits("/topics", "/logout").status == 303
+    assert not copied.is_logged_in()
+    first.stop()
+    kept.nsqadmin = copied.nsqadmin = start(*with_file)
+    assert (kept.is_logged_in(), copied.is_logged_in()) == (True, False)
+    revoked = run("--revoke-sessions", f"--session-file={tmp_path / 'sessions'}")
+    assert (revoked.returncode, revoked.stdout) == (0, "nsqadmin: all logins have ended\n")
+    assert not kept.is_logged_in()
+    assert kept.logs_in()
+    kept.nsqadmin = start(*flags)
+    assert not kept.is_logged_in()
+
+
+def test_revoking_without_a_session_file_says_what_to_do():
+    result = run("--revoke-sessions")
+    assert result.returncode == 1
+    assert "a restart ends all logins" in result.stderr
+
+
+def test_a_user_file_is_read_again_at_sighup_and_ends_the_logins_of_changed_users(nsqd, start, users):
+    bob = make_line("bob", "viewer", "secret")
+    users.write_text("\n".join([bob, make_line("ada", "admin", "secret")]))
+    nsqadmin = start(f"--nsqd-http-address={nsqd.http_address}", f"--user-file={users}", "--sample-interval=0s")
+    changed, unchanged = LoginBrowser(nsqadmin), LoginBrowser(nsqadmin)
+    assert changed.logs_in()
+    assert unchanged.logs_in(name="bob")
+    users.write_text("nonsense")
+    nsqadmin.send_signal(signal.SIGHUP)
+    until(lambda: nsqadmin.logs("keeping the users - failed to read --user-file"), "the error")
+    assert changed.is_logged_in()
+    users.write_text("\n".join([bob, make_line("ada", "admin", "new")]))
+    nsqadmin.send_signal(signal.SIGHUP)
+    until(lambda: not changed.is_logged_in(), "the end of the login")
+    assert unchanged.is_logged_in()
+    assert not changed.logs_in()
+    assert changed.logs_in("new")
+
+
+def test_probes_are_answered_while_many_clients_try_passwords(nsqd, start, tmp_path):
+    """Hashing a password takes longer than answering a hundred probes, and was done in the event loop."""
+    users = tmp_path / "users"
+    names = [f"user{number}" for number in range(24)]
+    users.write_text(f"ada:admin:scrypt$16384$8$3$AAAA${'A' * 43}=")  # three times the usual cost
+    nsqadmin = start(f"--nsqd-http-address={nsqd.http_address}", f"--user-file={users}", "--sample-interval=0s")
+    answered = []
+
+    def try_password(name):
+        token = base64.b64encode(f"{name}:x".encode()).decode()
+        answered.append(nsqadmin.asks("GET", "/api/topics", Authorization=f"Basic {token}"))
+
+    attempts = [threading.Thread(target=try_password, args=(name,)) for name in names]
+    for attempt in attempts:
+        attempt.start()
+    pings = 0
+    while any(attempt.is_alive() for attempt in attempts):
+        assert nsqadmin.get("/ping") == "OK"
+        pings += 1
+    for attempt in attempts:
+        attempt.join(PATIENCE)
+    statuses = Counter(answer.status for answer in answered)
+    assert statuses[401] >= 16
+    assert set(statuses) <= {401, 503}
+    assert all(answer.headers["Retry-After"] == "1" for answer in answered if answer.status == 503)
+    # In the event loop, two of them would be answered in all.
+    assert pings > len(names)
 
 
 def test_a_real_nsqd_is_shown_and_changed(nsqd, start):

@@ -11,6 +11,7 @@ from nsq_compat.protocol.errors import (
     FatalClientError,
     NsqError,
     quote,
+    target_without_secrets,
     without_secrets,
 )
 
@@ -84,12 +85,29 @@ def test_a_quoted_name_is_one_printable_line_from_which_the_bytes_can_be_read_ba
     ("text", "shown"),
     [
         ("10.0.0.1:80", "10.0.0.1:80"),
-        ("what? me@home", "what? me@home"),
+        ("what? me", "what"),
+        ("me:pw@host:80/auth?key=1", "host:80/auth"),
+        ("https://me:p/w@host/auth", "https://host/auth"),
         ("https://host/auth", "https://host/auth"),
         ("https://me:p@ss@host:1/a?key=pw@x", "https://host:1/a"),
-        ("--auth-http-address=http://me:pw@host", "--auth-http-address=http://host"),
         ("http://[::1", "http://[::1"),
     ],
 )
 def test_secrets_are_removed_from_urls(text, shown):
     assert without_secrets(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        (b"/stats?topic=orders&format=json", "/stats?topic=orders&format=json"),
+        (b"/stats?topic=a@b", "/stats?topic=a@b"),
+        (b"http://me:pw@host/stats?topic=t", "http://host/stats?topic=t"),
+        (b"me:pw@host:443", "host:443"),
+        (b"/oidc/callback?code=abc&state=def&x=1", "/oidc/callback?code=***&state=***&x=1"),
+        (b"/pub?topic=t&Access_Token=abc", "/pub?topic=t&Access_Token=***"),
+        (b"/\xff", "/\\xff"),
+    ],
+)
+def test_a_log_line_shows_a_request_without_secrets(target, shown):
+    assert target_without_secrets(target) == shown

@@ -95,6 +95,21 @@ def test_invalid_combinations_of_options_are_refused(more, complaint):
         read_options(GOOD | more, "stream")
 
 
+def test_a_secret_comes_from_a_file_or_the_environment_and_is_not_shown(tmp_path, monkeypatch):
+    path = tmp_path / "secret"
+    path.write_text("from the file\n")
+    monkeypatch.setenv("PYSPARK_NSQ_AUTH_SECRET", "from the environment")
+    in_file = read_options(GOOD | {"authSecretFile": str(path)}, "stream")
+    assert in_file.auth_secret == "from the file"
+    assert read_options(GOOD, "stream").auth_secret == "from the environment"
+    assert read_options(GOOD | {"authSecret": "given"}, "stream").auth_secret == "given"
+    assert "from" not in repr(in_file)
+    with pytest.raises(OptionError, match="set either authSecret or authSecretFile"):
+        read_options(GOOD | {"authSecretFile": str(path), "authSecret": "given"}, "stream")
+    with pytest.raises(OptionError, match="authSecretFile: cannot read .*/missing: No such file"):
+        read_options(GOOD | {"authSecretFile": str(tmp_path / "missing")}, "stream")
+
+
 def test_sparks_own_options_are_ignored():
     assert read_options(GOOD | {"checkpointLocation": "/c", "path": "/p"}, "stream").channel == "spark"
 

@@ -72,11 +72,11 @@ def test_a_node_that_does_not_answer_is_reported_and_keeps_its_values(nsqds, sam
 
 
 def test_a_node_that_has_lost_its_standby_is_reported_once(tmp_path, capfd):
-    accepts = ("--mirror-accept", "--mirror-takeover-after=manual")
+    accepts = ("--node-id=2", "--mirror-accept", "--mirror-takeover-after=manual")
     for name in ("standby", "primary"):
         (tmp_path / name).mkdir()
     standby = Nsqd(installed_nsqd(), tmp_path / "standby", options=accepts).start()
-    options = (f"--mirror-to={standby.tcp_address}",)
+    options = ("--node-id=1", f"--mirror-to={standby.tcp_address}")
     with Nsqd(installed_nsqd(), tmp_path / "primary", options=options) as primary:
         primary.create_channel("t", "c")
         cluster = Options(nsqd_http_addresses=(primary.http_address,)).cluster(request_timeout=10)

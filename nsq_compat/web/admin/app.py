@@ -4,23 +4,24 @@ import gzip
 import io
 import logging
 import mimetypes
-import secrets
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
-from flask import Blueprint, Flask, Response, current_app, render_template, request
-from flask.sessions import SecureCookieSessionInterface
+from flask import Blueprint, Flask, Request, Response, current_app, render_template, request
+from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import MapAdapter
 from werkzeug.test import run_wsgi_app
 
 import nsq_compat
 from nsq_compat.cluster.http_client import AllFailed, named
+from nsq_compat.protocol.errors import target_without_secrets
 from nsq_compat.session.http_message import Admission
 from nsq_compat.session.http_message import Request as HttpRequest
 from nsq_compat.session.http_message import Response as HttpResponse
@@ -43,22 +44,28 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 1024 * 1024 + 64 * 1024
 _ADMISSION: Final = Admission(MAX_BODY_BYTES, error(413, "INVALID_VALUE"))
+_FORM_SECONDS: Final = 31 * 24 * 3600.0
+"""How long a form of an open page can be sent."""
 _PACKAGE: Final = Path(nsq_compat.__file__).parent
 
 
-class _Sessions(SecureCookieSessionInterface):
-    """Marks cookies as secure for browsers that use HTTPS, as the proxy's header tells."""
+class _Cookies(SecureCookieSessionInterface):
+    """Signs with the present key, and marks cookies as secure for browsers that use HTTPS, as the proxy tells."""
+
+    def open_session(self, app: Flask, request: Request) -> SecureCookieSession | None:
+        app.secret_key = app.extensions["nsqadmin"].sessions.key
+        return super().open_session(app, request)
 
     def get_cookie_secure(self, app: Flask) -> bool:
-        return request.headers.get("X-Scheme") == "https"
+        return access.scheme() == "https"
 
 
 def create_app(program: AdminService) -> Flask:
     app = Flask("nsqadmin", template_folder=str(_PACKAGE / "templates"), static_folder=None)
     app.extensions["nsqadmin"] = program
     app.extensions["redrives"] = Redrives()
-    app.session_interface = _Sessions()
-    app.secret_key = secrets.token_bytes(32)
+    app.session_interface = _Cookies()
+    app.permanent_session_lifetime = timedelta(seconds=max(_FORM_SECONDS, program.sessions.timeout))
     app.config.update(
         SESSION_COOKIE_NAME="nsqadmin",
         SESSION_COOKIE_HTTPONLY=True,
@@ -88,7 +95,7 @@ def _template_variables() -> dict[str, object]:
         "csrf_token": access.csrf_token,
         "version": nsq_compat.__version__,
         "nsq_version": nsq_compat.NSQ_VERSION,
-        "login_used": service().users is not None,
+        "login_used": access.login_is_used(),
         "graphite": Graphite(service()),
         "timeframes": TIMEFRAMES,
         "day": wants_day(),
@@ -116,9 +123,13 @@ def _allowed(methods: Iterable[str]) -> str:
 
 def _error_response(failure: ApiError) -> Response:
     if _wants_json():
-        return v1({"message": failure.code}, failure.status)
-    text = failure.explanation or _explanation(failure)
-    return Response(render_template("error.html", status=failure.status, code=failure.code, text=text), failure.status)
+        response = v1({"message": failure.code}, failure.status)
+    else:
+        text = failure.explanation or _explanation(failure)
+        page = render_template("error.html", status=failure.status, code=failure.code, text=text)
+        response = Response(page, failure.status)
+    response.headers.extend(failure.headers)
+    return response
 
 
 def _upstream_error_response(failure: AllFailed) -> Response:
@@ -226,7 +237,7 @@ class WsgiHandler:
         self._application = application
         self._base_path = base_path.rstrip("/")
 
-    def admit(self, method: str, path: str) -> Admission:
+    def admit(self, head: HttpRequest) -> Admission:
         return _ADMISSION
 
     def respond(self, request: HttpRequest) -> HttpResponse:
@@ -245,7 +256,7 @@ class WsgiHandler:
         try:
             pieces, status, headers = run_wsgi_app(self._application, environ, buffered=True)
         except Exception:
-            log.exception("panic in HTTP handler - %s %r", request.method, request.target)
+            log.exception("panic in HTTP handler - %s %s", request.method, target_without_secrets(request.target))
             return INTERNAL_ERROR
         number, _, reason = status.partition(" ")
         # The server adds the other headers itself.

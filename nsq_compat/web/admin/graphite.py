@@ -16,6 +16,7 @@ from flask import Blueprint, Response, request
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
 from nsq_compat.protocol.durations import SECOND
+from nsq_compat.protocol.errors import without_user
 from nsq_compat.web.admin.access import AdminService, service
 from nsq_compat.web.application import ApiError
 
@@ -92,7 +93,9 @@ class Graphite:
     def _render(self, form: str, span: Mapping[str, str], targets: Sequence[str]) -> str:
         query = f"{form}&{urlencode(span)}&{urlencode([('target', target) for target in targets])}"
         # nsqadmin: its /render is not below the base path. Ours is.
-        base = self._options.base_path.rstrip("/") if self._options.proxy_graphite else self._options.graphite_url
+        # A page does not show user and password, with which browsers load no pictures anyway.
+        shown = without_user(self._options.graphite_url)
+        base = self._options.base_path.rstrip("/") if self._options.proxy_graphite else shown
         return f"{base}/render?{query}"
 
     def _wrapped(self, metric: str, node: str, key: str) -> str:

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from nsq_compat.web.admin.users import Users, make_line
-from tests.web.admin.conftest import Form, shown
+from nsq_compat.web.admin.app import create_app
+from nsq_compat.web.admin.users import PasswordCheck, TooBusy, Users, make_line
+from tests.web.admin.conftest import USERS, Form, shown
 
 PAUSE, DELETE = ("POST", "/api/topics/orders", '{"action":"pause"}'), ("DELETE", "/api/topics/orders", "")
 EMPTY = ("POST", "/api/topics/orders", '{"action":"empty"}')
@@ -156,6 +157,63 @@ def test_a_logout_ends_the_session(behind_login, log_in):
     assert behind_login.get("/topics").status_code == 302
 
 
+def test_a_cookie_that_was_copied_before_the_logout_is_refused_after_it(behind_login, log_in, service):
+    log_in()
+    copied = behind_login.get_cookie("nsqadmin").value
+    other = create_app(service).test_client()
+    other.set_cookie("nsqadmin", copied)
+    assert other.get("/topics").status_code == 200
+    assert Form(behind_login)("/logout", "/topics").status_code == 303
+    assert other.get("/topics").status_code == 302
+    assert status(other, ("GET", "/api/topics", "")) == 401
+
+
+def test_a_logout_leaves_the_users_other_logins(behind_login, log_in, service):
+    log_in()
+    other = create_app(service).test_client()
+    Form(other)("/login", "/login", name="ada", password="ada-pw")
+    Form(behind_login)("/logout", "/topics")
+    assert other.get("/topics").status_code == 200
+
+
+@pytest.mark.parametrize(("role", "password"), [("operator", "ada-pw"), ("admin", "other"), ("admin", "ada-pw")])
+def test_a_new_password_or_role_ends_the_users_logins(behind_login, service, log_in, role, password):
+    log_in()
+    service.users = Users(make_line("ada", role, password))
+    # Also a new hash of the same password.
+    assert behind_login.get("/topics").status_code == 302
+
+
+def test_a_user_file_that_is_read_again_keeps_the_logins_of_others(behind_login, service, log_in):
+    log_in()
+    service.users = Users(USERS + "\n" + make_line("eve", "viewer", "x"))
+    assert behind_login.get("/topics").status_code == 200
+
+
+def test_a_login_ends_without_requests_of_the_user_or_when_it_is_old(behind_login, service, log_in):
+    hour = 3600
+    log_in()
+    for _ in range(16):
+        service.time += 10 * hour
+        assert behind_login.get("/topics").status_code == 200
+    service.time += 10 * hour
+    assert behind_login.get("/topics").status_code == 302
+    log_in()
+    service.time += 11 * hour
+    assert behind_login.get("/topics", headers={"X-Refresh": "1"}).status_code == 200
+    service.time += 2 * hour
+    # A page that refreshes itself is not a user.
+    assert behind_login.get("/topics").status_code == 302
+
+
+def test_a_changed_cookie_is_no_login(behind_login, log_in):
+    log_in()
+    payload, _, signature = behind_login.get_cookie("nsqadmin").value.partition(".")
+    for forged in (f"{payload}x.{signature}", f"{payload}.{signature[:-4]}AAAA", "x", ""):
+        behind_login.set_cookie("nsqadmin", forged)
+        assert behind_login.get("/topics").status_code == 302
+
+
 def test_a_user_removed_from_the_file_has_no_access(behind_login, service, log_in):
     log_in("vic", "vic-pw")
     assert behind_login.get("/topics").status_code == 200
@@ -176,8 +234,19 @@ def test_without_a_user_file_there_is_no_login(browser):
 def test_too_many_failed_logins_are_refused_unchecked(behind_login, log_in):
     for _ in range(10):
         assert log_in(password="x").status_code == 401
-    assert log_in().status_code == 429
+    refused = log_in()
+    assert refused.status_code == 429
+    assert refused.headers["Retry-After"] == "60"
     assert behind_login.get("/api/topics", auth=("ada", "ada-pw")).status_code == 429
     assert behind_login.get("/api/topics", auth=("vic", "vic-pw")).status_code == 200
     page = behind_login.get("/topics", auth=("ada", "ada-pw"), headers={"Accept": "text/html"})
     assert (page.status_code, "Wait a minute" in page.text) == (429, True)
+
+
+def test_a_login_while_many_passwords_are_checked_says_so(behind_login, log_in, service):
+    def refuse(work):
+        raise TooBusy
+
+    service.password_check = PasswordCheck(refuse)
+    refused = log_in()
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
