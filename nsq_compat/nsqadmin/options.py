@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, STRING, OptionError
 from nsq_compat.cli.options import DaemonOptions, option, repeated
+from nsq_compat.cluster.http_client import HTTPS
 from nsq_compat.net.sockets import split_host_port
 from nsq_compat.protocol.durations import HOUR, MINUTE, SECOND
 from nsq_compat.protocol.errors import hidden, without_secrets
@@ -37,7 +38,7 @@ class NsqadminOptions(DaemonOptions):
 
     # The cluster.
     nsqlookupd_http_addresses: tuple[str, ...] = repeated(
-        "host:port of an nsqlookupd that knows the cluster", flag="lookupd-http-address"
+        "host:port of an nsqlookupd that knows the cluster, or https://host:port", flag="lookupd-http-address"
     )
     nsqd_http_addresses: tuple[str, ...] = repeated(
         "host:port of an nsqd, in a cluster without nsqlookupd", flag="nsqd-http-address"
@@ -127,9 +128,10 @@ def validate(options: NsqadminOptions) -> None:
         raise OptionError("--session-idle-timeout and --session-timeout must be > 0")
     _check_tls(options)
     _check_oidc(options)
-    for flag, addresses in (("lookupd-http-address", lookupds), ("nsqd-http-address", nsqds)):
-        for address in addresses:
-            _resolve(flag, address)
+    for address in lookupds:
+        _resolve("lookupd-http-address", address.removeprefix(HTTPS))
+    for address in nsqds:
+        _resolve("nsqd-http-address", address)
     if cidr := options.allow_config_from_cidr:
         try:
             if "/" not in cidr:
