@@ -210,10 +210,16 @@ def exchange(
 def root_error(error: BaseException) -> BaseException:
     """The system's error below those that `requests` and urllib3 wrap around it, or else the innermost one."""
     causes = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+    while (cause := causes[-1].__cause__ or causes[-1].__context__ or _wrapped(causes[-1])) is not None:
         causes.append(cause)
     system = (cause for cause in reversed(causes) if isinstance(cause, OSError) and cause.strerror)
     return next(system, causes[-1])
+
+
+def _wrapped(error: BaseException) -> BaseException | None:
+    """The alert that urllib3 passes on as an argument."""
+    first = error.args[0] if isinstance(error, urllib3.exceptions.SSLError) and error.args else None
+    return first if isinstance(first, BaseException) else None
 
 
 def reason_of(error: BaseException) -> str:

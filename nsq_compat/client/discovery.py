@@ -43,13 +43,16 @@ class Listing(NamedTuple):
 def ask(address: str, topic: str, settings: SubscriptionSettings, port: str = "TCP") -> Listing:
     """Query one nsqlookupd, within the timeouts, for the nsqds' TCP or HTTP addresses.
 
-    An unknown topic has no nodes. Raises one of ``FAILURES``.
+    An nsqlookupd with TLS must have a certificate for its name. An unknown topic has no nodes. Raises one of
+    ``FAILURES``.
     """
-    with bounded_session() as session:
+    url = lookup_url(address, topic)
+    tls = settings.tls_context(check_hostname=True) if url.lower().startswith("https:") else None
+    with bounded_session(tls=tls) as session:
         answer = exchange(
             session,
             "GET",
-            lookup_url(address, topic),
+            url,
             Deadline(settings.lookupd_request_timeout),
             connect_timeout=settings.lookupd_connect_timeout,
             max_body=_MAX_ANSWER_BYTES,

@@ -72,8 +72,11 @@ class ConnectionSettings:
         secret = self.auth_secret or b""
         return secret.encode("utf-8") if isinstance(secret, str) else secret
 
-    def tls_context(self) -> ssl.SSLContext:
-        """Raises ``OSError`` for files that cannot be read, ``ValueError`` for unknown options."""
+    def tls_context(self, *, check_hostname: bool = False) -> ssl.SSLContext:
+        """Raises ``OSError`` for files that cannot be read, ``ValueError`` for unknown options.
+
+        `check_hostname` applies if `tls_options` are a dict without it, unless they accept any certificate.
+        """
         options = self.tls_options
         if isinstance(options, ssl.SSLContext):
             return options
@@ -82,8 +85,10 @@ class ConnectionSettings:
             return context
         if unknown := set(options) - _TLS_OPTIONS - {"ssl_version"}:
             raise ValueError(f"unknown tls_options: {', '.join(sorted(unknown))}")
-        context.check_hostname = bool(options.get("check_hostname", False))
-        context.verify_mode = ssl.VerifyMode(options.get("cert_reqs", ssl.CERT_REQUIRED))
+        verify_mode = ssl.VerifyMode(options.get("cert_reqs", ssl.CERT_REQUIRED))
+        checks = check_hostname and verify_mode != ssl.CERT_NONE
+        context.check_hostname = bool(options.get("check_hostname", checks))
+        context.verify_mode = verify_mode
         if options.get("certfile"):
             context.load_cert_chain(options["certfile"], options.get("keyfile"))
         if options.get("ciphers"):

@@ -46,7 +46,10 @@ _MAX_PINGS: Final = 16
 
 
 class Cluster:
-    """`lookupds` and `nsqds` are HTTP addresses. They may be replaced at any time."""
+    """`lookupds` and `nsqds` are HTTP addresses; those of `lookupds` with TLS begin with ``https://``.
+
+    They may be replaced at any time.
+    """
 
     def __init__(self, client: HttpClient, lookupds: Sequence[str] = (), nsqds: Sequence[str] = ()) -> None:
         self.client = self._discovery_client = client

@@ -1,14 +1,16 @@
 """Requests to daemons over HTTP: to one, and to many concurrently.
 
 One deadline covers a request from connecting to the last byte (`bounded_http`), and the size of an answer is limited.
-If a daemon requires TLS, it answers 403 with its HTTPS port, and the request is repeated there. A daemon that fails or
-hangs does not delay the answers of the others.
+An address that begins with ``https://`` is asked with TLS. If a daemon at another address requires TLS, it answers 403
+with its HTTPS port, and the request is repeated there. A daemon that fails or hangs does not delay the answers of the
+others.
 """
 
 import http.client
 import logging
 import math
 import re
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
+HTTPS: Final = "https://"
+"""Begins the address of a daemon's port with TLS."""
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """A thousand topics with their channels and clients take about one MiB."""
 _MAX_QUOTED_BYTES: Final = 300
@@ -80,11 +84,12 @@ class HttpClient:
         session = bounded_session()
         # A kept connection would fail the first request after a restart of the daemon.
         session.headers.update({"Accept": "application/vnd.nsq; version=1.0", "Connection": "close"})
-        session.verify = not tls_skip_verify and (tls_root_ca_file or True)
+        system = ssl.get_default_verify_paths()  # `requests` has authorities of its own
+        session.verify = not tls_skip_verify and (tls_root_ca_file or system.cafile or system.capath or True)
         if tls_skip_verify:
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         if tls_cert:
-            session.cert = (tls_cert, tls_key)
+            session.cert = (tls_cert, tls_key) if tls_key else tls_cert
         self._session = session
         self._exchange = partial(exchange, session, connect_timeout=connect_timeout, max_body=max_answer_bytes)
 
@@ -137,7 +142,7 @@ class HttpClient:
         try:
             return reading.load(body)
         except InvalidAnswer as error:
-            raise UpstreamError(f"{without_user(_url_of('http', address, path, parameters))}: {error}") from None
+            raise UpstreamError(f"{without_user(_url_of(address, path, parameters))}: {error}") from None
 
     def _request(
         self,
@@ -167,17 +172,17 @@ class HttpClient:
         body: bytes | None,
         cut_at: int | None = None,
     ) -> HttpAnswer:
-        url = _url_of("http", address, path, parameters)
+        url = _url_of(address, path, parameters)
         if address in self._silent:
             raise TimedOut(f'{method.title()} "{without_user(url)}": timeout')
         log.debug("CI: querying %s", without_user(url))
         send = partial(self.exchange, method, body=body, deadline=Deadline(self.timeout), cut_at=cut_at)
         try:
             answer = send(url)
-            if answer.status == 403:
+            if answer.status == 403 and not address.startswith(HTTPS):
                 with suppress(InvalidAnswer):
                     if port := reading.integer(reading.mapping(reading.load(answer.body)).get("https_port")):
-                        return send(_url_of("https", f"{address.rpartition(':')[0]}:{port}", path, parameters))
+                        return send(_url_of(f"{HTTPS}{address.rpartition(':')[0]}:{port}", path, parameters))
             return answer
         except TimedOut:
             if self._due < math.inf:
@@ -203,9 +208,9 @@ class HttpClient:
         raise kind(f'{method.title()} "{without_user(url)}": {reason}')  # outside, so that it does not keep the socket
 
 
-def _url_of(scheme: str, address: str, path: str, parameters: dict[str, str]) -> str:
+def _url_of(address: str, path: str, parameters: dict[str, str]) -> str:
     query = f"?{urlencode(parameters)}" if parameters else ""
-    return f"{scheme}://{address}/{path}{query}"
+    return f"{'' if address.startswith(HTTPS) else 'http://'}{address}/{path}{query}"
 
 
 # --- Concurrent requests ----------------------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ class Node:
     @property
     def listed_by(self) -> set[str]:
         """The HTTP addresses of the nsqlookupds in `remote_addresses`."""
-        return {listing.partition("/")[0] for listing in self.remote_addresses}
+        parts = [listing.rpartition("://") for listing in self.remote_addresses]
+        return {f"{scheme}{separator}{rest.partition('/')[0]}" for scheme, separator, rest in parts}
 
     def __str__(self) -> str:
         return self.http_address

@@ -140,6 +140,15 @@ class TcpServer(Generic[Session]):
             connection.abort()
         gevent.joinall(list(self._connections.values()), timeout=timeout)
 
+    def abort_unless(self, may_continue: Callable[[Session], bool]) -> None:
+        """End the connections that may not continue."""
+        for connection in list(self._connections):
+            if not may_continue(connection.session):
+                log.warning(
+                    "%s: closing %s, because its token does not permit it any more", self._name, connection.peer
+                )
+                connection.abort()
+
     def _serve(self, client: socket.socket, name: object) -> None:
         peer, host = peer_of(name)
         if self._name in ("TCP", "TLS"):  # nsqd: HTTP clients are not logged

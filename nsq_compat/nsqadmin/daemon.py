@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any, Final
 
 import gevent
@@ -10,6 +11,7 @@ from gevent.queue import Full, Queue
 from gevent.threadpool import ThreadPool
 
 import nsq_compat
+from nsq_compat import missing_package
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
@@ -25,10 +27,11 @@ from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.protocol.errors import without_secrets, without_user
 from nsq_compat.protocol.go_json import dumps
+from nsq_compat.web.admin.access import LoginProvider
 from nsq_compat.web.admin.app import WsgiHandler, create_app
 from nsq_compat.web.admin.operations import collect
 from nsq_compat.web.admin.sessions import Run, SessionFileError, Sessions
-from nsq_compat.web.admin.users import PasswordCheck, TooBusy, Users
+from nsq_compat.web.admin.users import PasswordCheck, TooBusy, Users, parse_role
 from nsq_compat.web.hosts import OPEN_PATHS, HostCheck
 from nsq_compat.web.metrics import Metrics
 
@@ -37,6 +40,7 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT: Final = 5.0
 MAX_NOTIFICATIONS: Final = 1000
 """Notifications that wait to be sent; others are dropped."""
+MAX_PROVIDER_BYTES: Final = 1024 * 1024
 HASH_THREADS: Final = 2
 MAX_HASHES: Final = 16
 """Passwords that are hashed, or wait for it; others are refused."""
@@ -57,6 +61,7 @@ class Daemon:
         self._hash_threads = ThreadPool(HASH_THREADS)
         self._hashes = 0
         self.password_check = PasswordCheck(self._hash)
+        self.provider = make_provider(options) if options.oidc_issuer else None
         self.sessions = open_sessions(options, self._hash_threads.apply)
         self._client = HttpClient(
             connect_timeout=seconds(options.http_client_connect_timeout),
@@ -180,3 +185,26 @@ def open_sessions(options: NsqadminOptions, run: Run) -> Sessions:
         return Sessions(time.time, idle_timeout, timeout, options.session_file, run)
     except SessionFileError as failure:
         raise OptionError(f"failed to open --session-file ({failure})") from None
+
+
+def make_provider(options: NsqadminOptions) -> LoginProvider:
+    """Raises ``OptionError``."""
+    if find_spec("authlib") is None:
+        raise OptionError(missing_package("authlib", "oidc"))
+    from nsq_compat.web.admin.oidc import Provider, Settings  # Authlib is an extra
+
+    settings = Settings(
+        issuer=options.oidc_issuer,
+        client_id=options.oidc_client_id,
+        client_secret=options.oidc_client_secret,
+        role_claim=options.oidc_role_claim,
+        roles=tuple(map(parse_role, options.oidc_role_map)),
+        scopes=options.oidc_scope,
+    )
+    client = HttpClient(
+        connect_timeout=seconds(options.http_client_connect_timeout),
+        request_timeout=seconds(options.http_client_request_timeout),
+        tls_root_ca_file=options.oidc_root_ca_file,
+        max_answer_bytes=MAX_PROVIDER_BYTES,
+    )
+    return Provider(settings, client, time.time)

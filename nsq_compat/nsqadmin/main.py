@@ -51,7 +51,7 @@ def main() -> None:
     if find_spec("flask") is None:
         exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {missing_package('flask', 'admin')}")
     # Not at the top: the pages need flask, which is an extra.
-    from nsq_compat.nsqadmin.daemon import Daemon, open_sessions, read_users
+    from nsq_compat.nsqadmin.daemon import Daemon, make_provider, open_sessions, read_users
 
     raise_descriptor_limit()
     stop = stop_signal()
@@ -60,6 +60,8 @@ def main() -> None:
         if options.check_config:
             if options.user_file:
                 read_users(options.user_file)
+            if options.oidc_issuer:
+                make_provider(options)
             if options.session_file and os.path.exists(options.session_file):
                 open_sessions(options, lambda write: None)
             check_address(options.http_address)

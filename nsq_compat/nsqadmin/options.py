@@ -10,12 +10,15 @@ import socket
 import ssl
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, STRING, OptionError
 from nsq_compat.cli.options import DaemonOptions, option, repeated
+from nsq_compat.cluster.http_client import HTTPS
 from nsq_compat.net.sockets import split_host_port
 from nsq_compat.protocol.durations import HOUR, MINUTE, SECOND
-from nsq_compat.protocol.errors import without_secrets
+from nsq_compat.protocol.errors import hidden, without_secrets
+from nsq_compat.web.admin.users import parse_role
 from nsq_compat.web.hosts import allowed_name
 
 PROGRAM: Final = "nsqadmin"
@@ -35,7 +38,7 @@ class NsqadminOptions(DaemonOptions):
 
     # The cluster.
     nsqlookupd_http_addresses: tuple[str, ...] = repeated(
-        "host:port of an nsqlookupd that knows the cluster", flag="lookupd-http-address"
+        "host:port of an nsqlookupd that knows the cluster, or https://host:port", flag="lookupd-http-address"
     )
     nsqd_http_addresses: tuple[str, ...] = repeated(
         "host:port of an nsqd, in a cluster without nsqlookupd", flag="nsqd-http-address"
@@ -75,6 +78,15 @@ class NsqadminOptions(DaemonOptions):
         STRING, "", "`name:role`: read a password from stdin, print a line for --user-file", in_file=False
     )
 
+    oidc_issuer: str = option(STRING, "", "URL of an OpenID Connect provider at which users log in")
+    oidc_client_id: str = option(STRING, "", "nsqadmin's client id at the provider")
+    oidc_client_secret: str = option(
+        STRING, "", "the client's secret at the provider; none for a public client", secret=hidden
+    )
+    oidc_role_claim: str = option(STRING, "groups", "claim with the values of --oidc-role-map; a.b for a part of one")
+    oidc_role_map: tuple[str, ...] = repeated("`value=role`: the role of accounts with this value; * for all accounts")
+    oidc_scope: str = option(STRING, "openid profile email", "what nsqadmin asks the provider for, with blanks between")
+    oidc_root_ca_file: str = option(STRING, "", "PEM file with the authorities of the provider")
     session_file: str = option(
         STRING, "", "file that nsqadmin makes, so that logins survive its restart; without it they end"
     )
@@ -109,9 +121,11 @@ def validate(options: NsqadminOptions) -> None:
     if options.session_idle_timeout <= 0 or options.session_timeout <= 0:
         raise OptionError("--session-idle-timeout and --session-timeout must be > 0")
     _check_tls(options)
-    for flag, addresses in (("lookupd-http-address", lookupds), ("nsqd-http-address", nsqds)):
-        for address in addresses:
-            _resolve(flag, address)
+    _check_oidc(options)
+    for address in lookupds:
+        _resolve("lookupd-http-address", address.removeprefix(HTTPS))
+    for address in nsqds:
+        _resolve("nsqd-http-address", address)
     if cidr := options.allow_config_from_cidr:
         try:
             if "/" not in cidr:
@@ -122,6 +136,34 @@ def validate(options: NsqadminOptions) -> None:
             raise OptionError(f"failed to parse --allow-config-from-cidr ({cidr}) - {reason}") from None
     options.base_path = normalized_base_path(options.base_path)
     options.allowed_hosts = tuple(map(_allowed_host, options.allowed_hosts))
+
+
+def _check_oidc(options: NsqadminOptions) -> None:
+    if not options.oidc_issuer:
+        if options.oidc_client_id or options.oidc_role_map:
+            raise OptionError("--oidc-client-id and --oidc-role-map need --oidc-issuer")
+        return
+    issuer = urlsplit(options.oidc_issuer)
+    if issuer.scheme not in ("https", "http") or not issuer.hostname or issuer.query or issuer.fragment:
+        raise OptionError("--oidc-issuer must be a URL without a query")
+    if issuer.scheme == "http" and not is_loopback(issuer.hostname):
+        raise OptionError("--oidc-issuer must begin with https, because it says who is an administrator")
+    if not options.oidc_client_id or not options.oidc_role_claim:
+        raise OptionError("--oidc-issuer needs --oidc-client-id and --oidc-role-claim")
+    if not options.oidc_role_map:
+        raise OptionError("--oidc-issuer needs --oidc-role-map: without it, no account has a role")
+    for text in options.oidc_role_map:
+        try:
+            parse_role(text)
+        except ValueError as error:
+            raise OptionError(f"failed to parse --oidc-role-map ({text}) - {error}") from None
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _allowed_host(text: str) -> str:

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from nsq_compat.nsqd.http_calls import AuthServers
 from nsq_compat.nsqd.lookup_peers import LookupPeers, TopicChannels
 from nsq_compat.nsqd.options import PROGRAM, SYNC, NsqdOptions, complete, takeover_seconds
 from nsq_compat.nsqd.statsd import StatsdPush
+from nsq_compat.policy.access import AccessError
 from nsq_compat.policy.dead_letters import DeadLetterQueues, Transfer
 from nsq_compat.policy.enforcer import PolicyEnforcer
 from nsq_compat.policy.policies import Policies
@@ -50,7 +52,9 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import ClientStats
+from nsq_compat.session.authorization import TOKEN_SECONDS, AuthFailed, Credentials, Grants, grants_of
 from nsq_compat.session.nsqd_session import NsqdSession
+from nsq_compat.web.access import TokenCheck
 from nsq_compat.web.application import TlsRequired
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqd_api import NsqdApi
@@ -104,6 +108,9 @@ class Daemon:
         self._calls = startup.make_http_calls(options)
         self._lookupd_tls = startup.make_lookupd_tls(options)
         self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
+        self._access = startup.load_access(options.access_file)
+        self._token_check = TokenCheck(self._access, PROGRAM) if self._access is not None else None
+        self._token_watch = gevent.Greenlet(self._watch_tokens)
         self.metrics = Metrics(PROGRAM)
         self.memory = MemoryStats().stats
         self.loop_lag = 0.0
@@ -168,7 +175,8 @@ class Daemon:
             topology_zone=options.topology_zone,
             version=NSQ_VERSION,
         )
-        self._lookup_peers = LookupPeers(self.broker, info, options.max_body_size, tick, self._lookupd_tls)
+        token = startup.load_cluster_token(options.cluster_token_file)
+        self._lookup_peers = LookupPeers(self.broker, info, options.max_body_size, tick, self._lookupd_tls, token)
         self._topic_channels = TopicChannels(
             self.broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )
@@ -189,7 +197,7 @@ class Daemon:
 
         syncs_first = self._storage.durability is Durability.FSYNC or self._storage.confirm is not None
         # Sessions wait only for auth servers, for the disk where it is synced before OK, and for the standby.
-        waits = self._limits.auth_required or syncs_first or options.mirror_accept
+        waits = bool(options.auth_http_addresses) or syncs_first or options.mirror_accept
         self._publish_batch = PublishBatch(tick.call)
         # Polling gains nothing if sessions wait for the disk or for auth servers.
         polls = options.busy_poll_time > 0 or (not waits and has_spare_cpu())
@@ -198,8 +206,11 @@ class Daemon:
             tcp_listener, self._make_session, make_tls, session_waits=waits, busy_poll=self._busy_poll, tick=tick
         )
 
-        api = NsqdApi(self, self._publish_batch)
-        publishing = api.publishing if options.publishing_over_http and not syncs_first else None
+        api = NsqdApi(self, self._publish_batch, self._token_check)
+        if self._token_check is not None:
+            self.metrics.collect_from(partial(self._token_check.collect, api))
+        is_open = options.publishing_over_http and self._token_check is None
+        publishing = api.publishing if is_open and not syncs_first else None
         self._http: list[HttpServer] = []
         if http_listener and options.tls_required == TLS_REQUIRED:
             refusing = TlsRequired(port_of(https_listener) if https_listener else 0)
@@ -219,7 +230,7 @@ class Daemon:
             host=host,
             wake=connection.wake,
             abort=connection.abort,
-            authorize=self._auth.authorize,
+            authorize=self._auth.authorize if self._access is None else self._authorize,
             publish_batch=self._publish_batch,
             standby=self.standby,
             now=now,
@@ -240,6 +251,8 @@ class Daemon:
         self._checkpoints.start()
         self._alarms.start()
         self._loop_lag.start()
+        if self._access is not None:
+            self._token_watch.start()
         if self.mirror is not None:
             self.mirror.start()
             self.mirror.was_asked.wait(self.options.mirror_timeout / SECOND)  # what was taken over is not served here
@@ -256,6 +269,7 @@ class Daemon:
     def stop(self) -> None:
         """End every connection and then the queue, so that no message is accepted that could not be stored."""
         self._drain.kill()
+        self._token_watch.kill()
         self._lookup_peers.stop()  # before connections end, so that no client is directed here
         self._calls.stop()
         self._tcp.stop(STOP_SECONDS)
@@ -284,12 +298,19 @@ class Daemon:
         log.info("NSQ: bye")
 
     def reload(self) -> None:
-        """Read the certificates and policies again. If they are invalid, the present ones stay in force."""
+        """Read the certificates, the access file and the policies again. If invalid, the present ones stay in force."""
         if self._certificates is None:
             log.info("TLS: no certificate to reload")
         else:
             self._certificates.reload()
         self._lookupd_tls.reload()
+        if self._access is not None:
+            try:
+                self._access.reload()
+                log.info("ACCESS: %d tokens in force", len(self._access.tokens))
+                self._end_unauthorized()
+            except AccessError as error:
+                log.error("keeping the tokens in force - %s", error)
         if self.options.config:
             try:
                 self._apply(startup.load_policies(self.options.config))
@@ -299,6 +320,28 @@ class Daemon:
     def _apply(self, policies: Policies) -> None:
         self._enforcer.apply(policies)
         log.info("NSQ: %d policies in force", len(policies))
+
+    # --- Tokens -------------------------------------------------------------------------------------------------------
+
+    def _authorize(self, credentials: Credentials) -> Grants:
+        return self._grants(credentials.secret)
+
+    def _grants(self, secret: bytes) -> Grants:
+        """What a token permits. Raises ``AuthFailed``."""
+        assert self._access is not None, "called only with an access file"
+        token = self._access.tokens.find(secret, time.time())
+        if token is None:
+            raise AuthFailed("unknown or expired token")
+        return grants_of(token, time.monotonic())
+
+    def _watch_tokens(self) -> None:
+        """End the connections of tokens that have expired."""
+        while True:
+            gevent.sleep(TOKEN_SECONDS)
+            self._end_unauthorized()
+
+    def _end_unauthorized(self) -> None:
+        self._tcp.abort_unless(lambda session: session.may_continue(self._grants))
 
     # --- Mirroring ----------------------------------------------------------------------------------------------------
 

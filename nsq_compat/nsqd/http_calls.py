@@ -106,10 +106,13 @@ class HttpCalls:
         *,
         max_answer: int = MAX_ANSWER_BYTES,
         tls: ssl.SSLContext | None = None,
+        token: str = "",
     ) -> bytes:
         """The body of the answer to a GET, or to a POST of a `body` of JSON; at most `max_answer` bytes.
 
-        `tls` replaces `make_tls`. Raises ``CallFailed``, also for every status except 200.
+        `tls` replaces `make_tls`. A `token` goes to the server of the URL only, so redirects are not followed.
+
+        Raises ``CallFailed``, also for every status except 200.
         """
         from nsq_compat.bounded_http import Deadline
 
@@ -117,7 +120,7 @@ class HttpCalls:
         late = CallFailed(self._too_late)
         try:
             with gevent.Timeout(self._request_timeout, late):
-                result = self._threads_for(url).spawn(self._outcome, url, body, max_answer, deadline, tls)
+                result = self._threads_for(url).spawn(self._outcome, url, body, max_answer, deadline, tls, token)
                 gevent.wait([result, self._stopping], count=1)
         finally:
             deadline.expire()
@@ -133,13 +136,19 @@ class HttpCalls:
         return f"no answer within {self._request_timeout:g}s"
 
     def _outcome(
-        self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline", tls: ssl.SSLContext | None
+        self,
+        url: str,
+        body: bytes | None,
+        max_answer: int,
+        deadline: "Deadline",
+        tls: ssl.SSLContext | None,
+        token: str,
     ) -> bytes | CallFailed:
         """Make the call, in a thread. An exception that leaves a thread is printed by gevent, so it is returned."""
         from nsq_compat.bounded_http import FAILURES, AnswerTooLarge, reason_of
 
         try:
-            return self._ask(url, body, max_answer, deadline, tls or self.make_tls())
+            return self._ask(url, body, max_answer, deadline, tls or self.make_tls(), token)
         # A new one in each case: the traceback of the old one keeps all of the call for the garbage collector.
         except CallFailed as failure:
             return CallFailed(str(failure))
@@ -148,9 +157,14 @@ class HttpCalls:
         except FAILURES as error:
             return CallFailed(self._too_late if deadline.left <= 0 else reason_of(error))
 
-    def _ask(self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline", tls: ssl.SSLContext) -> bytes:
+    def _ask(
+        self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline", tls: ssl.SSLContext, token: str
+    ) -> bytes:
         from nsq_compat.bounded_http import bounded_session, exchange
 
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
         with bounded_session(tls=tls) as session:
             session.headers.clear()
             session.headers.update(_HEADERS)
@@ -163,8 +177,8 @@ class HttpCalls:
                     connect_timeout=self._connect_timeout,
                     max_body=max_answer,
                     body=body,
-                    headers=None if body is None else {"Content-Type": "application/json"},
-                    follow_redirects=True,
+                    headers=headers,
+                    follow_redirects=not token,
                     decompress=False,
                 )
                 if answer.status == 200:

@@ -91,8 +91,10 @@ class Peer:
         new_session: "partial[LookupPeer]",
         tick: LoopTick | None,
         tls: LookupdTls,
+        token: str,
     ) -> None:
         self.address = address
+        self._token = token
         self._tls = tls if address.startswith(TLS_SCHEME) else None
         self.lookupd: LookupdInfo | None = None
         self.was_tried = Event()
@@ -124,7 +126,7 @@ class Peer:
         assert lookupd is not None, "it is connected"
         url = f"{_base_url(lookupd, 'http' if self._tls is None else 'https')}/{path}"
         log.debug("CI: querying nsqlookupd %s", url)
-        return calls.call(url, tls=None if self._tls is None else self._tls.context)
+        return calls.call(url, tls=None if self._tls is None else self._tls.context, token=self._token)
 
     def _make_tls(self) -> Tls:
         assert self._tls is not None, "the session asks for TLS"
@@ -189,7 +191,8 @@ class Peer:
 
 
 class LookupPeers:
-    """All nsqlookupds. `info` describes this daemon to them, `tls` is for those that have TLS.
+    """All nsqlookupds. `info` describes this daemon to them, `tls` is for those that have TLS, `token` for those with
+    an access file.
 
     With the `tick` of the clients' connections, REGISTER of a new topic leaves before the OK of the producer that
     created it, so that a lookup right after the OK finds the topic.
@@ -202,11 +205,13 @@ class LookupPeers:
         max_reply_size: int,
         tick: LoopTick | None = None,
         tls: LookupdTls | None = None,
+        token: str = "",
     ) -> None:
+        self._token = token
         self._broker = broker
         self._tls = tls or LookupdTls(ssl.create_default_context)
         self._tick = tick
-        self._new_session = partial(LookupPeer, broker, info, max_reply_size=max_reply_size)
+        self._new_session = partial(LookupPeer, broker, info, max_reply_size=max_reply_size, token=token)
         self._peers: dict[str, Peer] = {}
 
     @property
@@ -222,7 +227,7 @@ class LookupPeers:
             peer = before.pop(address, None)
             if peer is None:
                 log.info("LOOKUP(%s): adding peer", address)
-                peer = Peer(address, self._broker, self._new_session, self._tick, self._tls)
+                peer = Peer(address, self._broker, self._new_session, self._tick, self._tls, self._token)
                 peer.start()
             self._peers[address] = peer
         for address, peer in before.items():

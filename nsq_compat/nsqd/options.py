@@ -105,6 +105,12 @@ class NsqdOptions(DaemonOptions):
         "host:port or URL of a server that authorizes clients", flag="auth-http-address", secret=without_secrets
     )
     auth_http_request_method: str = option(STRING, "get", "how to ask the auth server: get or post")
+    access_file: str = option(
+        STRING, "", "file with the tokens that clients need, for AUTH and over HTTP (see nsq_access)"
+    )
+    cluster_token_file: str = option(
+        STRING, "", "file with the token that this nsqd sends to nsqlookupd, with the permissions register and read"
+    )
     http_publish_without_auth: bool = option(
         BOOLEAN, False, "allow publishing over HTTP although there are auth servers, which only authorize TCP clients"
     )
@@ -274,6 +280,10 @@ def validate(options: NsqdOptions) -> None:
         (
             "--mirror-to needs --durability=os or fsync",
             options.mirror_to and options.durability == Durability.MEMORY.value,
+        ),
+        (
+            "--access-file and --auth-http-address exclude each other",
+            options.access_file and options.auth_http_addresses,
         ),
         ("--mirror-lost=refuse needs --mirror-to", options.mirror_lost == REFUSE and not options.mirror_to),
         # For NSQ, 0 means no limit.

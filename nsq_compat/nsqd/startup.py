@@ -24,6 +24,7 @@ from nsq_compat.net.sockets import check_address
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls, tls_reason
 from nsq_compat.nsqd.lookup_peers import TLS_SCHEME, LookupdTls
 from nsq_compat.nsqd.options import TOPOLOGY_AWARE_CONSUMPTION, NsqdOptions
+from nsq_compat.policy.access import AccessError, AccessFile, read_token
 from nsq_compat.policy.policies import Policies, PolicyError
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
@@ -70,7 +71,7 @@ def session_limits(options: NsqdOptions) -> NsqdLimits:
         **{key: getattr(options, key) for key in same},
         tls=bool(options.tls_cert or options.tls_key),
         tls_required=options.tls_required != TLS_NOT_REQUIRED,
-        auth_required=bool(options.auth_http_addresses),
+        auth_required=bool(options.auth_http_addresses or options.access_file),
         snappy=options.snappy and SNAPPY_INSTALLED,
     )
 
@@ -135,6 +136,22 @@ def begin_epoch(files: Files, data_path: str) -> Identity:
         raise DataPathError(f"cannot read or write the identity of the data path - {error}") from error
 
 
+def load_access(path: str) -> AccessFile | None:
+    """The access file; None if `path` is empty. Raises ``OptionError``."""
+    try:
+        return AccessFile(path) if path else None
+    except AccessError as error:
+        raise OptionError(str(error)) from None
+
+
+def load_cluster_token(path: str) -> str:
+    """The token for nsqlookupds; "" if `path` is empty. Raises ``OptionError``."""
+    try:
+        return read_token(path)
+    except AccessError as error:
+        raise OptionError(str(error)) from None
+
+
 def load_policies(path: str) -> Policies:
     """The policies in a config file; none if `path` is empty. Raises ``OptionError``, which names the line."""
     if not path:
@@ -171,6 +188,8 @@ def check(options: NsqdOptions) -> None:
     """
     check_folder(resolved(options.data_path))
     load_policies(options.config)
+    load_access(options.access_file)
+    load_cluster_token(options.cluster_token_file)
     certificates = load_certificates(options)
     make_http_calls(options)
     make_lookupd_tls(options)

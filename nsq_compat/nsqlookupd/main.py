@@ -8,7 +8,9 @@ nanoseconds.
 import logging
 import signal
 import sys
+import time
 from dataclasses import dataclass, replace
+from functools import partial
 from socket import gethostname
 from typing import Final
 
@@ -35,11 +37,13 @@ from nsq_compat.net.event_loop import LoopLag
 from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
 from nsq_compat.net.server import HttpServer, TcpServer
 from nsq_compat.net.sockets import ListenError, check_address, listen, port_of, split_host_port
+from nsq_compat.policy.access import AccessError, AccessFile
 from nsq_compat.protocol.durations import MINUTE, SECOND
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.registry.registration_policy import RegistrationPolicy
 from nsq_compat.session.lookupd_session import LookupdSession
+from nsq_compat.web.access import TokenCheck
 from nsq_compat.web.application import TlsRequired
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
@@ -73,6 +77,7 @@ class NsqlookupdOptions(DaemonOptions):
         STRING, gethostname, "host under which nsqd reaches this nsqlookupd; by default the host name"
     )
 
+    access_file: str = option(STRING, "", "file with the tokens that nsqds and HTTP clients need (see nsq_access)")
     inactive_producer_timeout: int = option(
         DURATION, 5 * MINUTE, "how long an nsqd may be silent before consumers are no longer sent to it"
     )
@@ -152,7 +157,7 @@ def listens(options: NsqlookupdOptions, kind: str) -> bool:
 class Daemon:
     """Listens when it is created, and serves between `start` and `stop`.
 
-    The constructor raises ``CertificateError`` and ``ListenError``.
+    The constructor raises ``AccessError``, ``CertificateError`` and ``ListenError``.
     """
 
     def __init__(self, options: NsqlookupdOptions) -> None:
@@ -160,8 +165,11 @@ class Daemon:
         log.info("%s", build_line())
         self.db = RegistrationDb(options.inactive_producer_timeout / SECOND, options.tombstone_lifetime / SECOND)
         self.policy = RegistrationPolicy(
-            options.registration_patterns, tls_required=options.tls_required != TLS_NOT_REQUIRED
+            options.registration_patterns,
+            tls_required=options.tls_required != TLS_NOT_REQUIRED,
+            refuse_token=self._refuse_token,
         )
+        self._access = AccessFile(options.access_file) if options.access_file else None
         self._certificates = load_certificates(options)
         make_tls = self._certificates.make_tls if self._certificates is not None else None
         tcp_listener = listen(options.tcp_address or _ANY_PORT) if listens(options, "tcp") else None
@@ -190,7 +198,10 @@ class Daemon:
             self._tcp.append(
                 TcpServer(tls_listener, self._make_tls_session, make_tls, receive_size=RECEIVE_SIZE, name="TLS")
             )
-        api = NsqlookupdApi(self.db, metrics, self.policy)
+        token_check = TokenCheck(self._access, PROGRAM) if self._access is not None else None
+        api = NsqlookupdApi(self.db, metrics, self.policy, refuse=token_check)
+        if token_check is not None:
+            metrics.collect_from(partial(token_check.collect, api))
         self._http: list[HttpServer] = []
         if http_listener and options.tls_required == TLS_REQUIRED:
             self._http.append(HttpServer(http_listener, TlsRequired(self.tls_info.http_port)))
@@ -215,9 +226,27 @@ class Daemon:
         self._loop_lag.stop()
 
     def reload(self) -> None:
-        """Read the certificates again. If they are invalid, the present ones stay in force."""
+        """Read the certificates and the access file again. If they are invalid, the present ones stay in force."""
         if self._certificates is not None:
             self._certificates.reload()
+        if self._access is not None:
+            try:
+                self._access.reload()
+            except AccessError as error:
+                log.error("keeping the tokens in force - %s", error)
+                return
+            log.info("ACCESS: %d tokens in force", len(self._access.tokens))
+            for server in self._tcp:
+                server.abort_unless(LookupdSession.may_continue)
+
+    def _refuse_token(self, secret: bytes, address: str) -> str:
+        """Why an nsqd with this token may not register this address; "" if it may."""
+        if self._access is None:
+            return ""
+        token = self._access.tokens.find(secret, time.time()) if secret else None
+        if token is None:
+            return "a valid token is needed, which nsqd sends with --cluster-token-file"
+        return "" if token.may_register(address) else f"the token {token.name} does not permit to register {address}"
 
     def _make_session(
         self, connection: Connection[LookupdSession], host: str, now: float, now_ns: int
@@ -241,15 +270,17 @@ def main() -> None:
         validate(options)
         if options.check_config:
             load_certificates(options)
+            if options.access_file:
+                AccessFile(options.access_file)
             for address in filter(None, addresses_of(options)):
                 check_address(address)
             exit_checked(PROGRAM)
         daemon = Daemon(options)
-    except (OptionError, CertificateError, ListenError) as error:
+    except (OptionError, AccessError, CertificateError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqlookupd - {error}")
     tune_gc()
     supervisor = Supervisor()
-    if options.tls_cert:  # NSQ's nsqlookupd ends at SIGHUP
+    if options.tls_cert or options.access_file:  # NSQ's nsqlookupd ends at SIGHUP
         gevent.signal_handler(signal.SIGHUP, daemon.reload)
     daemon.start()
     supervisor.ready()

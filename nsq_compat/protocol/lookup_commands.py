@@ -9,14 +9,14 @@ the input gives the same values* and the same error at the same place; a size is
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final
 
 from nsq_compat.protocol import schema
 from nsq_compat.protocol.commands import BodySpec, CommandSpec
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_CHANNEL, E_BAD_TOPIC, E_INVALID, FatalClientError
-from nsq_compat.protocol.go_json import STRING, JsonError, encode, fields_of, loads_object
+from nsq_compat.protocol.go_json import STRING, Fields, JsonError, dumps, encode, fields_of, loads_object
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, ReceiveBuffer, read_size, sized
 from nsq_compat.protocol.names import is_valid_name
 
@@ -63,6 +63,9 @@ _PEER_INFO_FIELDS: Final = fields_of(PeerInfo) | {"remote_address": STRING}
 """nsqlookupd: the remote address must be a string if present, and is ignored."""
 
 
+_TOKEN_FIELD: Final[Fields] = {"token": STRING}
+
+
 class LookupReplyError(Exception):
     """Received data is not a valid reply of nsqlookupd; the connection must be closed."""
 
@@ -70,9 +73,9 @@ class LookupReplyError(Exception):
 # --- nsqd's end -------------------------------------------------------------------------------------------------------
 
 
-def identify(info: PeerInfo) -> bytes:
-    """IDENTIFY, the first command of every connection."""
-    return b"IDENTIFY\n" + sized(encode(info))
+def identify(info: PeerInfo, token: str = "") -> bytes:
+    """IDENTIFY, the first command of every connection. `token` is for an nsqlookupd with an access file; not in NSQ."""
+    return b"IDENTIFY\n" + sized(dumps(asdict(info) | {"token": token}).encode("utf-8") if token else encode(info))
 
 
 def _registration(verb: str, topic: str, channel: str = "") -> bytes:
@@ -135,6 +138,14 @@ def decode_peer_info(body: bytes) -> PeerInfo:
     if not (info.broadcast_address and info.tcp_port and info.http_port and info.version):
         raise FatalClientError(E_BAD_BODY, "IDENTIFY missing fields")
     return info
+
+
+def token_of(body: bytes) -> bytes:
+    """The token in an IDENTIFY body; empty without one. Raises ``FatalClientError`` if it is not a text."""
+    try:
+        return str(loads_object(body, _TOKEN_FIELD)["token"]).encode("utf-8", "replace")
+    except JsonError:
+        raise FatalClientError(E_BAD_BODY, "IDENTIFY failed to decode JSON body") from None
 
 
 def registration(tokens: Sequence[bytes]) -> tuple[str, str]:

@@ -25,21 +25,30 @@ _Matches = Callable[[str], object]
 class RegistrationPolicy:
     """`rules` are of the form ``NAME=PATTERN``; without any, every broadcast address may be claimed.
 
+    `refuse_token` returns why a token, empty without one, does not permit an address.
+
     Raises ``ValueError`` for a rule that has another form.
     """
 
-    def __init__(self, rules: Iterable[str] = (), *, tls_required: bool = False) -> None:
+    def __init__(
+        self,
+        rules: Iterable[str] = (),
+        *,
+        tls_required: bool = False,
+        refuse_token: Callable[[bytes, str], str] = lambda token, address: "",
+    ) -> None:
         self.refused = 0
         """The number of refusals."""
         self._tls_required = tls_required
+        self._refuse_token = refuse_token
         self._rules = [_rule(text) for text in rules]
 
-    def refusal(self, broadcast_address: str, *, tls: bool, names: Sequence[str]) -> str:
+    def refusal(self, broadcast_address: str, *, tls: bool, names: Sequence[str], token: bytes = b"") -> str:
         """Why a connection may not register this broadcast address; empty if it may.
 
         `names` are those of the client's certificate, which has been verified.
         """
-        reason = self._reason(broadcast_address, tls, names)
+        reason = self._refuse_token(token, broadcast_address) or self._reason(broadcast_address, tls, names)
         if reason:
             self.refused += 1
         return reason

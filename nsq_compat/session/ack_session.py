@@ -22,7 +22,7 @@ class AckSession(HttpConversation):
 
     def __init__(
         self,
-        admit: Callable[[str, str], Admission],
+        admit: Callable[[Request], Admission],
         limits: HttpLimits,
         remote_address: str,
         notify: Callable[[], object],

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import re2
 
+from nsq_compat.policy.access import CONSUME, PUBLISH, Token
+from nsq_compat.policy.access import MIRROR as MIRROR_TOKEN
 from nsq_compat.protocol.commands import CommandSpec
 from nsq_compat.protocol.errors import E_AUTH_FAILED, E_AUTH_FIRST, E_INVALID, E_UNAUTHORIZED, FatalClientError, quote
 from nsq_compat.protocol.go_json import INT64, STRING, JsonError, dumps, list_of, loads_object, object_of
@@ -28,6 +30,10 @@ _PATTERN_MEMORY: Final = 1 << 18
 MIRROR: Final = "mirror"
 """Not in NSQ: permits to use this nsqd as a standby."""
 _PERMISSIONS: Final = ("subscribe", "publish", MIRROR)
+_OF_TOKENS: Final = {CONSUME: "subscribe", PUBLISH: "publish", MIRROR_TOKEN: MIRROR}
+_ANY: Final = re2.compile("")
+TOKEN_SECONDS: Final = 60.0
+"""How long a client's permissions are used until its token is looked up again."""
 _MAX_DECISIONS: Final = 1024
 """Decisions remembered for one client."""
 _ANSWER: Final = {
@@ -131,6 +137,14 @@ def read_answer(body: bytes, now: float) -> Grants:
     return Grants(answer["identity"], answer["identity_url"], tuple(authorizations), now, now + ttl)
 
 
+def grants_of(token: Token, now: float) -> Grants:
+    """The permissions that AUTH gives with a token of an access file."""
+    permissions = frozenset(_OF_TOKENS[each] for each in token.permissions if each in _OF_TOKENS)
+    topics = (token.topics or (_ANY,)) if permissions else ()
+    authorizations = tuple(Authorization(topic, (_ANY,), permissions) for topic in topics)
+    return Grants(token.name, "", authorizations, now, now + TOKEN_SECONDS)
+
+
 @lru_cache(4096)  # many clients have the same permissions
 def _compiled(noun: str, pattern: str) -> Any:
     if len(pattern.encode("utf-8", "surrogatepass")) > MAX_PATTERN_BYTES:
@@ -150,6 +164,8 @@ class Access:
 
     def __init__(self, ask: Callable[[bytes], Grants]) -> None:
         self.grants = NO_GRANTS
+        self.subscribed: tuple[str, str] | None = None
+        """Topic and channel."""
         self._ask = ask
         self._secret = b""
         self._decisions: dict[tuple[bytes, bytes], bool] = {}
@@ -193,6 +209,19 @@ class Access:
             self._renew()
         if not any(MIRROR in each.permissions for each in self.grants.authorizations):
             raise FatalClientError(E_UNAUTHORIZED, f"AUTH failed for {spec.name}")
+
+    def renew(self, ask: Callable[[bytes], Grants]) -> bool:
+        """Look up the permissions again, without waiting. Returns whether the connection may stay."""
+        if not self.grants.authorizations:
+            return True  # it cannot do anything yet
+        self._decisions.clear()
+        try:
+            self.grants = ask(self._secret)
+        except AuthFailed:
+            return False
+        if self.subscribed is not None:
+            return self.grants.allow(*self.subscribed)
+        return bool(self.grants.authorizations)
 
     def _renew(self) -> Grants:
         self._decisions.clear()

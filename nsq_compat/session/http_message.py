@@ -53,10 +53,11 @@ class Admission(NamedTuple):
 class HttpHandler(Protocol):
     """An application, as a session calls it: `admit` for the head of a request, `respond` for a complete one.
 
-    `admit` must not block. `respond` may block its greenlet; an exception becomes a 500.
+    `admit` is given a request without its body, and must not block. `respond` may block its greenlet; an exception
+    becomes a 500.
     """
 
-    def admit(self, method: str, path: str) -> Admission: ...
+    def admit(self, head: Request) -> Admission: ...
     def respond(self, request: Request) -> Response: ...
 
 

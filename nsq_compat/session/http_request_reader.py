@@ -64,7 +64,7 @@ class RequestReader:
 
     __deletable__: Final = ("_parser",)  # mypyc requires this for an attribute that is deleted
 
-    def __init__(self, admit: Callable[[str, str], Admission], limits: HttpLimits, remote_address: str) -> None:
+    def __init__(self, admit: Callable[[Request], Admission], limits: HttpLimits, remote_address: str) -> None:
         self.phase = Phase.IDLE
         self.finished = False
         """No further request follows; later input is ignored."""
@@ -284,7 +284,7 @@ class RequestReader:
         if encoding is not None and encoding.lower() != b"chunked":
             raise _Refused(UNKNOWN_ENCODING)
         length = int(headers.get(b"content-length", 0))
-        self._body_limit, self._too_big = self._admit(self._head.method, self._head.path)
+        self._body_limit, self._too_big = self._admit(self._head)
         if length > self._body_limit:
             raise _Refused(self._too_big)
         expectation = headers.get(b"expect")

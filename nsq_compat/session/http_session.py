@@ -66,7 +66,7 @@ class HttpConversation(Conversation):
     """The reading half of an HTTP conversation, and the time that the client has for each phase of a request."""
 
     def __init__(
-        self, admit: Callable[[str, str], Admission], limits: HttpLimits, remote_address: str, now: float
+        self, admit: Callable[[Request], Admission], limits: HttpLimits, remote_address: str, now: float
     ) -> None:
         super().__init__()
         self._limits = limits

@@ -57,6 +57,7 @@ class LookupPeer(Conversation):
         now: float,
         max_reply_size: int = lookup_commands.DEFAULT_MAX_REPLY_SIZE,
         tls: bool = False,
+        token: str = "",
     ) -> None:
         super().__init__()
         self.failure = ""
@@ -64,7 +65,7 @@ class LookupPeer(Conversation):
         self._address = address
         self._wake = wake
         self._on_identified = on_identified
-        self._opening = lookup_commands.MAGIC + lookup_commands.identify(info)
+        self._opening = lookup_commands.MAGIC + lookup_commands.identify(info, token)
         self._reader = ReplyReader(max_reply_size)
         self._unanswered: deque[str] = deque()
         self._identified = False

@@ -55,6 +55,8 @@ class LookupdSession(Conversation):
         self._info = info
         self._policy = policy
         self._tls: TlsFacts | None = None
+        self._registrant = "", b""
+        """Broadcast address and token."""
         self._opening = b""
         self._opened = False
         self._reader = CommandReader(self._admit, max_msg_size=MAX_BODY_SIZE, max_body_size=MAX_BODY_SIZE)
@@ -99,6 +101,10 @@ class LookupdSession(Conversation):
         data = b"".join(self._replies)
         self._replies.clear()
         return data
+
+    def may_continue(self) -> bool:
+        """Whether nothing is registered, or it would be permitted now."""
+        return self._producer is None or not self._refusal()
 
     @property
     def write_timeout(self) -> float | None:
@@ -170,6 +176,8 @@ class LookupdSession(Conversation):
 
     def _ping(self, command: SimpleCommand) -> bytes:
         producer = self._producer
+        if not self.may_continue():
+            raise FatalClientError(E_UNAUTHORIZED, "PING refused: the registration is not permitted any more")
         if producer is not None:  # nsqlookupd: PING is answered even before IDENTIFY
             since = format_duration(int((self._now - producer.last_update) * SECOND))
             log.info("CLIENT(%s): pinged (last ping %s)", self.peer, since)
@@ -186,14 +194,17 @@ class LookupdSession(Conversation):
             log.warning(
                 "CLIENT(%s): %s; clients that look up a topic, and nsqadmin, skip this nsqd", self.peer, problem
             )
-        tls = self._tls
-        refusal = self._policy.refusal(info.broadcast_address, tls=tls is not None, names=tls.names if tls else ())
-        if refusal:
+        self._registrant = info.broadcast_address, table.token_of(command.body)
+        if refusal := self._refusal():
             log.warning("CLIENT(%s): registration refused - %s", self.peer, refusal)
             raise FatalClientError(E_UNAUTHORIZED, f"IDENTIFY refused: {refusal}")
         self._producer = self._db.identify(self.peer, info, self._now, self._now_ns)
         self._deadline = NEVER
         return encode(self._info)
+
+    def _refusal(self) -> str:
+        tls, (address, token) = self._tls, self._registrant
+        return self._policy.refusal(address, tls=tls is not None, names=tls.names if tls else (), token=token)
 
     def _register(self, command: SimpleCommand) -> bytes:
         """REGISTER and UNREGISTER."""

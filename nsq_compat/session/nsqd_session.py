@@ -383,6 +383,8 @@ class NsqdSession(Conversation):
             )
         except (Exiting, TooManyConsumers, OSError) as error:
             raise failed(command.spec, error) from None
+        if self._access is not None:
+            self._access.subscribed = (topic, channel)
         if isinstance(self._reader, TracedReader):
             self.subscription.trace(self.peer)
         self.state = table.SUBSCRIBED
@@ -465,6 +467,10 @@ class NsqdSession(Conversation):
     def _require(self, spec: CommandSpec, topic: bytes, channel: bytes = b"") -> None:
         if self._access is not None:
             self._access.require(spec, topic, channel, self._now)
+
+    def may_continue(self, ask: Callable[[bytes], Grants]) -> bool:
+        """Look up the client's permissions again, without waiting. Returns whether its connection may stay."""
+        return self._access is None or self._access.renew(ask)
 
     def _ask(self, authorize: Authorize, host: str, secret: bytes) -> Grants:
         # The client's deadline is suspended: this time is ours.

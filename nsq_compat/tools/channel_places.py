@@ -16,7 +16,7 @@ from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import Refusal, call_all, named
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.reading import UpstreamError
-from nsq_compat.tools.client_options import ClusterOptions, ReadingOptions, Unreachable, producers_of
+from nsq_compat.tools.client_options import ReadingOptions, Unreachable, cluster_of, producers_of
 from nsq_compat.tools.program import Refused, Rule, refuse, say
 
 T = TypeVar("T")
@@ -128,11 +128,7 @@ class BeginningOptions(ReadingOptions):
         """With ``--from``, create the channel on each nsqd that has the topic without it. Raises ``Refused``."""
         if not self.begin:
             return
-        at = ClusterOptions(
-            nsqd_http_addresses=() if self.lookupd_http_addresses else self.nsqd_http_addresses,
-            nsqlookupd_http_addresses=self.lookupd_http_addresses,
-        )
-        cluster = at.cluster()
+        cluster = cluster_of(self, nsqds=self.nsqd_http_addresses)
         found = places(cluster, nodes_of(cluster, topic, self.begin), topic, channel, self.begin, {})
         for place in found:
             if place.channel_offset is not None:

@@ -13,14 +13,14 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from nsq_compat.cli.kinds import BOOLEAN, INTEGER, parse_bool
+from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, parse_bool
 from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Connection, ConnectionLost, Consumer, Gap, Producer
 from nsq_compat.client.connection import Observer, do_together, start_thread, why
 from nsq_compat.client.message import Handler
 from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient, named
+from nsq_compat.cluster.http_client import HTTPS, AllFailed, Answer, HttpClient, named
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.durations import MILLISECOND, parse_duration, seconds
@@ -78,6 +78,15 @@ class ProducerOptions(ProgramOptions):
             return Producer(addresses, user_agent=self.user_agent, **settings)
 
 
+class HttpTls(NamedTuple):
+    """TLS of requests to daemons: PEM files, as `HttpClient` takes them."""
+
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_root_ca_file: str = ""
+    tls_skip_verify: bool = False
+
+
 @dataclass(kw_only=True)
 class ReadingOptions(RetryOptions):
     """The flags of every utility that reads a channel, as NSQ names them."""
@@ -92,6 +101,20 @@ class ReadingOptions(RetryOptions):
 
     def address_rules(self) -> Iterator[Rule]:
         return unless_one_kind(self.nsqd_tcp_addresses, self.lookupd_http_addresses)
+
+    @property
+    def http_tls(self) -> HttpTls:
+        """TLS of requests to nsqlookupds and nsqds, from the options for TLS in ``--consumer-opt``. Raises ``Refused``.
+
+        The same options apply to the queries of a consumer.
+        """
+        options = client_settings("consumer-opt", self.consumer_opt).get("tls_options", {})
+        return HttpTls(
+            options.get("certfile", ""),
+            options.get("keyfile", ""),
+            options.get("ca_certs", ""),
+            options.get("cert_reqs") == ssl.CERT_NONE,
+        )
 
     def consumer(
         self,
@@ -131,24 +154,49 @@ class ClusterOptions(RetryOptions):
     """The flags of a utility that queries the daemons."""
 
     nsqd_http_addresses: tuple[str, ...] = repeated("host:port of an nsqd", flag="nsqd-http-address")
-    nsqlookupd_http_addresses: tuple[str, ...] = repeated("host:port of an nsqlookupd", flag="lookupd-http-address")
+    nsqlookupd_http_addresses: tuple[str, ...] = repeated(
+        "host:port of an nsqlookupd, or https://host:port", flag="lookupd-http-address"
+    )
+    http_client_tls_insecure_skip_verify: bool = option(
+        BOOLEAN, False, "do not check the certificates of nsqlookupd and nsqd"
+    )
+    http_client_tls_root_ca_file: str = option(STRING, "", "PEM file with the authorities of nsqlookupd and nsqd")
+    http_client_tls_cert: str = option(STRING, "", "PEM file with the client certificate for nsqlookupd and nsqd")
+    http_client_tls_key: str = option(STRING, "", "PEM file with the key of the client certificate")
 
     def address_rules(self) -> Iterator[Rule]:
-        return unless_one_kind(self.nsqd_http_addresses, self.nsqlookupd_http_addresses, "--nsqd-http-address")
+        yield from unless_one_kind(self.nsqd_http_addresses, self.nsqlookupd_http_addresses, "--nsqd-http-address")
+        lacks_cert = bool(self.http_client_tls_key and not self.http_client_tls_cert)
+        yield lacks_cert, "--http-client-tls-key requires --http-client-tls-cert"
 
     def cluster(self, connect_timeout: float = 2.0, request_timeout: float = 5.0) -> Cluster:
         """Times are in seconds."""
-        client = HttpClient(connect_timeout=connect_timeout, request_timeout=request_timeout)
+        tls = HttpTls(
+            self.http_client_tls_cert,
+            self.http_client_tls_key,
+            self.http_client_tls_root_ca_file,
+            self.http_client_tls_insecure_skip_verify,
+        )
+        client = HttpClient(connect_timeout=connect_timeout, request_timeout=request_timeout, **tls._asdict())
         lookupds, nsqds = (
             tuple(dict.fromkeys(each)) for each in (self.nsqlookupd_http_addresses, self.nsqd_http_addresses)
         )
         return Cluster(client, lookupds, nsqds)
 
 
-def cluster_of(lookupds: Iterable[str], connect_timeout: float, request_timeout: float) -> Cluster:
-    """The cluster that these nsqlookupds know, at ``host:port`` or URLs."""
-    addresses = tuple(urlsplit(each if "://" in each else f"//{each}").netloc for each in lookupds)
-    return ClusterOptions(nsqlookupd_http_addresses=addresses).cluster(connect_timeout, request_timeout)
+def cluster_of(
+    options: ReadingOptions, connect_timeout: float = 2.0, request_timeout: float = 5.0, nsqds: Iterable[str] = ()
+) -> Cluster:
+    """The cluster that the nsqlookupds of a utility know, or else of these `nsqds`. Raises ``Refused``."""
+    client = HttpClient(connect_timeout=connect_timeout, request_timeout=request_timeout, **options.http_tls._asdict())
+    lookupds = tuple(dict.fromkeys(map(_daemon_address, options.lookupd_http_addresses)))
+    return Cluster(client, lookupds, () if lookupds else tuple(dict.fromkeys(nsqds)))
+
+
+def _daemon_address(address: str) -> str:
+    """``host:port``, or ``https://host:port``, of an address that may be a URL."""
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    return f"{HTTPS}{parts.netloc}" if parts.scheme == "https" else parts.netloc
 
 
 def producers_of(cluster: Cluster, topic: str, *, all_named: bool) -> Answer[list[Node]]:

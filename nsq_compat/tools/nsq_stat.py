@@ -51,7 +51,10 @@ def main(options: Options) -> None:
         (options.count <= 0 and options.count != _ENDLESS, "--count should be positive"),
         *options.address_rules(),
         (any(map(_has_scheme, named)), "--nsqd-http-address error - address should not contain scheme"),
-        (any(map(_has_scheme, lookupds)), "--lookupd-http-address error - address should not contain scheme"),
+        (
+            any(each.startswith("http://") for each in lookupds),
+            "--lookupd-http-address error - address should not contain scheme",
+        ),
     )
     stopping = Stopping()
     timeouts = seconds(options.http_client_connect_timeout), seconds(options.http_client_request_timeout)

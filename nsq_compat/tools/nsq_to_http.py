@@ -99,7 +99,7 @@ def main(options: Options) -> None:
     times = RequestTimes(addresses, options.status_every)
     relay = Relay(sender, MODES[options.mode](addresses), times, options.sample)
     consumer = options.consumer(options.topic, options.channel, relay, fail=stopping.fail, concurrency=options.n)
-    backlog = channel_backlog([options.topic], options.channel, options.lookupd_http_addresses)
+    backlog = channel_backlog([options.topic], options.channel, options)
     with Progress(lambda: times.count, backlog), consumer:
         stopping.wait()
 

@@ -84,7 +84,7 @@ def main(options: Options) -> None:
         # A destination that is down is replaced by the others. One that refuses this client would always do so.
         reach(addresses, next(iter(producers.values())).settings, "producer-opt", may_be_down=True)
         options.make_channels(topics, options.channel, stopping)
-        backlog = channel_backlog(topics, options.channel, options.lookupd_http_addresses)
+        backlog = channel_backlog(topics, options.channel, options)
         closing.enter_context(Progress(lambda: times.count, backlog))
         for consumer in consumers:
             closing.enter_context(consumer)

@@ -11,7 +11,7 @@ from typing import Final, Self, TextIO
 
 from nsq_compat.cluster.http_client import AllFailed
 from nsq_compat.protocol.errors import without_secrets
-from nsq_compat.tools.client_options import cluster_of
+from nsq_compat.tools.client_options import ReadingOptions, cluster_of
 from nsq_compat.tools.program import say
 
 _INTERVAL: Final = 2.0
@@ -74,12 +74,12 @@ class Progress:
         self._terminal.flush()
 
 
-def channel_backlog(topics: Collection[str], channel: str, lookupds: Sequence[str]) -> Callable[[], int | None]:
+def channel_backlog(topics: Collection[str], channel: str, options: ReadingOptions) -> Callable[[], int | None]:
     """A backlog for `Progress`: the depth of a channel of these topics on all nodes, unknown without nsqlookupds.
 
     `topics` may change; it is read each time.
     """
-    cluster = cluster_of(lookupds, 1.0, 2.0)
+    cluster = cluster_of(options, 1.0, 2.0)
 
     def depth(topic: str) -> int:
         stats = cluster.stats(cluster.producers(topic).value, topic, channel).value
@@ -88,7 +88,7 @@ def channel_backlog(topics: Collection[str], channel: str, lookupds: Sequence[st
 
     def backlog() -> int | None:
         try:
-            return sum(map(depth, list(topics))) if lookupds else None
+            return sum(map(depth, list(topics))) if cluster.lookupds else None
         except AllFailed:
             return None
 

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from nsq_compat.log.data_path import reason
 from nsq_compat.log.offsets import offsets_of
 from nsq_compat.net.event_loop import yield_to_loop
+from nsq_compat.policy.access import ADMIN, CONSUME, OPERATE
 from nsq_compat.policy.policies import PolicyError
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
 from nsq_compat.protocol.names import is_valid_name
@@ -66,15 +67,17 @@ class Administration:
     def routes(self) -> Routes:
         changes: dict[str, Handler] = {
             "/topic/create": self._create_topic,
-            "/topic/delete": self._delete_topic,
             "/topic/empty": self._empty_topic,
             "/topic/pause": partial(self._pause, self._topic_of, Topic.pause),
             "/topic/unpause": partial(self._pause, self._topic_of, Topic.unpause),
             "/channel/create": self._create_channel,
-            "/channel/delete": partial(self._change_channel, Topic.delete_channel),
             "/channel/empty": partial(self._change_channel, Topic.empty_channel),
             "/channel/pause": partial(self._pause, self._channel_of, Channel.pause),
             "/channel/unpause": partial(self._pause, self._channel_of, Channel.unpause),
+        }
+        deletions: dict[str, Handler] = {
+            "/topic/delete": self._delete_topic,
+            "/channel/delete": partial(self._change_channel, Topic.delete_channel),
         }
         reads: dict[str, Handler] = {"/channel/peek": self._peek, "/topic/recent": self._recent}
         on_messages: dict[str, Handler] = {
@@ -89,8 +92,9 @@ class Administration:
             reads = {}
         return {
             **self._topic_log.routes(),
-            **{path: {"POST": Route(handler)} for path, handler in changes.items()},
-            **{path: {"GET": Route(handler)} for path, handler in reads.items()},
+            **{path: {"POST": Route(handler, OPERATE)} for path, handler in changes.items()},
+            **{path: {"POST": Route(handler, ADMIN)} for path, handler in deletions.items()},
+            **{path: {"GET": Route(handler, CONSUME)} for path, handler in reads.items()},
         }
 
     # --- Topics -------------------------------------------------------------------------------------------------------
@@ -331,7 +335,7 @@ class Configuration:
 
     def routes(self) -> Routes:
         admission = Admission(self._service.options.max_msg_size, error(413, "INVALID_VALUE"))
-        return {"/config/:opt": {"GET": Route(self._show), "PUT": Route(self._change, admission)}}
+        return {"/config/:opt": {"GET": Route(self._show, ADMIN), "PUT": Route(self._change, ADMIN, admission)}}
 
     def _show(self, request: Request) -> Response:
         return self._value(request.path.rpartition("/")[2])

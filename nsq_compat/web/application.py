@@ -184,6 +184,9 @@ EMPTY: Final = text_response(b"")
 # --- Routes -----------------------------------------------------------------------------------------------------------
 
 Handler = Callable[[Request], Response]
+Refusal = Callable[[Request, str], Response | None]
+"""Returns the response to a request that may not be made, given its permission. Raises ``ApiError``."""
+OPEN: Final = ""
 
 IGNORED_BODY_LIMIT: Final = 256 * 1024
 """Bytes of an unexpected body that are read and dropped, so that the connection can stay open (nsqd)."""
@@ -192,6 +195,8 @@ INTERNAL_ERROR: Final = error(500, "INTERNAL_ERROR")
 
 class Route(NamedTuple):
     handler: Handler
+    permission: str
+    """What a token must permit, if the daemon has an access file; `OPEN` for no token."""
     admission: Admission = Admission(IGNORED_BODY_LIMIT, error(413, "BODY_TOO_BIG"))
     logged: bool = True
 
@@ -201,19 +206,24 @@ Routes = Mapping[str, Mapping[str, Route]]
 
 
 class Application:
-    """An HTTP handler that dispatches to routes."""
+    """An HTTP handler that dispatches to routes, of those requests that `refuse` has no response to."""
 
-    def __init__(self, routes: Routes) -> None:
+    def __init__(self, routes: Routes, refuse: Refusal | None = None) -> None:
+        self.routes = routes
+        self.refused = 0
+        """Requests so far that `refuse` had a response to."""
+        self._refuse = refuse
         self._paths = {path: methods for path, methods in routes.items() if "/:" not in path}
         self._families = {path.partition(":")[0]: methods for path, methods in routes.items() if "/:" in path}
         self._canonical = {path.lower(): path for path in (*self._paths, *self._families)}
         self._all_methods = {method for methods in routes.values() for method in methods}
 
-    def admit(self, method: str, path: str) -> Admission:
-        route = self.methods(path).get(method)
-        if route is not None:
-            return route.admission
-        return Admission(IGNORED_BODY_LIMIT, self.unmatched(method, path, b""))
+    def admit(self, head: Request) -> Admission:
+        route = self.methods(head.path).get(head.method)
+        if route is None:
+            return Admission(IGNORED_BODY_LIMIT, self.unmatched(head.method, head.path, b""))
+        refusal = self._refusal(head, route.permission)
+        return route.admission if refusal is None else Admission(IGNORED_BODY_LIMIT, refusal)
 
     def respond(self, request: Request) -> Response:
         began = time.monotonic_ns()
@@ -221,11 +231,22 @@ class Application:
         if route is None:
             response = self.unmatched(request.method, request.path, request.query)
             logged = response.status in (404, 405)  # nsqd: of the router's own responses, only errors are logged
+        elif (refusal := self._refusal(request, route.permission)) is not None:
+            response, logged = refusal, True
+            self.refused += 1
         else:
             response, logged = _respond(request, route.handler), route.logged
         if logged:
             log_access(request, response.status, time.monotonic_ns() - began)
         return response
+
+    def _refusal(self, request: Request, permission: str) -> Response | None:
+        if self._refuse is None:
+            return None
+        try:
+            return self._refuse(request, permission)
+        except ApiError as failure:
+            return error(failure.status, failure.code)
 
     def methods(self, path: str) -> Mapping[str, Route]:
         """The routes of a path, by method. Empty for an unknown path."""
@@ -305,7 +326,7 @@ class TlsRequired:
         body = f'{{"message": "TLS_REQUIRED", "https_port": {https_port}}}'
         self._response = Response(403, body.encode("ascii"), (JSON, V1))
 
-    def admit(self, method: str, path: str) -> Admission:
+    def admit(self, head: Request) -> Admission:
         return Admission(IGNORED_BODY_LIMIT, self._response)
 
     def respond(self, request: Request) -> Response:

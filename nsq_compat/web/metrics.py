@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from nsq_compat import NSQ_VERSION, __version__, build, missing_package
+from nsq_compat.policy.access import READ
 from nsq_compat.session.http_message import Request, Response
-from nsq_compat.web.application import Route, Routes, plain
+from nsq_compat.web.application import OPEN, Route, Routes, plain
 
 try:
     import prometheus_client
@@ -99,7 +100,7 @@ def monitoring_routes(metrics: Metrics, readiness: Callable[[], str]) -> Routes:
 
     # Probes come every few seconds: their lines would fill the log.
     return {
-        "/metrics": {"GET": Route(show, logged=False)},
-        "/livez": {"GET": Route(lambda request: plain("OK"), logged=False)},
-        "/readyz": {"GET": Route(ready, logged=False)},
+        "/metrics": {"GET": Route(show, READ, logged=False)},
+        "/livez": {"GET": Route(lambda request: plain("OK"), OPEN, logged=False)},
+        "/readyz": {"GET": Route(ready, OPEN, logged=False)},
     }

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nsq_compat.log.data_path import reason
+from nsq_compat.policy.access import OPERATE, READ
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.application import ApiError, Route, Routes, json_response, required
 from nsq_compat.web.nsqd_service import NsqdService
@@ -19,7 +20,7 @@ class Mirroring:
             service.metrics.collect_from(lambda: collect(service))
 
     def routes(self) -> Routes:
-        return {"/mirror": {"GET": Route(self._show)}, "/mirror/adopt": {"POST": Route(self._adopt)}}
+        return {"/mirror": {"GET": Route(self._show, READ)}, "/mirror/adopt": {"POST": Route(self._adopt, OPERATE)}}
 
     def _show(self, request: Request) -> Response:
         return json_response(self._service.mirroring())

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from nsq_compat.policy.access import ADMIN, READ
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.web.administration import Administration, Configuration
-from nsq_compat.web.application import Application, Route
+from nsq_compat.web.application import OPEN, Application, Refusal, Route
 from nsq_compat.web.metrics import READY, monitoring_routes
 from nsq_compat.web.mirroring import Mirroring, not_mirrored
 from nsq_compat.web.nsqd_service import NsqdService
@@ -23,24 +24,27 @@ class NsqdApi(Application):
     `publishing` answers without waiting, unless the disk is synced before the response.
     """
 
-    def __init__(self, service: NsqdService, publish_batch: PublishBatch | None = None) -> None:
+    def __init__(
+        self, service: NsqdService, publish_batch: PublishBatch | None = None, refuse: Refusal | None = None
+    ) -> None:
         self.publishing = Publishing(service, publish_batch)
         service.metrics.collect_from(lambda: _collect(service))
         stats, profiling = Stats(service), Profiling()
         super().__init__(
             {
-                "/ping": {"GET": Route(stats.ping)},
+                "/ping": {"GET": Route(stats.ping, OPEN)},
                 **monitoring_routes(service.metrics, lambda: _readiness(service)),
-                "/info": {"GET": Route(stats.info)},
-                "/stats": {"GET": Route(stats.stats)},
+                "/info": {"GET": Route(stats.info, READ)},
+                "/stats": {"GET": Route(stats.stats, READ)},
                 **self.publishing.routes(),
                 **Administration(service).routes(),
                 **Configuration(service).routes(),
                 **Mirroring(service).routes(),
                 **profiling.routes("/debug/pprof/"),
-                "/debug/setblockrate": {"PUT": Route(profiling.set_block_rate)},
-                "/debug/freememory": {"POST": Route(profiling.free_memory)},
-            }
+                "/debug/setblockrate": {"PUT": Route(profiling.set_block_rate, ADMIN)},
+                "/debug/freememory": {"POST": Route(profiling.free_memory, ADMIN)},
+            },
+            refuse,
         )
 
 

@@ -10,14 +10,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from nsq_compat import NSQ_VERSION, build_info
+from nsq_compat.policy.access import ADMIN, OPERATE, READ
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.registry.registration_db import Producer, Registration, RegistrationDb, Tombstone
 from nsq_compat.registry.registration_policy import RegistrationPolicy
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.application import (
     EMPTY,
+    OPEN,
     ApiError,
     Application,
+    Refusal,
     Route,
     encoded_json,
     json_response,
@@ -45,6 +48,7 @@ class NsqlookupdApi(Application):
         policy: RegistrationPolicy,
         now: Callable[[], float] = time.monotonic,
         now_ns: Callable[[], int] = time.time_ns,
+        refuse: Refusal | None = None,
     ) -> None:
         self._db = db
         self._policy = policy
@@ -53,21 +57,22 @@ class NsqlookupdApi(Application):
         metrics.collect_from(self._collect)
         super().__init__(
             {
-                "/ping": {"GET": Route(lambda request: plain("OK"))},
+                "/ping": {"GET": Route(lambda request: plain("OK"), OPEN)},
                 **monitoring_routes(metrics, lambda: READY),
-                "/info": {"GET": Route(self.info)},
-                "/lookup": {"GET": Route(self.lookup)},
-                "/topics": {"GET": Route(self.topics)},
-                "/channels": {"GET": Route(self.channels)},
-                "/nodes": {"GET": Route(self.nodes)},
-                "/debug": {"GET": Route(self.debug)},
-                "/topic/create": {"POST": Route(self.create_topic)},
-                "/topic/delete": {"POST": Route(self.delete_topic)},
-                "/topic/tombstone": {"POST": Route(self.tombstone)},
-                "/channel/create": {"POST": Route(self.create_channel)},
-                "/channel/delete": {"POST": Route(self.delete_channel)},
+                "/info": {"GET": Route(self.info, READ)},
+                "/lookup": {"GET": Route(self.lookup, READ)},
+                "/topics": {"GET": Route(self.topics, READ)},
+                "/channels": {"GET": Route(self.channels, READ)},
+                "/nodes": {"GET": Route(self.nodes, READ)},
+                "/debug": {"GET": Route(self.debug, ADMIN)},
+                "/topic/create": {"POST": Route(self.create_topic, OPERATE)},
+                "/topic/delete": {"POST": Route(self.delete_topic, ADMIN)},
+                "/topic/tombstone": {"POST": Route(self.tombstone, OPERATE)},
+                "/channel/create": {"POST": Route(self.create_channel, OPERATE)},
+                "/channel/delete": {"POST": Route(self.delete_channel, ADMIN)},
                 **Profiling().routes("/debug/pprof"),
-            }
+            },
+            refuse,
         )
 
     def info(self, request: Request) -> Response:

@@ -1,6 +1,6 @@
 """/debug: profiles of the running process, at the paths of Go's pprof. The contents are Python's, as text.
 
-As in nsqd, access is not restricted. One CPU profile runs at a time.
+As in nsqd, access is not restricted without an access file. One CPU profile runs at a time.
 """
 
 import ctypes
@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Final
 
 from nsq_compat.net.process import greenlet_stacks, sleep
+from nsq_compat.policy.access import ADMIN
 from nsq_compat.protocol.errors import quote
 from nsq_compat.session.http_message import TEXT, Request, Response
 from nsq_compat.web.application import HTML, Handler, Route, Routes, parse_query, plain
@@ -49,10 +50,10 @@ class Profiling:
 
     def routes(self, index: str) -> Routes:
         """The profiles' routes. The path of the index has a trailing slash in nsqd, but not in nsqlookupd."""
-        routes = {name: {"GET": Route(handler, logged=False)} for name, (handler, _) in self._profiles.items()}
+        routes = {name: {"GET": Route(handler, ADMIN, logged=False)} for name, (handler, _) in self._profiles.items()}
         routes["symbol"]["POST"] = routes["symbol"]["GET"]
         return {
-            index: {"GET": Route(self.index, logged=False)},
+            index: {"GET": Route(self.index, ADMIN, logged=False)},
             **{f"/debug/pprof/{name}": methods for name, methods in routes.items()},
         }
 

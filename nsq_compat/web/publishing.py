@@ -10,6 +10,7 @@ from typing import Final
 from nsq_compat.log.data_path import reason
 from nsq_compat.log.storage import NotMirrored
 from nsq_compat.net.event_loop import yield_to_loop
+from nsq_compat.policy.access import PUBLISH
 from nsq_compat.policy.enforcer import Full
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
 from nsq_compat.protocol.names import is_valid_name
@@ -61,10 +62,14 @@ class Publishing:
 
     def routes(self) -> Routes:
         if self._service.options.publishing_over_http:
-            message = Route(self.publish, Admission(self._max_msg_size, error(413, "MSG_TOO_BIG")), logged=False)
-            batch = Route(self.publish, Admission(self._max_body_size, error(413, "BODY_TOO_BIG")), logged=False)
+            message = Route(
+                self.publish, PUBLISH, Admission(self._max_msg_size, error(413, "MSG_TOO_BIG")), logged=False
+            )
+            batch = Route(
+                self.publish, PUBLISH, Admission(self._max_body_size, error(413, "BODY_TOO_BIG")), logged=False
+            )
         else:  # docs/differences.md: http-auth
-            message = batch = Route(lambda request: _FORBIDDEN, Admission(self._max_body_size, _FORBIDDEN))
+            message = batch = Route(lambda request: _FORBIDDEN, PUBLISH, Admission(self._max_body_size, _FORBIDDEN))
         return {path: {"POST": message if path in _MESSAGE_PATHS else batch} for path in self.paths}
 
     def publish(self, request: Request) -> Response:

@@ -15,6 +15,7 @@ from weakref import ref
 from nsq_compat.log.offsets import OffsetReader, offset_at, oldest, published_since, retained
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.net.event_loop import yield_to_loop
+from nsq_compat.policy.access import CONSUME, OPERATE, READ
 from nsq_compat.policy.policies import Applied
 from nsq_compat.protocol.durations import parse_duration
 from nsq_compat.protocol.message import timestamp_ns
@@ -65,10 +66,12 @@ class TopicLogApi:
         service.metrics.collect_from(self._collect)
 
     def routes(self) -> Routes:
-        reading = {"/topic/read": {"GET": Route(self._read)}} if self._service.options.peeking_over_http else {}
+        reading = (
+            {"/topic/read": {"GET": Route(self._read, CONSUME)}} if self._service.options.peeking_over_http else {}
+        )
         return {
-            "/topic/offsets": {"GET": Route(self._offsets)},
-            "/channel/rewind": {"POST": Route(self._rewind)},
+            "/topic/offsets": {"GET": Route(self._offsets, READ)},
+            "/channel/rewind": {"POST": Route(self._rewind, OPERATE)},
             **reading,
         }
 

@@ -10,6 +10,7 @@ import re
 import socket
 import ssl
 import time
+from collections.abc import Iterable
 
 from nsq_compat import __version__
 from nsq_compat.protocol import command_writer
@@ -205,9 +206,16 @@ def _request(options: ConnectionOptions) -> IdentifyRequest:
 
 
 def tls_context(options: ConnectionOptions) -> ssl.SSLContext | None:
-    """None without TLS. Raises ``OSError`` if a file cannot be read."""
-    if not options.tls:
-        return None
+    """TLS to nsqd; None without TLS. Raises ``OSError`` if a file cannot be read."""
+    return _tls_context(options) if options.tls else None
+
+
+def lookupd_tls_context(options: ConnectionOptions, lookupds: Iterable[str]) -> ssl.SSLContext | None:
+    """TLS to these nsqlookupds; None if none has TLS. Raises ``OSError`` if a file cannot be read."""
+    return _tls_context(options) if any(each.startswith("https://") for each in lookupds) else None
+
+
+def _tls_context(options: ConnectionOptions) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=options.tls_ca_file or None)
     if options.tls_cert_file:
         context.load_cert_chain(options.tls_cert_file, options.tls_key_file or None)

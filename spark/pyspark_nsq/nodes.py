@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, reason_of
 from nsq_compat.protocol.names import address_error, is_ephemeral, printable
-from pyspark_nsq.connection import tls_context
+from pyspark_nsq.connection import lookupd_tls_context, tls_context
 from pyspark_nsq.options import ReadOptions
 
 log = logging.getLogger(__name__)
@@ -49,8 +49,11 @@ class Node:
 
 def url_of(address: str, path: str, parameters: Mapping[str, object]) -> str:
     """The URL of a path. Addresses with TLS begin with https://."""
-    base = address if "://" in address else f"http://{address}"
-    return f"{base}/{path}{'?' if parameters else ''}{urlencode(parameters)}"
+    return f"{base_of(address)}/{path}{'?' if parameters else ''}{urlencode(parameters)}"
+
+
+def base_of(address: str) -> str:
+    return address if "://" in address else f"http://{address}"
 
 
 def ask(address: str, path: str, timeout: float, tls: ssl.SSLContext | None = None, **parameters: str) -> Any:
@@ -163,12 +166,13 @@ class Nodes:
     def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
         self._tls = tls_context(options)
+        self._lookupd_tls = lookupd_tls_context(options, options.lookupd_http_addresses)
         self._clock = clock
         self._known: list[Node] = []
         self._asked: float | None = None
         self._with_channel: set[Node] = set()
         self._skipped: set[str] = set()
-        self._lookups = SideBySide(self._ask_lookupd, lambda asked: f"http://{asked[0]}, topic {asked[1] or 'names'}")
+        self._lookups = SideBySide(self._ask_lookupd, lambda asked: f"{base_of(asked[0])}, topic {asked[1] or 'names'}")
         self._depths_of = SideBySide(self._depths, lambda node: f"http://{node.http}/stats")
         self._creations = SideBySide(self._create_channel, lambda node: f"http://{node.http}/channel/create")
         self._trials = SideBySide(self._try, lambda node: node.http or node.tcp)
@@ -329,10 +333,10 @@ class Nodes:
 
     def _ask_lookupd(self, asked: tuple[str, str]) -> Any:
         """The nodes of a topic, and reasons for skipped ones; without a topic the names of all topics."""
-        lookupd, topic = asked
+        (lookupd, topic), timeout, tls = asked, self._options.connect_timeout, self._lookupd_tls
         if not topic:
-            return _names(ask(lookupd, "topics", self._options.connect_timeout), f"http://{lookupd}/topics")
-        return _producers(lookupd, topic, ask(lookupd, "lookup", self._options.connect_timeout, topic=topic))
+            return _names(ask(lookupd, "topics", timeout, tls), url_of(lookupd, "topics", {}))
+        return _producers(lookupd, topic, ask(lookupd, "lookup", timeout, tls, topic=topic))
 
     def _matching(self) -> list[Node]:
         """The nodes of the options, with the topics there that match the pattern."""
@@ -384,7 +388,7 @@ class Nodes:
             raise NoNodes("lookupdHttpAddresses: no nsqlookupd answers: " + "; ".join(complaints))
 
 
-def registered(lookupds: Sequence[str], topic: str, timeout: float) -> list[str]:
+def registered(lookupds: Sequence[str], topic: str, timeout: float, tls: ssl.SSLContext | None = None) -> list[str]:
     """The TCP addresses of all nsqd that these nsqlookupd know, without those where `topic` has a tombstone.
 
     Raises ``NoNodes`` if no nsqlookupd answers.
@@ -393,7 +397,7 @@ def registered(lookupds: Sequence[str], topic: str, timeout: float) -> list[str]
     complaints: list[str] = []
     for lookupd in lookupds:
         try:
-            found.update(node.tcp for node in _registered(lookupd, topic, ask(lookupd, "nodes", timeout)))
+            found.update(node.tcp for node in _registered(lookupd, topic, ask(lookupd, "nodes", timeout, tls)))
         except HttpFailed as error:
             complaints.append(str(error))
             log.warning("skipping an nsqlookupd: %s", error)

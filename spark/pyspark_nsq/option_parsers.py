@@ -157,7 +157,7 @@ def _offsets(raw: str, words: tuple[str, ...], least: int) -> str | Positions:
         whole = [(name, at) for nsqds in positions.values() for name, at in nsqds.items()]
     except (ValueError, AttributeError):
         whole = [("", None)]
-    if not all(type(at) is int and at >= least and nsqd_http_addresses(name) == (name,) for name, at in whole):
+    if not all(type(at) is int and at >= least and daemon_http_addresses(name) == (name,) for name, at in whole):
         form = '{"topic": {"host:4151": 17}}'
         raise ValueError(f"{' or '.join(words)}, or JSON of offsets from {least} on, such as {form}")
     return {topic: dict(nsqds) for topic, nsqds in positions.items()}
@@ -167,7 +167,7 @@ def http_addresses(raw: str) -> tuple[str, ...]:
     return addresses(",".join(each.removeprefix("http://").rstrip("/") for each in _list(raw)))
 
 
-def nsqd_http_addresses(raw: str) -> tuple[str, ...]:
+def daemon_http_addresses(raw: str) -> tuple[str, ...]:
     """As `http_addresses`; those for TLS keep their https://."""
     found: list[str] = []
     for each in _list(raw):

@@ -51,9 +51,10 @@ OPTIONS: Final = (
     Option(
         "lookupdHttpAddresses",
         "lookupd_http_addresses",
-        option_parsers.http_addresses,
+        option_parsers.daemon_http_addresses,
         "",
-        "nsqlookupd to ask for the nsqd that have the topics; for all its nsqd, to publish to",
+        "nsqlookupd, with TLS if they begin with https://, to ask for the nsqd that have the topics; for all its nsqd, "
+        "to publish to",
         _ALL,
         aliases=("lookupd_http_addresses",),
     ),
@@ -69,7 +70,7 @@ OPTIONS: Final = (
     Option(
         "nsqdHttpAddresses",
         "nsqd_http_addresses",
-        option_parsers.nsqd_http_addresses,
+        option_parsers.daemon_http_addresses,
         "",
         "nsqd to read from (log), with TLS if they begin with https://; the HTTP addresses of `nsqdTcpAddresses`, in "
         "the same order (spool)",

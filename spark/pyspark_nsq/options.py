@@ -201,11 +201,12 @@ def _check(*rules: _Rules) -> None:
                 raise OptionError(error)
 
 
-def _of_connections(options: ConnectionOptions) -> _Rules:
+def _of_connections(options: ReadOptions | WriteOptions) -> _Rules:
     yield options.snappy and options.deflate, "snappy and deflate cannot be combined; set one of them"
     yield options.snappy and not SNAPPY_INSTALLED, SNAPPY_MISSING
     about_tls = options.tls_ca_file or options.tls_cert_file or options.tls_skip_verify
-    yield bool(about_tls) and not options.tls, "TLS options need tls=true"
+    uses_tls = options.tls or any(each.startswith("https://") for each in options.lookupd_http_addresses)
+    yield bool(about_tls) and not uses_tls, "TLS options need tls=true, or lookupdHttpAddresses with https://"
 
 
 def require_spool_options(options: ReadOptions) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.names import is_valid_name
-from pyspark_nsq.connection import NsqConnection, NsqdUnreachable
+from pyspark_nsq.connection import NsqConnection, NsqdUnreachable, lookupd_tls_context
 from pyspark_nsq.nodes import registered
 from pyspark_nsq.options import WriteOptions
 
@@ -41,9 +41,10 @@ def publish(batches: Iterable[pa.RecordBatch], options: WriteOptions, task: int)
 
 def targets(options: WriteOptions) -> Sequence[str]:
     """The TCP addresses of the nsqd to publish to. Raises ``NoNodes`` if no nsqlookupd answers."""
-    return options.nsqd_tcp_addresses or registered(
-        options.lookupd_http_addresses, options.topic, options.connect_timeout
-    )
+    if options.nsqd_tcp_addresses:
+        return options.nsqd_tcp_addresses
+    lookupds = options.lookupd_http_addresses
+    return registered(lookupds, options.topic, options.connect_timeout, lookupd_tls_context(options, lookupds))
 
 
 def connect(options: WriteOptions, first: int) -> NsqConnection:

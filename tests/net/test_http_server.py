@@ -38,10 +38,10 @@ class Echo:
         self.go = Event()
         self.waiting = Event()
 
-    def admit(self, method: str, path: str) -> Admission:
-        if path == "/admit-fails":
+    def admit(self, head: Request) -> Admission:
+        if head.path == "/admit-fails":
             raise RuntimeError("admit")
-        return Admission(10_000_000 if path == "/large" else BODY_LIMIT, TOO_BIG)
+        return Admission(10_000_000 if head.path == "/large" else BODY_LIMIT, TOO_BIG)
 
     def begin(self, request: Request, producer: Producer | None, now: float, now_ns: int) -> Response:
         return self.respond(request)

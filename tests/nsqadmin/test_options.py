@@ -39,6 +39,19 @@ OURS = {
     "graphite-url-file",
     "notification-http-endpoint-file",
     "allowed-host",
+    *(
+        f"oidc-{name}"
+        for name in (
+            "issuer",
+            "client-id",
+            "client-secret",
+            "client-secret-file",
+            "role-claim",
+            "role-map",
+            "scope",
+            "root-ca-file",
+        )
+    ),
     "check-config",
     "log-format",
     "user-file",
@@ -98,6 +111,17 @@ def options(**fields):
             {"allowed_hosts": ("ok.example", "http://h")},
             "failed to parse --allowed-host (http://h) - it must be a host name without scheme and port, or *",
         ),
+        ({"oidc_client_id": "c"}, "--oidc-client-id and --oidc-role-map need --oidc-issuer"),
+        ({"oidc_issuer": "accounts.example.com"}, "--oidc-issuer must be a URL without a query"),
+        ({"oidc_issuer": "http://accounts.example.com"}, "--oidc-issuer must begin with https"),
+        ({"oidc_issuer": "http://127.0.0.1.example.com"}, "--oidc-issuer must begin with https"),
+        ({"oidc_issuer": "https://a.example"}, "--oidc-issuer needs --oidc-client-id"),
+        ({"oidc_issuer": "https://a.example", "oidc_client_id": "c"}, "--oidc-issuer needs --oidc-role-map"),
+        (
+            {"oidc_issuer": "http://[::1]:1", "oidc_client_id": "c", "oidc_role_map": ("a=b=admin", "a=none")},
+            "failed to parse --oidc-role-map (a=none) - it must be value=role, and the role one of viewer, operator,",
+        ),
+        ({"session_timeout": 0}, "--session-idle-timeout and --session-timeout must be > 0"),
         ({"allow_config_from_cidr": "a"}, "failed to parse --allow-config-from-cidr (a) - invalid CIDR address: a"),
     ],
 )

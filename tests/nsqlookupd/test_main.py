@@ -180,7 +180,7 @@ NSQ_FLAGS = {
     "version": ("", ""),
 }
 OURS = {
-    *("check-config", "log-format", "tls-tcp-address", "https-address", "registration-patterns"),
+    *("access-file", "check-config", "log-format", "tls-tcp-address", "https-address", "registration-patterns"),
     *("tls-cert", "tls-key", "tls-client-auth-policy", "tls-root-ca-file", "tls-required", "tls-min-version"),
 }
 

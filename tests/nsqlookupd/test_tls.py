@@ -8,19 +8,29 @@ import ssl
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 import trustme
 
+from nsq_compat.bounded_http import FAILURES
+from nsq_compat.client import Consumer, LogReader
+from nsq_compat.client.discovery import ask
+from nsq_compat.client.settings import SubscriptionSettings
 from nsq_conformance.certificates import CLIENT_NAME, Certificates
 from nsq_conformance.cluster import eventually
+from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from pyspark_nsq.nodes import Nodes, NoNodes
+from pyspark_nsq.option_table import STREAM
+from pyspark_nsq.options import read_options
 
 NSQLOOKUPD = [sys.executable, "-m", "nsq_compat.nsqlookupd.main"]
 ABOUT_NSQD = {"broadcast_address": "n1", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0", "hostname": "h"}
@@ -358,6 +368,161 @@ def test_sighup_of_nsqd_reads_the_client_certificate_again(start, certificates, 
         client.write_bytes(certificates.client.read_bytes())
         nsqd.send_signal(signal.SIGHUP)
         eventually(lambda: nodes(nsqlookupd, certificates.trusting(certificates.client)))
+
+
+# --- Programs that look up --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def secured(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The HTTPS address of an nsqlookupd without plain ports that requires certificates; an nsqd has the topic `t`."""
+    options = [
+        *certificates.options, "--tls-tcp-address=127.0.0.1:0", "--broadcast-address=127.0.0.1", "--tcp-address=",
+        "--http-address=", "--tls-client-auth-policy=require-verify", f"--tls-root-ca-file={certificates.root_ca}",
+    ]  # fmt: skip
+    with NsqlookupdProcess(installed_nsqlookupd(), options=options) as nsqlookupd:
+        client = f"--lookupd-tls-cert={certificates.client}"
+        flags = [*nsqd_options(certificates, f"tls://{nsqlookupd.tls_address}"), client]
+        with NsqdProcess(installed_nsqd(), tmp_path_factory.mktemp("data"), options=flags) as nsqd:
+            nsqd.create_channel("t", "c")
+            known = certificates.trusting(certificates.client)
+            eventually(lambda: get(nsqlookupd.https_address, "/channels?topic=t", known)["channels"])
+            yield nsqlookupd.https_address
+
+
+@pytest.fixture
+def fill(secured: str, certificates: Certificates) -> None:
+    """One message waits in the channel `c` of the topic `t`."""
+    known = certificates.trusting(certificates.client)
+    (node,) = get(secured, "/lookup?topic=t", known)["producers"]
+    with closing(http.client.HTTPConnection("127.0.0.1", node["http_port"], timeout=PATIENCE)) as nsqd:
+        for path, body in (("/channel/empty?topic=t&channel=c", b""), ("/pub?topic=t", b"hello")):
+            nsqd.request("POST", path, body)
+            assert nsqd.getresponse().read() in (b"", b"OK")
+
+
+def tls_words(certificates: Certificates, flag: str) -> list[str]:
+    return [f"--{flag}=tls_root_ca_file,{certificates.root_ca}", f"--{flag}=tls_cert,{certificates.client}"]
+
+
+def http_words(certificates: Certificates) -> list[str]:
+    client = [f"--http-client-tls-cert={certificates.client}", f"--http-client-tls-key={certificates.client}"]
+    return [f"--http-client-tls-root-ca-file={certificates.root_ca}", *client]
+
+
+def run(program: str, *words: str) -> subprocess.CompletedProcess[bytes]:
+    executable = Path(sys.executable).with_name(program)
+    return subprocess.run([executable, *words], capture_output=True, timeout=PATIENCE)
+
+
+def test_nsqadmin_asks_an_nsqlookupd_with_tls(secured, certificates):
+    options = [f"--lookupd-http-address=https://{secured}", *http_words(certificates)]
+    with NsqadminProcess(installed_nsqadmin(), options=options) as nsqadmin:
+        assert json.loads(nsqadmin.get("/api/topics"))["topics"] == ["t"]
+        (node,) = json.loads(nsqadmin.get("/api/nodes"))["nodes"]
+        assert node["remote_addresses"][0].startswith(f"https://{secured}/")
+        assert f"https://{secured}" in nsqadmin.get("/nodes")
+        nsqadmin.send("/api/topics", '{"topic": "by-nsqadmin"}')
+        assert "by-nsqadmin" in json.loads(nsqadmin.get("/api/topics"))["topics"]
+        nsqadmin.send("/config/nsqlookupd_http_addresses", f'["https://{secured}"]', "PUT")
+        assert json.loads(nsqadmin.get("/api/topics"))["topics"]
+    known = certificates.trusting(certificates.client)
+    get(secured, "/topic/delete?topic=by-nsqadmin", known, "POST")
+
+
+@pytest.mark.parametrize("lack", ["authority", "certificate"])
+def test_nsqadmin_shows_why_an_nsqlookupd_with_tls_refuses_it(secured, certificates, lack):
+    words = http_words(certificates)
+    given = words[1:] if lack == "authority" else words[:1]
+    with (
+        NsqadminProcess(
+            installed_nsqadmin(), options=[f"--lookupd-http-address=https://{secured}", *given]
+        ) as nsqadmin,
+        pytest.raises(HTTPError) as failure,
+    ):
+        nsqadmin.get("/api/topics")
+    assert f"https://{secured}/topics" in (message := failure.value.read().decode())
+    reason = (
+        "self-signed certificate in certificate chain" if lack == "authority" else "tlsv13 alert certificate required"
+    )
+    assert f"TLS: {reason}" in message
+
+
+def test_nsq_stat_asks_an_nsqlookupd_with_tls(secured, certificates, fill):
+    words = ["--topic=t", "--channel=c", "--count=1", "--interval=100ms", f"--lookupd-http-address=https://{secured}"]
+    done = run("nsq_stat", *words, *http_words(certificates))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.splitlines()[2].split(b"|")[1].split()[0]) == 1
+    assert run("nsq_stat", *words).returncode == 1
+
+
+def test_nsq_rewind_asks_an_nsqlookupd_with_tls(secured, certificates):
+    words = ["--topic=t", "--channel=c", "--to=latest", f"--lookupd-http-address=https://{secured}"]
+    assert run("nsq_rewind", *words, *http_words(certificates)).returncode == 0
+    assert run("nsq_rewind", *words).returncode == 1
+
+
+@pytest.mark.parametrize("from_", [[], ["--from=oldest"]])
+def test_nsq_tail_asks_an_nsqlookupd_with_tls(secured, certificates, fill, from_):
+    words = ["--topic=t", "--n=1", f"--lookupd-http-address=https://{secured}", *from_]
+    done = run("nsq_tail", *([] if from_ else ["--channel=c"]), *words, *tls_words(certificates, "consumer-opt"))
+    assert (done.returncode, done.stdout) == (0, b"hello\n"), done.stderr
+
+
+def test_nsq_to_file_asks_an_nsqlookupd_with_tls(secured, certificates, fill, tmp_path):
+    words = ["--channel=c", f"--output-dir={tmp_path}", f"--lookupd-http-address=https://{secured}"]
+    program = Path(sys.executable).with_name("nsq_to_file")
+    words += [
+        "--topic-pattern=.*",
+        "--sync-interval=100ms",
+        "--topic-refresh=100ms",
+        *tls_words(certificates, "consumer-opt"),
+    ]  # it asks for the topics, too
+    with subprocess.Popen([program, *words], stderr=subprocess.DEVNULL) as running:
+        try:
+            eventually(lambda: [path for path in tmp_path.iterdir() if path.read_bytes() == b"hello\n"])
+        finally:
+            running.terminate()
+
+
+def test_a_consumer_and_a_reader_ask_an_nsqlookupd_with_tls(secured, certificates, fill):
+    tls = {"ca_certs": str(certificates.root_ca), "certfile": str(certificates.client)}
+    found = threading.Event()
+    address = f"https://{secured}"
+    with Consumer("t", "c", lambda message: found.set(), lookupd_http_addresses=address, tls_options=tls):
+        assert found.wait(PATIENCE)
+    reader = LogReader("t", start="oldest", end="latest", lookupd_http_addresses=address, tls_options=tls)
+    with reader:
+        assert b"hello" in [message.body for message in reader]
+
+
+def test_a_lookup_verifies_the_certificate_and_its_name(secured, certificates):
+    tls = {"ca_certs": str(certificates.root_ca), "certfile": str(certificates.client)}
+    assert ask(f"https://{secured}", "t", SubscriptionSettings(tls_options=tls)).nodes
+    for address, options in (
+        (f"https://{secured}", None),
+        (f"https://{secured}", {"certfile": str(certificates.client)}),
+        (f"https://{secured}", {"ca_certs": str(certificates.root_ca)}),
+    ):
+        with pytest.raises(FAILURES):
+            ask(address, "t", SubscriptionSettings(tls_options=options))
+
+
+def test_spark_asks_an_nsqlookupd_with_tls(secured, certificates):
+    written = {
+        "subscribe": "t",
+        "mode": "log",
+        "lookupdHttpAddresses": f"https://{secured}",
+        "tlsCaFile": str(certificates.root_ca),
+        "tlsCertFile": str(certificates.client),
+    }
+    assert [node.topic for node in Nodes(read_options(written, STREAM)).all()] == ["t"]
+    pattern = {**written, "subscribePattern": "t.*"}
+    del pattern["subscribe"]
+    assert [node.topic for node in Nodes(read_options(pattern, STREAM)).all()] == ["t"]
+    del written["tlsCertFile"]
+    with pytest.raises(NoNodes):
+        Nodes(read_options(written, STREAM)).all()
 
 
 # --- Starts and SIGHUP ------------------------------------------------------------------------------------------------

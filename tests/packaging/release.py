@@ -106,7 +106,7 @@ class Release:
         wanted = words(parser["options"]["install_requires"]) + build_requirements() + ["build", "pip", "wheel"]
         wanted += [
             line
-            for extra in ("admin", "conformance", "metrics", "pyopenssl", "snappy")
+            for extra in ("admin", "conformance", "metrics", "oidc", "pyopenssl", "snappy")
             for line in words(extras[extra])
         ]
         pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")

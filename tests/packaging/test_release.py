@@ -21,7 +21,7 @@ from tests.packaging.release import ROOT, console_scripts, run, settings, words
 # Builds and installations run other programs, and download once.
 pytestmark = pytest.mark.timeout(900)
 
-EXTRAS = ("admin", "metrics", "pyopenssl", "snappy")
+EXTRAS = ("admin", "metrics", "oidc", "pyopenssl", "snappy")
 SNAPPY = "python-snappy is not installed: pip install 'nsq_compat[snappy]'"
 NEGOTIATION = """
 from nsq_compat.client import Producer
@@ -110,7 +110,8 @@ def named(requirement: str) -> str:
 def test_only_requested_extras_are_installed(release):
     extras = settings()["options.extras_require"]
     optional = {named(line) for extra in EXTRAS for line in words(extras[extra])}
-    assert optional == {"flask", "jinja2", "mistune", "python-snappy", "prometheus-client", "pyopenssl"}
+    oidc = {"authlib", "joserfc"}
+    assert optional == oidc | {"flask", "jinja2", "mistune", "python-snappy", "prometheus-client", "pyopenssl"}
     assert packages_of(release.installed()) & optional == set()
     assert packages_of(release.installed("all")) >= optional
 

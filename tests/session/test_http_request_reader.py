@@ -14,7 +14,7 @@ TOO_BIG = Response(413, b"too big", close=True)
 
 
 def reader() -> RequestReader:
-    return RequestReader(lambda method, path: Admission(LIMIT, TOO_BIG), HttpLimits(max_head_bytes=2000), "peer")
+    return RequestReader(lambda head: Admission(LIMIT, TOO_BIG), HttpLimits(max_head_bytes=2000), "peer")
 
 
 def read_all(pieces: list[bytes]) -> list[Request | Response]:
@@ -83,9 +83,7 @@ unlike = st.sampled_from(
 
 def both(pieces: list[bytes]) -> tuple[list[Request | Response], list[Request | Response]]:
     limits = HttpLimits(max_head_bytes=2000)
-    readers = [
-        kind(lambda method, path: Admission(LIMIT, TOO_BIG), limits, "peer") for kind in (RequestReader, ParserOnly)
-    ]
+    readers = [kind(lambda head: Admission(LIMIT, TOO_BIG), limits, "peer") for kind in (RequestReader, ParserOnly)]
     items: tuple[list[Request | Response], list[Request | Response]] = ([], [])
     for piece in pieces:
         for one, heard in zip(readers, items, strict=True):

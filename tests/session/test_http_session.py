@@ -8,7 +8,7 @@ from nsq_compat.session.http_session import HttpSession
 class Echo:
     """Answers with the body."""
 
-    def admit(self, method: str, path: str) -> Admission:
+    def admit(self, head: Request) -> Admission:
         return Admission(300, Response(413, b"too big", close=True))
 
     def respond(self, request: Request) -> Response:

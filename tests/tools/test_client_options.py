@@ -3,7 +3,7 @@ import ssl
 import pytest
 
 from nsq_compat.client.settings import SubscriptionSettings
-from nsq_compat.tools.client_options import client_settings, cluster_of
+from nsq_compat.tools.client_options import ReadingOptions, client_settings, cluster_of
 from nsq_compat.tools.program import Refused
 
 
@@ -65,4 +65,9 @@ def test_wrong_options_are_refused_with_the_reason(word, complaint):
 
 def test_an_address_may_be_a_url(lookupd):
     for address in ("{}", "http://{}", "http://{}/"):
-        assert cluster_of([address.format(lookupd.http_address)], 20, 20).topics().value == []
+        assert (
+            cluster_of(ReadingOptions(lookupd_http_addresses=(address.format(lookupd.http_address),)), 20, 20)
+            .topics()
+            .value
+            == []
+        )

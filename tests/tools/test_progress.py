@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from nsq_compat.tools.client_options import ReadingOptions
 from nsq_compat.tools.progress import Progress, RequestTimes, channel_backlog
 from tests.client.waiting import wait_until
 
@@ -71,15 +72,15 @@ def test_the_backlog_is_the_depth_of_the_channel_in_all_topics(announced_nsqd, l
         announced_nsqd.create_channel(topic, "c")
         announced_nsqd.create_channel(topic, "other")
         announced_nsqd.publish(topic, *[b"x"] * count)
-    backlog = channel_backlog(topics, "c", [f"http://{lookupd.http_address}"])
+    backlog = channel_backlog(topics, "c", ReadingOptions(lookupd_http_addresses=(f"http://{lookupd.http_address}",)))
     wait_until(lambda: backlog() == 7)
     topics.remove("one")
     assert backlog() == 4
 
 
 def test_without_an_answer_of_nsqlookupd_the_backlog_is_unknown():
-    assert channel_backlog(["t"], "c", [])() is None
-    assert channel_backlog(["t"], "c", ["127.0.0.1:1"])() is None
+    assert channel_backlog(["t"], "c", ReadingOptions())() is None
+    assert channel_backlog(["t"], "c", ReadingOptions(lookupd_http_addresses=("127.0.0.1:1",)))() is None
 
 
 @pytest.fixture

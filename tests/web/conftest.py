@@ -14,7 +14,7 @@ from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import ClientStats, QueueLimits
 from nsq_compat.queue.wait_queue import Locality
-from nsq_compat.session.http_message import Request, Response
+from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqd_api import NsqdApi
 
@@ -143,6 +143,9 @@ class Caller:
 
     def __init__(self, daemon: Daemon) -> None:
         self.api = NsqdApi(daemon)
+
+    def admission(self, method: str, path: str) -> Admission:
+        return self.api.admit(Request(method, path.encode(), path, b"", {}, b"", "127.0.0.1:50000"))
 
     def __call__(self, method: str, target: str, body: bytes = b"") -> Response:
         path, _, query = target.partition("?")

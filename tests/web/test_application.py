@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.application import (
     IGNORED_BODY_LIMIT,
+    OPEN,
     ApiError,
     Application,
     Route,
@@ -37,8 +38,8 @@ def request(path, method="GET", query=b"q=1"):
 @pytest.fixture
 def application():
     routes = {"/ok": lambda request: Response(200, b"fine"), "/refuse": refuse, "/fail": fail}
-    quiet = {"/quiet": {"GET": Route(routes["/ok"], logged=False)}}
-    return Application({path: {"GET": Route(answer)} for path, answer in routes.items()} | quiet)
+    quiet = {"/quiet": {"GET": Route(routes["/ok"], OPEN, logged=False)}}
+    return Application({path: {"GET": Route(answer, OPEN)} for path, answer in routes.items()} | quiet)
 
 
 def test_a_route_answers(application):
@@ -81,10 +82,10 @@ def test_requests_that_nsqd_does_not_log_are_not_logged(application, caplog, pat
 
 
 def test_a_large_unexpected_body_gets_the_response_of_a_small_one(application):
-    limit, refusal = application.admit("POST", "/nope")
+    limit, refusal = application.admit(request("/nope", "POST"))
     assert (limit, refusal.status) == (IGNORED_BODY_LIMIT, 404)
-    assert application.admit("POST", "/ok").refusal.status == 405
-    assert application.admit("GET", "/ok").refusal.status == 413
+    assert application.admit(request("/ok", "POST")).refusal.status == 405
+    assert application.admit(request("/ok")).refusal.status == 413
 
 
 def test_with_tls_required_every_response_names_the_https_port():
@@ -93,12 +94,12 @@ def test_with_tls_required_every_response_names_the_https_port():
         response = gate.respond(request(path, method))
         assert response.status == 403
         assert response.body == b'{"message": "TLS_REQUIRED", "https_port": 4152}'
-        assert gate.admit(method, path).refusal == response
+        assert gate.admit(request(path, method)).refusal == response
 
 
 @pytest.fixture
 def router():
-    route = Route(lambda request: Response(200))
+    route = Route(lambda request: Response(200), OPEN)
     return Application(
         {
             "/ping": {"GET": route},

@@ -9,7 +9,7 @@ from nsq_compat.web.hosts import HostCheck, allowed_name
 
 
 class Pages:
-    def admit(self, method, path):
+    def admit(self, head):
         return Admission(1, Response(413))
 
     def respond(self, request):

@@ -81,8 +81,8 @@ class AckConnection:
     def _make_session(self, connection: Connection[AckSession], now: float, now_ns: int) -> AckSession:
         return AckSession(self._admit, self._limits, self.address, self.wake.set, now)
 
-    def _admit(self, method: str, path: str) -> Admission:
-        return Admission(self._handler.max_body(path), _TOO_LARGE)
+    def _admit(self, head: Request) -> Admission:
+        return Admission(self._handler.max_body(head.path), _TOO_LARGE)
 
     # --- For handlers -------------------------------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ class NsqToFile:
             recorder.start()
         if not options.topic:
             threading.Thread(target=self._poll_topics, name="topics", daemon=True).start()
-        backlog = channel_backlog(self.recorders, options.channel, options.lookupd_http_addresses)
+        backlog = channel_backlog(self.recorders, options.channel, options)
         with Progress(lambda: sum(each.recording.recorded for each in list(self.recorders.values())), backlog):
             while (event := self._events.get()) is not None:
                 event()
@@ -190,7 +190,7 @@ class NsqToFile:
     def _poll_topics(self) -> None:
         options = self._options
         timeouts = seconds(options.http_client_connect_timeout), seconds(options.http_client_request_timeout)
-        cluster = cluster_of(options.lookupd_http_addresses, *timeouts)
+        cluster = cluster_of(options, *timeouts)
         interval = seconds(options.topic_refresh)
         while True:
             try:

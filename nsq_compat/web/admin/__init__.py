@@ -4,6 +4,7 @@
     access      visitors, roles, login, protection against requests of other sites; the program's interface
     users       the user file: names, roles, passwords; limits of attempts
     sessions    logins of browsers, what ends them, and the file in which this outlives nsqadmin
+    oidc        login at a provider, by OpenID Connect
 
     cluster     /, /counter, /lookup, /nodes
     topics      /topics, and messages of topics and channels

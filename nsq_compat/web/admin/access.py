@@ -2,7 +2,7 @@
 
 There are three modes. Without configuration, every visitor may do everything, as in NSQ. With `--admin-user`, a proxy
 in front of nsqadmin names the user in a header, and users that are not listed may only view. With `--user-file`, every
-visitor logs in and has a role.
+visitor logs in and has a role; with `--oidc-issuer` at a provider, or with either.
 
 A browser sends cookies and credentials even with requests that another site caused. A request that changes something
 must therefore come from our own pages (`Origin`, `Sec-Fetch-Site`), and a form must contain its token. Programs that
@@ -24,7 +24,7 @@ from flask import Blueprint, Response, current_app, g, redirect, render_template
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
 from nsq_compat.web.admin.sessions import Sessions
-from nsq_compat.web.admin.users import PasswordCheck, Role, TooBusy, TooManyAttempts, Users
+from nsq_compat.web.admin.users import Account, LoginFailed, PasswordCheck, Role, TooBusy, TooManyAttempts, Users
 from nsq_compat.web.application import ApiError
 from nsq_compat.web.metrics import Metrics
 
@@ -44,6 +44,8 @@ _WITHOUT_LOGIN: Final = (
     "assets.static",
     "login.show",
     "login.log_in",
+    "login.begin",
+    "login.finish",
     "documents.show",
 )
 
@@ -69,12 +71,25 @@ class AdminOptions(Protocol):
     page_timeout: int
 
 
+class LoginProvider(Protocol):
+    """A server at which users log in, and which sends their browsers back (`oidc.Provider`)."""
+
+    host: str
+    basis: bytes
+    """What a login rests on, for `Sessions`."""
+
+    def begin(self, redirect_uri: str) -> tuple[str, dict[str, Any]]: ...
+    def finish(self, attempt: Mapping[str, Any], answer: Mapping[str, str], redirect_uri: str) -> Account: ...
+    def logout_url(self, return_to: str) -> str: ...
+
+
 class AdminService(Protocol):
     cluster: Cluster
     history: History
     metrics: Metrics
     users: Users | None
-    """None if no login is required."""
+    provider: LoginProvider | None
+    """If both are None, no login is required."""
     password_check: PasswordCheck
     sessions: Sessions
 
@@ -188,15 +203,28 @@ def basic_credentials() -> tuple[str, str]:
 
 def _identify() -> Visitor:
     users, options = service().users, service().options
-    if users is not None:
+    if login_is_used():
         # Pages that refresh themselves do not keep a login alive.
-        name = service().sessions.user_of(session, users.state_of, renew="X-Refresh" not in request.headers)
-        if name:
-            return Visitor(name, users.role_of(name))
+        user = service().sessions.user_of(session, _basis_of, renew="X-Refresh" not in request.headers)
+        if user and "role" in session:
+            return Visitor(str(session["name"]), Role[str(session["role"]).upper()])
+        if user and users is not None:
+            return Visitor(user, users.role_of(user))
         name, password = basic_credentials()
-        return Visitor(name, authenticate(users, name, password) if name else Role.NONE)
+        return Visitor(name, authenticate(users, name, password) if name and users is not None else Role.NONE)
     name = request.headers.get(options.acl_http_header, "")
     return Visitor(name, Role.ADMIN if not options.admin_users or name in options.admin_users else Role.VIEWER)
+
+
+def login_is_used() -> bool:
+    return service().users is not None or service().provider is not None
+
+
+def _basis_of(user: str) -> bytes:
+    users, provider = service().users, service().provider
+    if "role" in session:  # a login at the provider
+        return provider.basis if provider is not None else b""
+    return users.state_of(user) if users is not None else b""
 
 
 def _from_another_site() -> bool:
@@ -213,37 +241,100 @@ login = Blueprint("login", __name__)
 
 @login.get("/login")
 def show() -> str:
-    _require_user_file()
-    return render_template("login.html", next=_local_path(request.args.get("next", "")))
+    if not login_is_used():
+        raise ApiError(404, "NOT_FOUND")
+    provider = service().provider
+    end_url = ""
+    if provider is not None and "ended" in request.args:
+        end_url = provider.logout_url(url_for("login.show", _external=True, _scheme=scheme()))
+    return _page(_local_path(request.args.get("next", "")), end_url=end_url)
 
 
 @login.post("/login")
 def log_in() -> "Response | tuple[str, int]":
-    users = _require_user_file()
+    users = service().users
+    if users is None:
+        raise ApiError(404, "NOT_FOUND")
     check_form()
     name = request.form.get("name", "")
     next_path = _local_path(request.form.get("next", ""))
     if authenticate(users, name, request.form.get("password", "")) is Role.NONE:
-        return render_template("login.html", next=next_path, failed=True, name=name), 401
+        return _page(next_path, error="Wrong user name or password.", name=name), 401
     service().sessions.begin(session, name, users.state_of(name))
     log.info("AUDIT: %s logged in as %s (%s)", request.remote_addr, name, users.role_of(name))
-    target = request.script_root + next_path if next_path else url_for("cluster.overview")
-    return redirect(target, 303)  # type: ignore[return-value]
+    return _to(next_path)
+
+
+@login.get("/login/provider")
+def begin() -> "Response | tuple[str, int]":
+    """Send the browser to the login provider."""
+    try:
+        url, attempt = _provider().begin(_callback())
+    except LoginFailed as failure:
+        return _page(_local_path(request.args.get("next", "")), error=str(failure)), failure.status
+    session["attempt"] = {**attempt, "next": _local_path(request.args.get("next", ""))}
+    return redirect(url)  # type: ignore[return-value]
+
+
+@login.get("/login/callback")
+def finish() -> "Response | tuple[str, int]":
+    """The login provider has sent the browser back."""
+    provider = _provider()
+    attempt: dict[str, Any] = session.pop("attempt", {})
+    next_path = _local_path(str(attempt.get("next", "")))
+    try:
+        account = provider.finish(attempt, request.args, _callback())
+        if account.role is Role.NONE:
+            text = (
+                f"{provider.host} has confirmed that you are {account.name}, but this account has no role in nsqadmin."
+            )
+            raise LoginFailed(text)
+    except LoginFailed as failure:
+        log.warning("AUDIT: %s failed to log in at %s: %s", request.remote_addr, provider.host, failure)
+        return _page(next_path, error=str(failure)), failure.status
+    # No name of the user file has a blank.
+    user = f"provider {account.subject}"
+    service().sessions.begin(session, user, provider.basis, name=account.name, role=str(account.role))
+    who = (request.remote_addr, account.name, account.role, provider.host, account.subject)
+    log.info("AUDIT: %s logged in as %s (%s) at %s, where it is %r", *who)
+    return _to(next_path)
 
 
 @login.post("/logout")
 def log_out() -> Response:
     check_form()
     log.info("AUDIT: %s logged out", visitor().name)
+    ended = "here" if "role" in session else None
     service().sessions.end(session)
-    return redirect(url_for("login.show"), 303)  # type: ignore[return-value]
+    return redirect(url_for("login.show", ended=ended), 303)  # type: ignore[return-value]
 
 
-def _require_user_file() -> Users:
-    users = service().users
-    if users is None:
+def _page(next_path: str, *, error: str = "", name: str = "", end_url: str = "") -> str:
+    users, provider = service().users, service().provider
+    return render_template(
+        "login.html",
+        next=next_path,
+        error=error,
+        name=name,
+        has_users=users is not None,
+        host=provider.host if provider is not None else "",
+        end_url=end_url,
+    )
+
+
+def _provider() -> LoginProvider:
+    provider = service().provider
+    if provider is None:
         raise ApiError(404, "NOT_FOUND")
-    return users
+    return provider
+
+
+def _callback() -> str:
+    return url_for("login.finish", _external=True, _scheme=scheme())
+
+
+def _to(path: str) -> Response:
+    return redirect(request.script_root + path if path else url_for("cluster.overview"), 303)  # type: ignore[return-value]
 
 
 def _local_path(path: str) -> str:

@@ -95,7 +95,7 @@ def _template_variables() -> dict[str, object]:
         "csrf_token": access.csrf_token,
         "version": nsq_compat.__version__,
         "nsq_version": nsq_compat.NSQ_VERSION,
-        "login_used": service().users is not None,
+        "login_used": access.login_is_used(),
         "graphite": Graphite(service()),
         "timeframes": TIMEFRAMES,
         "day": wants_day(),
@@ -237,7 +237,7 @@ class WsgiHandler:
         self._application = application
         self._base_path = base_path.rstrip("/")
 
-    def admit(self, method: str, path: str) -> Admission:
+    def admit(self, head: HttpRequest) -> Admission:
         return _ADMISSION
 
     def respond(self, request: HttpRequest) -> HttpResponse:

@@ -39,7 +39,33 @@ class Role(IntEnum):
         return self.name.lower()
 
 
+class LoginFailed(Exception):
+    """A login at a provider failed; the text is for the user."""
+
+    def __init__(self, text: str, status: int = 403) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Account(NamedTuple):
+    """An account of a login provider."""
+
+    subject: str
+    """Identifies the account, unlike the name, which people can often choose."""
+    name: str
+    role: Role
+    """NONE if the account has no role here."""
+
+
 ROLES: Final[Mapping[str, Role]] = {str(role): role for role in Role if role}
+
+
+def parse_role(text: str) -> tuple[str, Role]:
+    """A value of `--oidc-role-map`: `value=role`. Raises ValueError."""
+    value, _, role = text.rpartition("=")
+    if not value or role not in ROLES:
+        raise ValueError(f"it must be value=role, and the role one of {', '.join(ROLES)}")
+    return value, ROLES[role]
 
 
 class _User(NamedTuple):

@@ -197,4 +197,6 @@ def test_an_exception_of_the_application_is_an_internal_error(caplog):
 
 
 def test_every_body_has_a_limit(application):
-    assert WsgiHandler(application, "/").admit("POST", "/x").body_limit == MAX_BODY_BYTES
+    assert (
+        WsgiHandler(application, "/").admit(Request("POST", b"/x", "/x", b"", {}, b"", "")).body_limit == MAX_BODY_BYTES
+    )

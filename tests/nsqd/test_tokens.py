@@ -1,0 +1,209 @@
+"""An nsqd and an nsqlookupd with an access file, and clients with and without its tokens."""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from nsq_compat.policy.access import hash_of
+from nsq_compat.protocol.commands import COMMANDS
+from nsq_conformance.cluster import eventually
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from tests.nsqd.conftest import connect
+from tests.v2_client import Client, Refused, pub, sized
+
+ALL = ("read", "publish", "consume", "operate", "admin", "mirror", "register")
+
+
+class AccessFile:
+    """An access file whose tokens are their names."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tokens: dict[str, str] = {}
+        self.count = 0
+
+    def has(self, name: str, *permissions: str, more: str = "") -> "AccessFile":
+        self.tokens[name] = f"permissions = {list(permissions)}\n{more}\n"
+        return self.written()
+
+    def lacks(self, name: str) -> "AccessFile":
+        del self.tokens[name]
+        return self.written()
+
+    def written(self) -> "AccessFile":
+        rows = [
+            f'[[tokens]]\nname = "{name}"\nhash = "{hash_of(name.encode())}"\n{settings}'
+            for name, settings in self.tokens.items()
+        ]
+        self.path.write_text("\n".join(rows))
+        return self
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> AccessFile:
+    return AccessFile(tmp_path / "access.toml").has("boss", *ALL)
+
+
+@pytest.fixture
+def nsqd(access: AccessFile, tmp_path: Path) -> Iterator[NsqdProcess]:
+    data_path = tmp_path / "data"
+    data_path.mkdir()
+    with NsqdProcess(installed_nsqd(), data_path, options=[f"--access-file={access.path}", "--mirror-accept"]) as nsqd:
+        yield nsqd
+
+
+def authorized(nsqd: NsqdProcess, token: str) -> Client:
+    client = connect(nsqd)
+    try:
+        client.says(b"AUTH\n" + sized(token.encode())).answer()
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def status(nsqd: NsqdProcess, method: str, path: str, token: str = "", body: bytes = b"") -> int:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return nsqd.asks(method, path, body, **headers).status
+
+
+def reload(nsqd: NsqdProcess, access: AccessFile) -> None:
+    access.count += 1
+    access.has(f"last{access.count}", "publish")
+    nsqd.send_signal(signal.SIGHUP)
+    eventually(lambda: known(nsqd, f"last{access.count}"))
+
+
+COMMAND_LINES = {
+    "SUB": b"SUB t c\n",
+    "PUB": pub(b"m"),
+    "MPUB": b"MPUB t\n" + sized(b"\0\0\0\1" + sized(b"m")),
+    "DPUB": b"DPUB t 1000\n" + sized(b"m"),
+    "MIRROR": b"MIRROR hello\n" + sized(b"{}"),
+}
+"""The commands that need a permission."""
+WITHOUT_EFFECT = {"RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP", "IDENTIFY", "AUTH"}
+"""Those that act on a subscription, which needs SUB, or on the connection."""
+NEEDED = {"SUB": "consume", "PUB": "publish", "MPUB": "publish", "DPUB": "publish", "MIRROR": "mirror"}
+
+
+def test_every_command_is_in_one_of_the_lists():
+    assert {name.decode() for name in COMMANDS} == WITHOUT_EFFECT | COMMAND_LINES.keys()
+
+
+@pytest.mark.parametrize("command", COMMAND_LINES)
+def test_a_command_needs_auth_and_its_permission(nsqd, access, command):
+    with connect(nsqd) as stranger, pytest.raises(Refused, match="E_AUTH_FIRST"):
+        stranger.says(COMMAND_LINES[command]).answer()
+    access.has("weaker", *(each for each in ALL if each not in (NEEDED[command], "admin")))
+    access.has("right", NEEDED[command])
+    reload(nsqd, access)
+    with authorized(nsqd, "weaker") as client, pytest.raises(Refused, match="E_UNAUTHORIZED"):
+        client.says(COMMAND_LINES[command]).answer()
+    with authorized(nsqd, "right") as client:
+        if command == "MIRROR":
+            with pytest.raises(Refused, match="E_MIRROR_FAILED"):  # the hello is not a valid one
+                client.says(COMMAND_LINES[command]).answer()
+        else:
+            client.says(COMMAND_LINES[command]).answer()
+
+
+def known(nsqd: NsqdProcess, token: str) -> bool:
+    with suppress(Refused), authorized(nsqd, token):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("secret", ["", "wrong", "Boss", "boss ", "boss\0", hash_of(b"boss")])
+def test_a_wrong_token_does_not_authorize(nsqd, secret):
+    with pytest.raises(Refused, match="E_AUTH_FAILED|E_BAD_BODY"):
+        authorized(nsqd, secret)
+
+
+def test_topics_limit_commands_and_requests(nsqd, access):
+    access.has("orders", "publish", "consume", more='topics = ["orders.*"]')
+    reload(nsqd, access)
+    with authorized(nsqd, "orders") as client:
+        client.says(pub(b"m", topic=b"orders_new")).answer()
+        with pytest.raises(Refused, match="E_UNAUTHORIZED AUTH failed for PUB on .my_orders"):
+            client.says(pub(b"m", topic=b"my_orders")).answer()
+    assert status(nsqd, "POST", "/pub?topic=orders", "orders", b"m") == 200
+    assert status(nsqd, "POST", "/pub?topic=my_orders", "orders", b"m") == 403
+    assert status(nsqd, "POST", "/pub?topic=my_orders", "", b"m") == 401
+
+
+def test_clients_of_a_token_that_is_revoked_are_disconnected_and_others_are_not(nsqd, access):
+    access.has("consumer", "consume").has("producer", "publish")
+    reload(nsqd, access)
+    with authorized(nsqd, "consumer") as revoked, authorized(nsqd, "producer") as kept, connect(nsqd) as stranger:
+        revoked.says(b"SUB t c\n").answer()
+        access.lacks("consumer")
+        reload(nsqd, access)
+        assert revoked.rest() == b""
+        kept.says(pub(b"m")).answer()
+        stranger.says(b"AUTH\n" + sized(b"boss")).answer()
+    assert nsqd.logs("its token does not permit it any more")
+
+
+def test_an_invalid_access_file_leaves_the_tokens_in_force(nsqd, access):
+    access.path.write_text("[[tokens]]\n")
+    nsqd.send_signal(signal.SIGHUP)
+    assert nsqd.logs("keeping the tokens in force - failed to load the access file")
+    assert status(nsqd, "GET", "/stats", "boss") == 200
+    assert status(nsqd, "GET", "/stats") == 401
+
+
+def test_refused_requests_are_counted(nsqd):
+    assert status(nsqd, "GET", "/stats") == 401
+    page = nsqd.asks("GET", "/metrics", Authorization="Bearer boss").body
+    assert [line for line in page.splitlines() if b"unauthorized" in line and not line.startswith(b"#")] == [
+        b"nsqd_http_unauthorized_total 1.0"
+    ]
+
+
+# --- Registrations ----------------------------------------------------------------------------------------------------
+
+
+def test_an_nsqd_registers_with_its_token_and_asks_for_channels(access, tmp_path):
+    access.has("node", "register", "read", more='addresses = ["127[.]0[.]0[.]1"]')
+    token = tmp_path / "token"
+    token.write_text("node\n")
+    with NsqlookupdProcess(installed_nsqlookupd(), options=[f"--access-file={access.path}"]) as lookupd:
+        addresses = [f"--lookupd-tcp-address={lookupd.tcp_address}"]
+
+        def nsqd(name: str, *options: str) -> NsqdProcess:
+            folder = tmp_path / name
+            folder.mkdir()
+            return NsqdProcess(installed_nsqd(), folder, options=[*addresses, *options])
+
+        def topics() -> object:
+            answer = lookupd.asks("GET", "/topics", Authorization="Bearer boss")
+            return json.loads(answer.body)["topics"]
+
+        with nsqd("stranger", "--broadcast-address=127.0.0.1") as stranger:
+            stranger.create_channel("stolen", "c")
+            assert stranger.logs("a valid token is needed")
+        own = f"--cluster-token-file={token}"
+        with nsqd("elsewhere", "--broadcast-address=10.0.0.1", own) as elsewhere:
+            elsewhere.create_channel("stolen", "c")
+            assert elsewhere.logs("does not permit to register 10.0.0.1")
+        assert topics() == []
+        with (
+            nsqd("one", "--broadcast-address=127.0.0.1", own) as one,
+            nsqd("two", "--broadcast-address=127.0.0.1", own) as two,
+        ):
+            one.create_channel("orders", "archive")
+            eventually(lambda: topics() == ["orders"])
+            assert status(two, "POST", "/pub?topic=orders", "", b"m") == 200
+            eventually(lambda: [each["depth"] for each in (two.topic_stats("orders") or {})["channels"]] == [1])
+            access.lacks("node")
+            lookupd.send_signal(signal.SIGHUP)
+            eventually(
+                lambda: json.loads(lookupd.asks("GET", "/nodes", Authorization="Bearer boss").body)["producers"] == []
+            )
+        assert lookupd.logs("registration refused")

@@ -1,0 +1,169 @@
+"""Tokens of the HTTP APIs of nsqd and nsqlookupd: every route, with every permission."""
+
+import json
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from nsq_compat.policy.access import PERMISSIONS, Tokens, hash_of
+from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.registry.registration_policy import RegistrationPolicy
+from nsq_compat.session.http_message import Request, Response
+from nsq_compat.web.access import TokenCheck, bearer
+from nsq_compat.web.application import IGNORED_BODY_LIMIT, Application
+from nsq_compat.web.metrics import Metrics
+from nsq_compat.web.nsqd_api import NsqdApi
+from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
+from tests.web.conftest import Daemon
+
+OPEN_PATHS = {"/ping", "/livez", "/readyz"}
+IMPLIED = {"read": {"read", "operate", "admin"}, "publish": {"publish", "admin"}, "consume": {"consume", "admin"}}
+IMPLIED |= {"operate": {"operate", "admin"}, "admin": {"admin"}}
+
+
+def token(name: str, *permissions: str, topics: tuple[str, ...] = ()) -> str:
+    limit = f"topics = {list(topics)}" if topics else ""
+    return (
+        f'[[tokens]]\nname = "{name}"\nhash = "{hash_of(name.encode())}"\npermissions = {list(permissions)}\n{limit}\n'
+    )
+
+
+class Access:
+    """An access file with a token for each permission, which is the name of the permission."""
+
+    tokens = Tokens(
+        "".join(token(each, each) for each in PERMISSIONS)
+        + token("orders", "admin", topics=("orders", "ord.*"))
+        + token("any", "admin", topics=(".*",))
+    )
+
+
+def apis() -> Iterator[Application]:
+    check = TokenCheck(Access(), "nsqd", now=lambda: 0.0)  # type: ignore[arg-type]
+    yield NsqdApi(Daemon(), refuse=check)
+    yield NsqlookupdApi(RegistrationDb(300.0, 45.0), Metrics("nsqlookupd"), RegistrationPolicy(), refuse=check)
+
+
+ROUTES = [
+    (api, method, path.replace(":opt", "log_level"), route.permission)
+    for api in apis()
+    for path, methods in api.routes.items()
+    for method, route in methods.items()
+]
+
+
+def ask(api: Application, method: str, path: str, query: bytes = b"", header: bytes | None = None) -> Response:
+    headers: Mapping[bytes, bytes] = {} if header is None else {b"authorization": header}
+    return api.respond(Request(method, path.encode() + b"?" + query, path, query, headers, b"", "127.0.0.1:5"))
+
+
+@pytest.fixture
+def nsqd() -> Application:
+    return next(apis())
+
+
+def test_only_probes_are_open():
+    assert {path for _, _, path, permission in ROUTES if not permission} == OPEN_PATHS
+    assert len(ROUTES) > 50
+    assert {permission for *_, permission in ROUTES} == {"", *IMPLIED}
+
+
+@pytest.mark.parametrize("header", [None, b"", b"Bearer", b"Bearer wrong", b"Basic YWRtaW46", b"admin", b"Bearer  "])
+def test_no_route_but_the_open_ones_answers_without_a_valid_token(header):
+    for api, method, path, permission in ROUTES:
+        if permission:
+            response = ask(api, method, path, header=header)
+            assert (response.status, response.body) == (401, b'{"message":"UNAUTHORIZED"}'), path
+            assert dict(response.headers)["WWW-Authenticate"].startswith('Bearer realm="nsqd"')
+        elif path == "/ping":
+            assert ask(api, method, path, header=header).status == 200
+
+
+@pytest.mark.parametrize("given", PERMISSIONS)
+def test_a_token_makes_the_requests_that_its_permission_names_and_no_others(given):
+    for api, method, path, permission in ROUTES:
+        if path in ("/debug/pprof/profile", "/debug/pprof/trace"):
+            continue  # takes seconds
+        response = ask(api, method, path, b"seconds=x&topic=orders", b"Bearer " + given.encode())
+        if not permission or given in IMPLIED[permission]:
+            assert response.status not in (401, 403), path
+        else:
+            assert response.status == 403, path
+            expected = {"message": f"FORBIDDEN: the token {given} lacks the permission {permission}"}
+            assert json.loads(response.body) == expected
+            assert f'scope="{permission}"' in dict(response.headers)["WWW-Authenticate"]
+
+
+def test_a_token_for_some_topics_makes_requests_for_these_only():
+    for api, method, path, permission in ROUTES:
+        if not permission:
+            continue
+        for query, why in (
+            (b"", "is limited to topics, so the request must name one"),
+            (b"topic=", "is limited to topics, so the request must name one"),
+            (b"topic=other", "does not cover the topic other"),
+            (b"topic=other&topic=orders", "does not cover the topic other"),
+            (b"topic=%6frders2", None),
+            (b"topic=my.orders", "does not cover the topic my.orders"),
+            (b"Topic=orders", "is limited to topics, so the request must name one"),
+        ):
+            response = ask(api, method, path, query, b"Bearer orders")
+            if why is None:
+                assert response.status not in (401, 403), (path, query)
+            else:
+                assert json.loads(response.body) == {"message": f"FORBIDDEN: the token orders {why}"}, (path, query)
+
+
+def test_a_pattern_for_all_topics_does_not_permit_requests_without_one(nsqd):
+    assert ask(nsqd, "GET", "/stats", b"", b"Bearer any").status == 403
+    assert ask(nsqd, "GET", "/stats", b"topic=", b"Bearer any").status == 403
+    assert ask(nsqd, "GET", "/stats", b"topic=x", b"Bearer any").status == 200
+
+
+def test_a_malformed_query_is_an_error_before_and_after(nsqd):
+    response = ask(nsqd, "POST", "/pub", b"topic=%zz", b"Bearer orders")
+    assert (response.status, response.body) == (400, b'{"message":"INVALID_REQUEST"}')
+
+
+def test_a_body_is_not_received_before_the_token_is_known(nsqd: Application):
+    def limit(header: bytes | None = None) -> int:
+        headers = {} if header is None else {b"authorization": header}
+        return nsqd.admit(Request("POST", b"/mpub", "/mpub", b"topic=t", headers, b"", "")).body_limit
+
+    assert limit(b"Bearer publish") == Daemon().options.max_body_size
+    for header in (None, b"Bearer read", b"Bearer wrong", b"Bearer orders"):
+        assert limit(header) == IGNORED_BODY_LIMIT
+
+
+def test_unknown_paths_and_redirects_are_those_of_nsqd(nsqd):
+    assert ask(nsqd, "GET", "/nope").status == 404
+    assert ask(nsqd, "GET", "/STATS").status == 301
+    assert ask(nsqd, "GET", "/pub").status == 405
+    assert ask(nsqd, "OPTIONS", "/pub").status == 200
+
+
+@pytest.mark.parametrize(
+    ("header", "secret"),
+    [
+        (b"Bearer a", b"a"),
+        (b"bearer  a ", b"a"),
+        (b"BEARER a b", b"a b"),
+        (b"Bearera", b""),
+        (b"Basic a", b""),
+        (b"", b""),
+        (b"Bearer a, Bearer b", b"a, Bearer b"),
+    ],
+)
+def test_a_token_is_what_follows_the_scheme(header, secret):
+    assert bearer(header) == secret
+
+
+def test_refused_requests_are_counted_and_logged(caplog):
+    check = TokenCheck(Access(), "nsqd", now=lambda: 0.0)  # type: ignore[arg-type]
+    api = NsqdApi(Daemon(), refuse=check)
+    with caplog.at_level("INFO"):
+        ask(api, "POST", "/pub", b"topic=t")  # a route that is not logged otherwise
+        ask(api, "POST", "/pub", b"topic=t", b"Bearer read")
+        ask(api, "GET", "/ping")
+    assert api.refused == 2
+    assert [record.getMessage()[:9] for record in caplog.records] == ["401 POST ", "403 POST ", "200 GET /"]
