@@ -82,7 +82,7 @@ _TOO_BIG: Final = Response(413, b"too big", close=True)
 
 def http(data: bytes) -> Iterator[Step]:
     """Requests to any of the daemons."""
-    reader = RequestReader(lambda method, path: Admission(300, _TOO_BIG), HttpLimits(max_head_bytes=2000), "peer")
+    reader = RequestReader(lambda head: Admission(300, _TOO_BIG), HttpLimits(max_head_bytes=2000), "peer")
     for piece in pieces_of(data):
         yield partial(reader.receive_data, piece)
     yield reader.close
