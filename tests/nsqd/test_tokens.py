@@ -215,7 +215,7 @@ def test_an_nsqd_registers_with_its_token_and_asks_for_channels(access, tmp_path
 
 
 def run(program: str, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    command = [Path(sys.executable).with_name(program), *arguments]
+    command = [str(Path(sys.executable).with_name(program)), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **more)
 
 
