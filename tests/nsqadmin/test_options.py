@@ -37,6 +37,8 @@ NSQ_FLAGS = {
 }
 OURS = {
     "graphite-url-file",
+    "max-connections-per-address",
+    "max-new-connections-per-second",
     "notification-http-endpoint-file",
     "allowed-host",
     *(
