@@ -1,7 +1,7 @@
 # `make check` runs all static checks; CI runs the same.
 BIN ?= .venv/bin
 
-.PHONY: help check format test conformance coverage bench bench-check bench-record faults spark-crash spark-lowest
+.PHONY: help check format test conformance coverage bench bench-check bench-record faults fuzz spark-crash spark-lowest
 
 help:
 	@echo 'make check        formatting, lint, types, import contracts, dead code, spelling, templates: seconds'
@@ -13,6 +13,7 @@ help:
 	@echo 'make bench-check  fail if a message costs 15 % more instructions than recorded, interpreted or compiled: three minutes'
 	@echo 'make bench-record record the present costs'
 	@echo 'make faults       the tests that cause failures, at length (ROUNDS=50 SEED=7: fewer rounds, a given seed)'
+	@echo 'make fuzz         random inputs for the five parsers (INPUTS=10000000 SEED=7)'
 	@echo 'make spark-lowest test pyspark_nsq with the lowest supported Spark; downloads 430 MB'
 	@echo 'make spark-crash  kill Spark and nsqd during streams; clusters, Spark Connect: 15 minutes (NSQD="...")'
 	@echo 'scripts/test      everything, from a clean clone'
@@ -59,6 +60,9 @@ bench-record:
 
 faults:
 	FAULT_ROUNDS=$(ROUNDS) FAULT_SEED=$(SEED) $(BIN)/pytest -m '' -rP tests/faults
+
+fuzz:
+	$(BIN)/python -m tests.fuzz.driver $(if $(INPUTS),--inputs $(INPUTS)) $(if $(SEED),--seed $(SEED))
 
 spark-crash:
 	bash -c '. scripts/environment; make_environment demo test lint spark connect'

@@ -207,6 +207,11 @@ def exchange(
     return Answer(response.status_code, received.get("Content-Type", ""), bytes(answer), received)
 
 
+def bearer(token: str) -> dict[str, str]:
+    """The header with a token; empty without one."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
 def root_error(error: BaseException) -> BaseException:
     """The system's error below those that `requests` and urllib3 wrap around it, or else the innermost one."""
     causes = [error]

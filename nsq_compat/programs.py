@@ -24,6 +24,7 @@ def _program(module: str, function: str = "main") -> Callable[[], object]:
 nsqd = _program("nsqd.main")
 nsqlookupd = _program("nsqlookupd.main")
 nsqadmin = _program("nsqadmin.main")
+nsq_access = _program("tools.nsq_access")
 nsq_data = _program("tools.nsq_data")
 nsq_redrive = _program("tools.nsq_redrive")
 nsq_rewind = _program("tools.nsq_rewind")

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from nsq_compat.cli.kinds import STRINGS, OptionError, quoted, toml_text
 from nsq_compat.cli.logs import STDERR, log_fatal
 from nsq_compat.cli.options import DaemonOptions, Option, Table, table_of
+from nsq_compat.policy.access import AccessError, AccessFile
 
 T = TypeVar("T", bound=DaemonOptions)
 
@@ -285,6 +286,14 @@ def load_config(path: str) -> dict[str, Any]:
     except ValueError as error:  # not TOML, or not UTF-8
         reason = str(error)
     raise OptionError(f"failed to load config file {path} - {reason}")
+
+
+def load_access(path: str) -> AccessFile | None:
+    """The file of `--access-file`; None if `path` is empty. Raises OptionError."""
+    try:
+        return AccessFile(path) if path else None
+    except AccessError as error:
+        raise OptionError(str(error)) from None
 
 
 def merge_config(table: Table, given: Mapping[str, Any], path: str, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def ask(address: str, topic: str, settings: SubscriptionSettings, port: str = "T
             Deadline(settings.lookupd_request_timeout),
             connect_timeout=settings.lookupd_connect_timeout,
             max_body=_MAX_ANSWER_BYTES,
-            headers={"Accept": "application/vnd.nsq; version=1.0"},
+            headers={"Accept": "application/vnd.nsq; version=1.0", **settings.headers()},
             follow_redirects=True,
         )
     if answer.status == 404 and b"TOPIC_NOT_FOUND" in answer.body:

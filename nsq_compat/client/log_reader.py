@@ -469,7 +469,11 @@ class _Node:
             self._deadline,
             connect_timeout=self._settings.timeout,
             max_body=_MAX_ANSWER_BYTES,
-            headers={"Accept-Encoding": "identity", "User-Agent": self._settings.user_agent},
+            headers={
+                "Accept-Encoding": "identity",
+                "User-Agent": self._settings.user_agent,
+                **self._settings.headers(),
+            },
         )
 
 

@@ -72,6 +72,11 @@ class ConnectionSettings:
         secret = self.auth_secret or b""
         return secret.encode("utf-8") if isinstance(secret, str) else secret
 
+    def headers(self) -> dict[str, str]:
+        """The header with `auth_secret` for HTTP requests to nsqlookupd and nsqd, as go-nsq sends it to nsqlookupd."""
+        token = self.secret().decode("latin-1")
+        return {"Authorization": f"Bearer {token}"} if token and token.isascii() and token.isprintable() else {}
+
     def tls_context(self, *, check_hostname: bool = False) -> ssl.SSLContext:
         """Raises ``OSError`` for files that cannot be read, ``ValueError`` for unknown options.
 

@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 
 import urllib3
 
-from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, reason_of
+from nsq_compat.bounded_http import FAILURES, Deadline, bearer, bounded_session, exchange, reason_of
 from nsq_compat.bounded_http import Answer as HttpAnswer
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
@@ -64,7 +64,7 @@ class Refusal(UpstreamError):
 
 
 class HttpClient:
-    """Timeouts are in seconds; that of a request covers all of it. Files are in PEM."""
+    """Timeouts are in seconds; that of a request covers all of it. Files are in PEM. Daemons receive the `token`."""
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class HttpClient:
         tls_root_ca_file: str = "",
         tls_skip_verify: bool = False,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
+        token: str = "",
     ) -> None:
         self._timeout = request_timeout
         self._due = math.inf
@@ -84,6 +85,7 @@ class HttpClient:
         session = bounded_session()
         # A kept connection would fail the first request after a restart of the daemon.
         session.headers.update({"Accept": "application/vnd.nsq; version=1.0", "Connection": "close"})
+        session.headers.update(bearer(token))
         system = ssl.get_default_verify_paths()  # `requests` has authorities of its own
         session.verify = not tls_skip_verify and (tls_root_ca_file or system.cafile or system.capath or True)
         if tls_skip_verify:

@@ -12,6 +12,7 @@ from gevent.threadpool import ThreadPool
 
 import nsq_compat
 from nsq_compat import missing_package
+from nsq_compat.cli.flags import load_access
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
@@ -57,6 +58,7 @@ class Daemon:
         log.info("%s", nsq_compat.build_line())
         self.options = options
         self.users = read_users(options.user_file) if options.user_file else None
+        self.access = load_access(options.access_file)
         self.now = time.time
         self._hash_threads = ThreadPool(HASH_THREADS)
         self._hashes = 0
@@ -70,6 +72,7 @@ class Daemon:
             tls_key=options.http_client_tls_key,
             tls_root_ca_file=options.http_client_tls_root_ca_file,
             tls_skip_verify=options.http_client_tls_insecure_skip_verify,
+            token=options.cluster_token,
         )
         self.cluster = Cluster(self._client, options.nsqlookupd_http_addresses, options.nsqd_http_addresses)
         self.history = History(max(1, options.sample_interval // SECOND))
@@ -92,13 +95,16 @@ class Daemon:
         self._http.start()
 
     def reload(self) -> None:
-        """Read the user file again. If it is invalid, the present users stay."""
+        """Read the user file and the access file again. If one is invalid, its present content stays in force."""
         if self.options.user_file:
             try:
                 self.users = read_users(self.options.user_file)
                 log.info("read --user-file (%s) again", self.options.user_file)
             except OptionError as failure:
                 log.error("keeping the users - %s", failure)
+
+        if self.access is not None:
+            self.access.reload()
 
     def stop(self) -> None:
         self._http.stop(STOP_TIMEOUT)

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import gevent
 
 from nsq_compat import missing_package, version_text
-from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options, warn_of_options
+from nsq_compat.cli.flags import exit_checked, exit_fatal, load_access, read_options, warn_of_options
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import configure
 from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
@@ -58,6 +58,7 @@ def main() -> None:
     try:
         validate(options)
         if options.check_config:
+            load_access(options.access_file)
             if options.user_file:
                 read_users(options.user_file)
             if options.oidc_issuer:

@@ -45,6 +45,12 @@ class NsqadminOptions(DaemonOptions):
     )
     http_client_connect_timeout: int = option(DURATION, 2 * SECOND, "time for connecting to nsqlookupd and nsqd")
     http_client_request_timeout: int = option(DURATION, 5 * SECOND, "time for a whole request to nsqlookupd and nsqd")
+    access_file: str = option(
+        STRING, "", "file with tokens for nsqadmin's own HTTP API: read, operate and admin (see nsq_access)"
+    )
+    cluster_token: str = option(
+        STRING, "", "token for nsqlookupd and nsqd with an access file; needs the permission admin", secret=hidden
+    )
     http_client_tls_insecure_skip_verify: bool = option(
         BOOLEAN, False, "do not check the certificates of nsqlookupd and nsqd"
     )

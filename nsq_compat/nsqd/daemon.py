@@ -13,6 +13,7 @@ import gevent
 from gevent.event import Event
 
 from nsq_compat import NSQ_VERSION, build_line, version_line
+from nsq_compat.cli.flags import load_access
 from nsq_compat.cli.kinds import TLS_REQUIRED, OptionError
 from nsq_compat.cli.logs import DEBUG, parse_log_level, set_level
 from nsq_compat.cli.options import option_value
@@ -40,7 +41,6 @@ from nsq_compat.nsqd.http_calls import AuthServers
 from nsq_compat.nsqd.lookup_peers import LookupPeers, TopicChannels
 from nsq_compat.nsqd.options import PROGRAM, SYNC, NsqdOptions, complete, takeover_seconds
 from nsq_compat.nsqd.statsd import StatsdPush
-from nsq_compat.policy.access import AccessError
 from nsq_compat.policy.dead_letters import DeadLetterQueues, Transfer
 from nsq_compat.policy.enforcer import PolicyEnforcer
 from nsq_compat.policy.policies import Policies
@@ -108,7 +108,7 @@ class Daemon:
         self._calls = startup.make_http_calls(options)
         self._lookupd_tls = startup.make_lookupd_tls(options)
         self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
-        self._access = startup.load_access(options.access_file)
+        self._access = load_access(options.access_file)
         self._token_check = TokenCheck(self._access, PROGRAM) if self._access is not None else None
         self._token_watch = gevent.Greenlet(self._watch_tokens)
         self.metrics = Metrics(PROGRAM)
@@ -175,8 +175,9 @@ class Daemon:
             topology_zone=options.topology_zone,
             version=NSQ_VERSION,
         )
-        token = startup.load_cluster_token(options.cluster_token_file)
-        self._lookup_peers = LookupPeers(self.broker, info, options.max_body_size, tick, self._lookupd_tls, token)
+        self._lookup_peers = LookupPeers(
+            self.broker, info, options.max_body_size, tick, self._lookupd_tls, options.cluster_token
+        )
         self._topic_channels = TopicChannels(
             self.broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )
@@ -304,13 +305,8 @@ class Daemon:
         else:
             self._certificates.reload()
         self._lookupd_tls.reload()
-        if self._access is not None:
-            try:
-                self._access.reload()
-                log.info("ACCESS: %d tokens in force", len(self._access.tokens))
-                self._end_unauthorized()
-            except AccessError as error:
-                log.error("keeping the tokens in force - %s", error)
+        if self._access is not None and self._access.reload():
+            self._end_unauthorized()
         if self.options.config:
             try:
                 self._apply(startup.load_policies(self.options.config))

@@ -160,11 +160,9 @@ class HttpCalls:
     def _ask(
         self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline", tls: ssl.SSLContext, token: str
     ) -> bytes:
-        from nsq_compat.bounded_http import bounded_session, exchange
+        from nsq_compat.bounded_http import bearer, bounded_session, exchange
 
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
+        headers = bearer(token) | ({} if body is None else {"Content-Type": "application/json"})
         with bounded_session(tls=tls) as session:
             session.headers.clear()
             session.headers.update(_HEADERS)

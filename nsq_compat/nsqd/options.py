@@ -28,6 +28,7 @@ from nsq_compat.cli.kinds import (
 )
 from nsq_compat.cli.options import DaemonOptions, option, repeated
 from nsq_compat.log.storage import Durability
+from nsq_compat.policy.access import is_token
 from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND, parse_duration
 from nsq_compat.protocol.errors import hidden, without_secrets
 
@@ -108,8 +109,8 @@ class NsqdOptions(DaemonOptions):
     access_file: str = option(
         STRING, "", "file with the tokens that clients need, for AUTH and over HTTP (see nsq_access)"
     )
-    cluster_token_file: str = option(
-        STRING, "", "file with the token that this nsqd sends to nsqlookupd, with the permissions register and read"
+    cluster_token: str = option(
+        STRING, "", "token for nsqlookupds with an access file; needs the permissions register and read", secret=hidden
     )
     http_publish_without_auth: bool = option(
         BOOLEAN, False, "allow publishing over HTTP although there are auth servers, which only authorize TCP clients"
@@ -281,6 +282,7 @@ def validate(options: NsqdOptions) -> None:
             "--mirror-to needs --durability=os or fsync",
             options.mirror_to and options.durability == Durability.MEMORY.value,
         ),
+        ("--cluster-token must be printable, without blanks", not is_token(options.cluster_token)),
         (
             "--access-file and --auth-http-address exclude each other",
             options.access_file and options.auth_http_addresses,

@@ -9,7 +9,7 @@ import time
 from functools import partial
 from typing import Final
 
-from nsq_compat.cli.flags import load_config
+from nsq_compat.cli.flags import load_access, load_config
 from nsq_compat.cli.kinds import TLS_NOT_REQUIRED, OptionError
 from nsq_compat.godata import export as go_export
 from nsq_compat.godata.takeover import take_over
@@ -24,7 +24,6 @@ from nsq_compat.net.sockets import check_address
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls, tls_reason
 from nsq_compat.nsqd.lookup_peers import TLS_SCHEME, LookupdTls
 from nsq_compat.nsqd.options import TOPOLOGY_AWARE_CONSUMPTION, NsqdOptions
-from nsq_compat.policy.access import AccessError, AccessFile, read_token
 from nsq_compat.policy.policies import Policies, PolicyError
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
@@ -136,22 +135,6 @@ def begin_epoch(files: Files, data_path: str) -> Identity:
         raise DataPathError(f"cannot read or write the identity of the data path - {error}") from error
 
 
-def load_access(path: str) -> AccessFile | None:
-    """The access file; None if `path` is empty. Raises ``OptionError``."""
-    try:
-        return AccessFile(path) if path else None
-    except AccessError as error:
-        raise OptionError(str(error)) from None
-
-
-def load_cluster_token(path: str) -> str:
-    """The token for nsqlookupds; "" if `path` is empty. Raises ``OptionError``."""
-    try:
-        return read_token(path)
-    except AccessError as error:
-        raise OptionError(str(error)) from None
-
-
 def load_policies(path: str) -> Policies:
     """The policies in a config file; none if `path` is empty. Raises ``OptionError``, which names the line."""
     if not path:
@@ -189,7 +172,6 @@ def check(options: NsqdOptions) -> None:
     check_folder(resolved(options.data_path))
     load_policies(options.config)
     load_access(options.access_file)
-    load_cluster_token(options.cluster_token_file)
     certificates = load_certificates(options)
     make_http_calls(options)
     make_lookupd_tls(options)

@@ -17,7 +17,7 @@ from typing import Final
 import gevent
 
 from nsq_compat import NSQ_VERSION, build_line, version_line, version_text
-from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options, warn_of_options
+from nsq_compat.cli.flags import exit_checked, exit_fatal, load_access, read_options, warn_of_options
 from nsq_compat.cli.kinds import (
     DURATION,
     STRING,
@@ -37,7 +37,6 @@ from nsq_compat.net.event_loop import LoopLag
 from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
 from nsq_compat.net.server import HttpServer, TcpServer
 from nsq_compat.net.sockets import ListenError, check_address, listen, port_of, split_host_port
-from nsq_compat.policy.access import AccessError, AccessFile
 from nsq_compat.protocol.durations import MINUTE, SECOND
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
@@ -157,7 +156,7 @@ def listens(options: NsqlookupdOptions, kind: str) -> bool:
 class Daemon:
     """Listens when it is created, and serves between `start` and `stop`.
 
-    The constructor raises ``AccessError``, ``CertificateError`` and ``ListenError``.
+    The constructor raises ``OptionError``, ``CertificateError`` and ``ListenError``.
     """
 
     def __init__(self, options: NsqlookupdOptions) -> None:
@@ -169,7 +168,7 @@ class Daemon:
             tls_required=options.tls_required != TLS_NOT_REQUIRED,
             refuse_token=self._refuse_token,
         )
-        self._access = AccessFile(options.access_file) if options.access_file else None
+        self._access = load_access(options.access_file)
         self._certificates = load_certificates(options)
         make_tls = self._certificates.make_tls if self._certificates is not None else None
         tcp_listener = listen(options.tcp_address or _ANY_PORT) if listens(options, "tcp") else None
@@ -229,13 +228,7 @@ class Daemon:
         """Read the certificates and the access file again. If they are invalid, the present ones stay in force."""
         if self._certificates is not None:
             self._certificates.reload()
-        if self._access is not None:
-            try:
-                self._access.reload()
-            except AccessError as error:
-                log.error("keeping the tokens in force - %s", error)
-                return
-            log.info("ACCESS: %d tokens in force", len(self._access.tokens))
+        if self._access is not None and self._access.reload():
             for server in self._tcp:
                 server.abort_unless(LookupdSession.may_continue)
 
@@ -245,7 +238,7 @@ class Daemon:
             return ""
         token = self._access.tokens.find(secret, time.time()) if secret else None
         if token is None:
-            return "a valid token is needed, which nsqd sends with --cluster-token-file"
+            return "a valid token is needed, see --cluster-token of nsqd"
         return "" if token.may_register(address) else f"the token {token.name} does not permit to register {address}"
 
     def _make_session(
@@ -270,13 +263,12 @@ def main() -> None:
         validate(options)
         if options.check_config:
             load_certificates(options)
-            if options.access_file:
-                AccessFile(options.access_file)
+            load_access(options.access_file)
             for address in filter(None, addresses_of(options)):
                 check_address(address)
             exit_checked(PROGRAM)
         daemon = Daemon(options)
-    except (OptionError, AccessError, CertificateError, ListenError) as error:
+    except (OptionError, CertificateError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqlookupd - {error}")
     tune_gc()
     supervisor = Supervisor()

@@ -1,7 +1,8 @@
-"""Policies: optional behaviour of topics and channels that NSQ does not have. There are none by default.
+"""Policies: optional behaviour of topics and channels that NSQ does not have, and permissions. None by default.
 
     policies      the tables of the config file, and which of them applies to a channel
     enforcer      applies them to existing topics and channels, and to new ones; enforces max_depth, max_bytes, max_age
+    access        the access file: tokens and their permissions
     dead_letters  messages that reached max_attempts, on their way to the dead-letter topic
 
 The rate limit is a wait queue of the channel: ``queue.wait_queue.Throttle``. Retention is a setting of the topic's

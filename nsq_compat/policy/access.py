@@ -13,6 +13,7 @@ Tokens are random and long, so a plain hash cannot be reversed, and needs no sal
 """
 
 import hashlib
+import logging
 import secrets
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import re2
+
+log = logging.getLogger(__name__)
 
 READ: Final = "read"
 PUBLISH: Final = "publish"
@@ -113,10 +116,19 @@ class AccessFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self.tokens = Tokens()
-        self.reload()
+        self._read()
 
-    def reload(self) -> None:
-        """Read the file again. Raises ``AccessError``, and then the tokens stay as they are."""
+    def reload(self) -> bool:
+        """Read the file again, and return whether it is valid. If not, log that, and keep the tokens as they are."""
+        try:
+            self._read()
+        except AccessError as error:
+            log.error("ACCESS: keeping the tokens in force - %s", error)
+            return False
+        log.info("ACCESS: %d tokens in force", len(self.tokens))
+        return True
+
+    def _read(self) -> None:
         try:
             with open(self.path, encoding="utf-8") as file:
                 self.tokens = Tokens(file.read())
@@ -129,19 +141,9 @@ def hash_of(secret: bytes) -> str:
     return _HASH + hashlib.sha256(secret).hexdigest()
 
 
-def read_token(path: str) -> str:
-    """The token in a file; "" if `path` is empty. Raises ``AccessError``."""
-    if not path:
-        return ""
-    try:
-        with open(path, encoding="ascii") as file:
-            token = file.read().strip()
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not ASCII"
-        raise AccessError(f"failed to load the token file {path} - {why}") from None
-    if not token or not token.isprintable() or " " in token:
-        raise AccessError(f"failed to load the token file {path} - it must contain a token and nothing else")
-    return token
+def is_token(text: str) -> bool:
+    """Whether a header can have this text as token. "" stands for none."""
+    return text.isascii() and text.isprintable() and " " not in text
 
 
 def make_token() -> str:

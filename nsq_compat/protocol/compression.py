@@ -99,7 +99,8 @@ class Deflate(Codec):
                 waiting = self._decompressor.unconsumed_tail
                 if piece:
                     yield piece
-                elif not waiting:
+                # At the end, the tail still has what the stream does not use.
+                if self._decompressor.eof or not (piece or waiting):
                     break
             if self._decompressor.eof:
                 self._ended = True

@@ -166,7 +166,7 @@ _WHITE_SPACE: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" 
     map(chr, range(0x2000, 0x200B))
 )
 _IDENTIFY_BODY: Final = BodySpec(E_BAD_BODY, "body", "body", is_message=True, may_be_empty=True)
-_COMMANDS: Final = {
+COMMANDS: Final = {
     name.encode(): CommandSpec(name, frozenset(), body=_IDENTIFY_BODY if name == "IDENTIFY" else None)
     for name in ("PING", "IDENTIFY", "REGISTER", "UNREGISTER")
 }
@@ -176,7 +176,7 @@ def check(tokens: list[bytes]) -> CommandSpec:
     """The command of a line to nsqlookupd; strips the tokens of white space. Raises ``FatalClientError``."""
     line = b" ".join(tokens).decode("utf-8", "surrogateescape").strip(_WHITE_SPACE)
     tokens[:] = line.encode("utf-8", "surrogateescape").split(b" ")
-    spec = _COMMANDS.get(tokens[0])
+    spec = COMMANDS.get(tokens[0])
     if spec is None:
         raise FatalClientError(E_INVALID, b"invalid command " + tokens[0])
     return spec

@@ -1,5 +1,6 @@
 """Programs for operators, each a module with a `main`.
 
+    nsq_access      make, list and revoke the tokens of an access file
     nsq_data        check a data path, export it to Go's nsqd, salvage Go's bad files
     nsq_stat        a channel's statistics over all nodes, in intervals
     nsq_tail        print messages

@@ -22,6 +22,7 @@ from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import HTTPS, AllFailed, Answer, HttpClient, named
 from nsq_compat.cluster.nodes import Node
+from nsq_compat.policy.access import is_token
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.durations import MILLISECOND, parse_duration, seconds
 from nsq_compat.protocol.errors import E_AUTH_FIRST, NsqError, hidden, without_secrets
@@ -163,10 +164,12 @@ class ClusterOptions(RetryOptions):
     http_client_tls_root_ca_file: str = option(STRING, "", "PEM file with the authorities of nsqlookupd and nsqd")
     http_client_tls_cert: str = option(STRING, "", "PEM file with the client certificate for nsqlookupd and nsqd")
     http_client_tls_key: str = option(STRING, "", "PEM file with the key of the client certificate")
+    token: str = option(STRING, "", "token for daemons with an access file", secret=hidden)
 
     def address_rules(self) -> Iterator[Rule]:
         yield from unless_one_kind(self.nsqd_http_addresses, self.nsqlookupd_http_addresses, "--nsqd-http-address")
         lacks_cert = bool(self.http_client_tls_key and not self.http_client_tls_cert)
+        yield not is_token(self.token), "--token must be printable, without blanks"
         yield lacks_cert, "--http-client-tls-key requires --http-client-tls-cert"
 
     def cluster(self, connect_timeout: float = 2.0, request_timeout: float = 5.0) -> Cluster:
@@ -177,7 +180,9 @@ class ClusterOptions(RetryOptions):
             self.http_client_tls_root_ca_file,
             self.http_client_tls_insecure_skip_verify,
         )
-        client = HttpClient(connect_timeout=connect_timeout, request_timeout=request_timeout, **tls._asdict())
+        client = HttpClient(
+            connect_timeout=connect_timeout, request_timeout=request_timeout, token=self.token, **tls._asdict()
+        )
         lookupds, nsqds = (
             tuple(dict.fromkeys(each)) for each in (self.nsqlookupd_http_addresses, self.nsqd_http_addresses)
         )
@@ -188,7 +193,10 @@ def cluster_of(
     options: ReadingOptions, connect_timeout: float = 2.0, request_timeout: float = 5.0, nsqds: Iterable[str] = ()
 ) -> Cluster:
     """The cluster that the nsqlookupds of a utility know, or else of these `nsqds`. Raises ``Refused``."""
-    client = HttpClient(connect_timeout=connect_timeout, request_timeout=request_timeout, **options.http_tls._asdict())
+    token = str(client_settings("consumer-opt", options.consumer_opt).get("auth_secret", ""))
+    client = HttpClient(
+        connect_timeout=connect_timeout, request_timeout=request_timeout, token=token, **options.http_tls._asdict()
+    )
     lookupds = tuple(dict.fromkeys(map(_daemon_address, options.lookupd_http_addresses)))
     return Cluster(client, lookupds, () if lookupds else tuple(dict.fromkeys(nsqds)))
 
@@ -222,7 +230,8 @@ def producers_of(cluster: Cluster, topic: str, *, all_named: bool) -> Answer[lis
 def log_settings(consumer_opt: Iterable[str], user_agent: str) -> dict[str, Any]:
     """The settings of a ``LogReader``: of ``--consumer-opt`` those that HTTP has too. Raises ``Refused``."""
     given = client_settings("consumer-opt", consumer_opt)
-    used: dict[str, Any] = {name: given[name] for name in ("timeout", "tls_options") if name in given}
+    kept = ("timeout", "tls_options", "auth_secret")
+    used: dict[str, Any] = {name: given[name] for name in kept if name in given}
     return {**used, "user_agent": user_agent, "on_gap": _warn_of}
 
 

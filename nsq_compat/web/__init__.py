@@ -2,6 +2,7 @@
 
     application      queries, responses, routes, errors and access log, common to all APIs; read this first
 
+    access           tokens of requests
     hosts            names under which a daemon answers, against DNS rebinding
 
     nsqd_api         nsqd's routes

@@ -1,5 +1,6 @@
-"""Three pages agree with the code. docs/architecture.md: its hot list is up to date, and the files and names it names
+"""Four pages agree with the code. docs/architecture.md: its hot list is up to date, and the files and names it names
 exist. docs/guarantees.md: it names all fault tests, and only existing ones. docs/http-api.md: it has every route.
+docs/security.md: it has the permission of every route and command.
 """
 
 import re
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import HttpClient
+from nsq_compat.protocol.commands import COMMANDS
+from nsq_compat.protocol.lookup_commands import COMMANDS as LOOKUP_COMMANDS
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.registry.registration_policy import RegistrationPolicy
 from nsq_compat.web.admin.app import create_app
@@ -104,3 +107,37 @@ def test_the_page_of_the_http_api_has_every_route():
     ):
         assert len(paths) > 12
         assert [path for path in paths if path.replace("/config/:name", "/config/:option") not in part] == []
+
+
+# --- docs/security.md -------------------------------------------------------------------------------------------------
+
+
+def _documented(title: str) -> dict[str, set[str]]:
+    """The rows of a table in docs/security.md: permission, and what needs it."""
+    page = (ROOT / "docs" / "security.md").read_text("utf-8")
+    part = page.partition(f"### {title}\n")[2].partition("\n#")[0]
+    rows = re.findall(r"^\| (\w+) \| (.*) \|$", part, re.MULTILINE)
+    return {permission: set(re.findall("`([^`]+)`", what)) for permission, what in rows if permission != "Permission"}
+
+
+def test_the_page_on_security_has_the_permission_of_every_route():
+    for title, api in (
+        ("nsqd over HTTP", NsqdApi(NsqdService())),
+        (
+            "nsqlookupd over HTTP",
+            NsqlookupdApi(RegistrationDb(300.0, 45.0), Metrics("nsqlookupd"), RegistrationPolicy()),
+        ),
+    ):
+        found: dict[str, set[str]] = {}
+        for path, methods in api.routes.items():
+            if not re.match("/debug/pprof/.", path):
+                for method, route in methods.items():
+                    found.setdefault(route.permission or "none", set()).add(f"{method} {path}")
+        assert _documented(title) == found
+
+
+def test_the_page_on_security_has_every_command():
+    for title, commands in (("nsqd over TCP", COMMANDS), ("nsqlookupd over TCP", LOOKUP_COMMANDS)):
+        rows = _documented(title)
+        assert set.union(*rows.values()) == {name.decode() for name in commands}
+        assert sum(map(len, rows.values())) == len(commands)

@@ -37,6 +37,7 @@ def known() -> set[str]:
     """Every flag of every program, from its ``--help``."""
     asked: list[tuple[str, ...]] = [(script, "--help") for script in console_scripts()]
     asked += [("nsq_data", subcommand, "--help") for subcommand in ("check", "export", "salvage")]
+    asked += [("nsq_access", subcommand, "--help") for subcommand in ("new", "list", "revoke")]
     asked += [("python", "-m", "nsq_conformance.demo", "--help")]  # scripts/run
     asked += [("python", "-m", "pyspark_nsq.spool_tool", subcommand, "--help") for subcommand in ("requeue", "purge")]
     jobs = [path.name for path in (ROOT / "spark" / "jobs").glob("*.py") if "__main__" in path.read_text()]

@@ -2,15 +2,20 @@
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nsq_compat.policy.access import hash_of
 from nsq_compat.protocol.commands import COMMANDS
 from nsq_conformance.cluster import eventually
+from nsq_conformance.daemon_process import installed
+from nsq_conformance.nsqadmin_process import NsqadminProcess
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.nsqd.conftest import connect
@@ -207,3 +212,54 @@ def test_an_nsqd_registers_with_its_token_and_asks_for_channels(access, tmp_path
                 lambda: json.loads(lookupd.asks("GET", "/nodes", Authorization="Bearer boss").body)["producers"] == []
             )
         assert lookupd.logs("registration refused")
+
+
+def run(program: str, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name(program)), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **more)
+
+
+def test_utilities_and_nsqadmin_work_with_tokens_and_with_nothing_else(access, tmp_path):
+    access.has("node", "register", "read").has("producer", "publish").has("worker", "consume", "read")
+    access.has("viewer", "read").has("operator", "operate", "consume")
+    own = f"--access-file={access.path}"
+    for name in ("node", "operator"):
+        (tmp_path / name).write_text(name)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    with NsqlookupdProcess(installed_nsqlookupd(), options=[own, "--broadcast-address=127.0.0.1"]) as lookupd:
+        options = [
+            own, f"--cluster-token-file={tmp_path / 'node'}", "--broadcast-address=127.0.0.1",
+            f"--lookupd-tcp-address={lookupd.tcp_address}",
+        ]  # fmt: skip
+        with NsqdProcess(installed_nsqd(), folder, options=options) as nsqd:
+            at = f"--nsqd-tcp-address={nsqd.tcp_address}"
+            found = f"--lookupd-http-address={lookupd.http_address}"
+            refused = run("to_nsq", "--topic=t", at, input="1\n2\n")
+            assert refused.returncode == 1
+            assert "E_AUTH_FIRST" in refused.stderr
+            done = run("to_nsq", "--topic=t", at, "--producer-opt=auth_secret,producer", input="1\n2\n")
+            assert done.returncode == 0, done.stderr
+            asked = ("--topic=t", "-n=2", found)
+            assert run("nsq_tail", *asked, "--consumer-opt=auth_secret,worker", "--channel=c").stdout == "1\n2\n"
+            stats = run("nsq_stat", "--topic=t", "--channel=c", "--count=1", "--interval=10ms", found, "--token=viewer")
+            assert stats.returncode == 0, stats.stderr
+            assert "ERROR" not in stats.stderr
+            lost = run("nsq_stat", "--topic=t", "--channel=c", "--count=1", "--interval=10ms", found)
+            assert "401" in lost.stdout + lost.stderr
+            with NsqadminProcess(installed("nsqadmin"), options=[
+                found, own, f"--cluster-token-file={tmp_path / 'operator'}",
+            ]) as nsqadmin:  # fmt: skip
+                assert nsqadmin.asks("GET", "/api/topics").status == 401
+                answer = nsqadmin.asks("GET", "/api/topics/t", Authorization="Bearer viewer")
+                assert answer.json()["topic_name"] == "t"
+                paused = b'{"action":"pause"}'
+                assert nsqadmin.asks("POST", "/api/topics/t", paused, Authorization="Bearer viewer").status == 403
+                assert nsqadmin.asks("POST", "/api/topics/t", paused, Authorization="Bearer operator").status == 200
+                assert (nsqd.asks("GET", "/stats?format=json", Authorization="Bearer viewer").json())["topics"][0][
+                    "paused"
+                ]
+                # The token of nsqadmin does not permit to delete.
+                gone = nsqadmin.asks("DELETE", "/api/topics/t", Authorization="Bearer boss")
+                assert b"got response 403" in gone.body
+                assert nsqd.asks("GET", "/topic/offsets?topic=t", Authorization="Bearer viewer").status == 200

@@ -138,6 +138,12 @@ def nsq_replay(it: Installed) -> None:
     assert run(it.program("nsq_replay"), *of, "--from=3", cwd=it.folder).split() == ["4", "5"]
 
 
+def nsq_access(it: Installed) -> None:
+    of = (f"--access-file={it.folder / 'access.toml'}",)
+    run(it.program("nsq_access"), "new", *of, "--name=worker", "--permission=consume", cwd=it.folder)
+    assert run(it.program("nsq_access"), "list", *of, cwd=it.folder) == "worker: consume\n"
+
+
 def nsq_data(it: Installed) -> None:
     it.nsqd.stop()
     options = ("check", f"--data-path={it.folder / 'data'}")
@@ -146,7 +152,7 @@ def nsq_data(it: Installed) -> None:
 
 USES: tuple[Callable[[Installed], None], ...] = (
     nsqd, nsqlookupd, nsqadmin, to_nsq, nsq_tail, nsq_stat, nsq_to_file, nsq_to_http, nsq_to_nsq, nsq_pubsub, nsq_pull,
-    nsq_redrive, nsq_rewind, nsq_replay, nsq_data,
+    nsq_redrive, nsq_rewind, nsq_replay, nsq_access, nsq_data,
 )  # fmt: skip
 
 

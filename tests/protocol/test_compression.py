@@ -215,3 +215,14 @@ def test_data_before_an_invalid_chunk_is_returned(wrong):
     with pytest.raises(CompressionError):
         given.extend(pieces)
     assert b"".join(given) == b"onetwo"
+
+
+def test_what_follows_the_end_of_a_large_deflate_stream_is_ignored():
+    """It was decompressed again and again, for ever, and kept each time: one client could stop nsqd."""
+    ending = zlib.compressobj(6, zlib.DEFLATED, -15)
+    stream = ending.compress(bytes(3 * MAX_PIECE)) + ending.flush()
+    decoded = Deflate(6).decode(stream + b"more")
+    pieces = [next(decoded) for _ in range(4)]
+    assert b"".join(pieces) == bytes(3 * MAX_PIECE)
+    assert pieces[-1] == b"", "the end of the stream"
+    assert list(decoded) == []

@@ -23,6 +23,8 @@ from flask import Blueprint, Response, current_app, g, redirect, render_template
 
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
+from nsq_compat.policy.access import ADMIN, OPERATE, READ, AccessFile
+from nsq_compat.web.access import bearer
 from nsq_compat.web.admin.sessions import Sessions
 from nsq_compat.web.admin.users import Account, LoginFailed, PasswordCheck, Role, TooBusy, TooManyAttempts, Users
 from nsq_compat.web.application import ApiError
@@ -38,9 +40,10 @@ _OLD_FORM: Final = (
     "This form is out of date, because nsqadmin was restarted or your login has ended. Nothing was changed. Go back, "
     "reload the page and try again."
 )
+_METRICS: Final = "operations.metrics"
 _WITHOUT_LOGIN: Final = (
     "operations.live",
-    "operations.metrics",
+    _METRICS,
     "assets.static",
     "login.show",
     "login.log_in",
@@ -90,6 +93,8 @@ class AdminService(Protocol):
     users: Users | None
     provider: LoginProvider | None
     """If both are None, no login is required."""
+    access: AccessFile | None
+    """Tokens for programs; None if there is no access file."""
     password_check: PasswordCheck
     sessions: Sessions
 
@@ -165,10 +170,11 @@ def check() -> Response | None:
     if request.method not in ("GET", "HEAD", "OPTIONS") and _from_another_site():
         log.warning("refused %s %s: it came from another site (%s)", request.method, request.path, request.origin)
         raise ApiError(403, "FORBIDDEN", _ANOTHER_SITE)
-    if visitor().role is not Role.NONE or request.endpoint in _WITHOUT_LOGIN:
+    needs_token = service().access is not None and request.endpoint == _METRICS
+    if visitor().role is not Role.NONE or (request.endpoint in _WITHOUT_LOGIN and not needs_token):
         return None
-    if request.path.startswith(("/api/", "/config/")):
-        raise ApiError(401, "UNAUTHORIZED")
+    if request.path.startswith(("/api/", "/config/", "/metrics")) or not login_is_used():
+        raise ApiError(401, "UNAUTHORIZED", headers=(("WWW-Authenticate", 'Bearer realm="nsqadmin"'),))
     here = request.full_path.rstrip("?") if request.method == "GET" else ""
     return redirect(url_for("login.show", next=here or None))  # type: ignore[return-value]
 
@@ -203,6 +209,8 @@ def basic_credentials() -> tuple[str, str]:
 
 def _identify() -> Visitor:
     users, options = service().users, service().options
+    if (bearing := _bearer()) is not None:
+        return bearing
     if login_is_used():
         # Pages that refresh themselves do not keep a login alive.
         user = service().sessions.user_of(session, _basis_of, renew="X-Refresh" not in request.headers)
@@ -214,6 +222,21 @@ def _identify() -> Visitor:
         return Visitor(name, authenticate(users, name, password) if name and users is not None else Role.NONE)
     name = request.headers.get(options.acl_http_header, "")
     return Visitor(name, Role.ADMIN if not options.admin_users or name in options.admin_users else Role.VIEWER)
+
+
+def _bearer() -> Visitor | None:
+    """The visitor with a token, or one without a role where there is no other way to identify; None without a token."""
+    access = service().access
+    if access is None:
+        return None
+    secret = bearer(request.headers.get("Authorization", "").encode("utf-8", "replace"))
+    if not secret:
+        return None if login_is_used() or service().options.admin_users else Visitor("", Role.NONE)
+    token = access.tokens.find(secret, service().now())
+    if token is None or token.topics is not None:  # no page is about some topics only
+        return Visitor("", Role.NONE)
+    roles = ((ADMIN, Role.ADMIN), (OPERATE, Role.OPERATOR), (READ, Role.VIEWER))
+    return Visitor(token.name, next((role for name, role in roles if name in token.permissions), Role.NONE))
 
 
 def login_is_used() -> bool:

@@ -15,6 +15,7 @@ from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.nsqadmin.options import NsqadminOptions
+from nsq_compat.policy.access import AccessFile
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.web.admin.access import LoginProvider
 from nsq_compat.web.admin.app import create_app
@@ -39,6 +40,7 @@ class Service:
     history: History = field(default_factory=History)
     metrics: Metrics = field(default_factory=lambda: Metrics("nsqadmin"))
     users: Users | None = None
+    access: AccessFile | None = None
     provider: LoginProvider | None = None
     password_check: PasswordCheck = field(default_factory=lambda: PasswordCheck(lambda work: work()))
     time: float = NOW

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from nsq_compat.policy.access import AccessFile, hash_of
 from nsq_compat.web.admin.app import create_app
 from nsq_compat.web.admin.users import PasswordCheck, TooBusy, Users, make_line
 from tests.web.admin.conftest import USERS, Form, shown
@@ -250,3 +251,65 @@ def test_a_login_while_many_passwords_are_checked_says_so(behind_login, log_in, 
     service.password_check = PasswordCheck(refuse)
     refused = log_in()
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+
+
+# --- Tokens -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def access(tmp_path):
+    rows = [
+        f'[[tokens]]\nname = "{name}"\nhash = "{hash_of(name.encode())}"\npermissions = ["{name}"]\n'
+        for name in ("read", "operate", "admin", "publish", "consume", "mirror", "register")
+    ]
+    limited = (
+        f'[[tokens]]\nname = "limited"\nhash = "{hash_of(b"limited")}"\npermissions = ["admin"]\ntopics = [".*"]\n'
+    )
+    path = tmp_path / "access.toml"
+    path.write_text("".join(rows) + limited)
+    return AccessFile(str(path))
+
+
+def with_token(client, request, token):
+    return status(client, request, Authorization=f"Bearer {token}")
+
+
+@pytest.mark.parametrize(
+    ("token", "statuses"),
+    [
+        ("read", (200, 403, 403, 403)),
+        ("operate", (200, 200, 403, 403)),
+        ("admin", (200, 200, 200, 200)),
+        *((name, (401, 401, 401, 401)) for name in ("publish", "consume", "mirror", "register", "limited", "wrong")),
+    ],
+)
+def test_a_token_has_the_role_of_its_permission(service, browser, access, token, statuses):
+    service.access = access
+    requests = (("GET", "/api/topics", ""), PAUSE, EMPTY, DELETE)
+    assert tuple(with_token(browser, request, token) for request in requests) == statuses
+
+
+def test_with_an_access_file_nothing_is_accessible_without_a_token_or_a_login(service, browser, access):
+    service.access = access
+    for path in ("/", "/topics/orders", "/api/topics", "/config/log_level", "/metrics"):
+        answer = browser.get(path)
+        assert answer.status_code == 401
+        assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+    assert with_token(browser, ("GET", "/metrics", ""), "read") == 200
+    assert with_token(browser, ("GET", "/", ""), "read") == 200
+    for path in ("/ping", "/livez", "/readyz"):
+        assert browser.get(path).status_code == 200
+
+
+def test_users_log_in_beside_tokens(service, behind_login, access):
+    service.access = access
+    assert status(behind_login, PAUSE, ("olga", "olga-pw")) == 200
+    assert with_token(behind_login, PAUSE, "operate") == 200
+    assert with_token(behind_login, PAUSE, "wrong") == 401
+    assert behind_login.get("/topics/orders").status_code == 302
+
+
+def test_a_token_of_a_page_of_another_site_is_refused(service, browser, access):
+    service.access = access
+    headers = {"Authorization": "Bearer admin", "Sec-Fetch-Site": "cross-site"}
+    assert status(browser, DELETE, **headers) == 403
