@@ -36,6 +36,9 @@ NSQ_FLAGS = {
     "version": ("", ""),
 }
 OURS = {
+    "access-file",
+    "cluster-token",
+    "cluster-token-file",
     "graphite-url-file",
     "max-connections-per-address",
     "max-new-connections-per-second",

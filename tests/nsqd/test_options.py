@@ -73,7 +73,9 @@ NSQ_FLAGS = {
 """Every flag of NSQ 1.3.0's nsqd."""
 
 OUR_OWN_FLAGS = {
+    "access-file": ("string", ""),
     "busy-poll-time": ("duration", ""),
+    "cluster-token": ("string", ""),
     "check-config": ("", ""),
     "drain-timeout": ("duration", "5m0s"),
     "durability": ("string", '"os"'),
