@@ -6,9 +6,11 @@ before which nothing can be registered.
 
 A rule is ``NAME=PATTERN``: a certificate with this name (its common name, or a DNS name among its alternative names)
 may claim the broadcast addresses that match the pattern. In both, ``*`` stands for one or more characters other than a
-dot, and ``**`` for any. ``{name}`` in a pattern stands for the certificate's own name.
+dot, and ``**`` for any. ``{name}`` in a pattern stands for the certificate's own name. A pattern that ends with ``.*``
+or ``.**`` is one of IP addresses: otherwise ``10.0.0.*`` would match the name ``10.0.0.example``.
 """
 
+import ipaddress
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -17,6 +19,7 @@ from nsq_compat.protocol.names import address_error, canonical_host, printable
 
 _WILDCARDS: Final = re.compile(r"(\*\*|\*)")
 _OWN_NAME: Final = "{name}"
+_ANY_END: Final = (".*", ".**")
 _MAX_NAMES_SHOWN: Final = 3
 
 _Matches = Callable[[str], object]
@@ -61,15 +64,24 @@ class RegistrationPolicy:
         if problem := address_error(broadcast_address):
             return problem
         host = canonical_host(broadcast_address)
+        is_ip = _is_ip(host)
         for name in names:
             own = name.lower()
             for matches_name, pattern in self._rules:
-                if matches_name(own) and _matcher(pattern, own)(host):
+                if matches_name(own) and (is_ip or not pattern.endswith(_ANY_END)) and _matcher(pattern, own)(host):
                     return ""
         if not names:
             return "there is no certificate"
         shown = ", ".join(map(printable, names[:_MAX_NAMES_SHOWN]))
         return f"a certificate for {shown} may not claim the broadcast address {printable(broadcast_address)}"
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _rule(text: str) -> tuple[_Matches, str]:

@@ -16,6 +16,7 @@ import pytest
 
 from nsq_compat.web.admin.users import Users, make_line
 from nsq_conformance.lookup_peer import RawLookupPeer
+from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.cluster.daemon import Daemon
@@ -246,6 +247,39 @@ def test_the_name_of_another_site_is_refused_until_it_is_allowed(nsqd, start):
     allowing = start(*flags, "--allowed-host=other.example", "--allowed-host=nsq.corp.example")
     assert allowing.asks("GET", "/ui/api/topics", Host="nsq.corp.example").status == 200
     assert allowing.asks("GET", "/ui/api/topics", Host="evil.example").status == 421
+
+
+@pytest.fixture(scope="module")
+def below_a_path():
+    options = ["--nsqd-http-address=127.0.0.1:1", "--sample-interval=0s", "--base-path=/ui"]
+    with NsqadminProcess(installed_nsqadmin(), options=options) as nsqadmin:
+        yield nsqadmin
+
+
+@pytest.mark.parametrize(
+    ("target", "head"),
+    [
+        (b"/ui/docs", b"Host: localhost\r\nHost: evil.example\r\n"),
+        (b"/ui/docs", b"Host: evil.example\r\nHost: localhost\r\n"),
+        (b"/ui/docs", b"Host: evil.example,localhost\r\n"),
+        (b"/ui/docs", b"Host: localhost@evil.example\r\n"),
+        (b"/ui/docs", b"Host: evil.example:99999999\r\n"),
+        (b"/ui/docs", b"Host:\tEVIL.example.\r\n"),
+        (b"/ui/docs", b"Host: evil.example\r\n localhost\r\n"),
+        (b"/ui/docs", b"X-Forwarded-Host: localhost\r\nHost: evil.example\r\n"),
+        (b"http://localhost/ui/docs", b"Host: evil.example\r\n"),
+        (b"/ui/ping/../docs", b"Host: evil.example\r\n"),
+        (b"/ui/ping#/../docs", b"Host: evil.example\r\n"),
+        (b"/ui/ping%2f..%2fdocs", b"Host: evil.example\r\n"),
+        (b"/ui//ping", b"Host: evil.example\r\n"),
+    ],
+)
+def test_the_name_of_another_site_is_refused_however_it_is_written(below_a_path, target, head):
+    host, _, port = below_a_path.http_address.rpartition(":")
+    for version in (b"1.1", b"1.0"):
+        with socket.create_connection((host, int(port)), PATIENCE) as raw, raw.makefile("rb") as answer:
+            raw.sendall(b"GET %b HTTP/%b\r\n%bConnection: close\r\n\r\n" % (target, version, head))
+            assert answer.read().split()[1] in (b"400", b"421")
 
 
 def test_a_node_that_hangs_does_not_delay_others(nsqd, start):

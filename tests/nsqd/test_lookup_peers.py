@@ -109,8 +109,9 @@ def test_a_new_topic_is_registered_before_its_producer_receives_ok(start, wait_u
         assert told.pop(0) is answer
 
 
+@pytest.mark.parametrize("scheme", ["", "tls://"])
 @pytest.mark.parametrize("sick", [deaf, babbling, mute, None])
-def test_a_failing_nsqlookupd_does_not_delay_others(broker, peers, start, wait_until, sick):
+def test_a_failing_nsqlookupd_does_not_delay_others(broker, peers, start, wait_until, sick, scheme):
     well = start()
     with listen("127.0.0.1:0") as listener:
         address = f"127.0.0.1:{port_of(listener)}"
@@ -119,7 +120,7 @@ def test_a_failing_nsqlookupd_does_not_delay_others(broker, peers, start, wait_u
             listener.close()
         else:
             clients.spawn(accept_for_ever, listener, sick, clients)
-        peers.set_addresses([address, well.address])
+        peers.set_addresses([scheme + address, well.address])
         for number in range(20):
             broker.topic(f"topic{number}")
             wait_until(lambda: len(well.registered) == len(broker.topics))

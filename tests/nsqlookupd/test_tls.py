@@ -33,6 +33,7 @@ from pyspark_nsq.option_table import STREAM
 from pyspark_nsq.options import read_options
 
 NSQLOOKUPD = [sys.executable, "-m", "nsq_compat.nsqlookupd.main"]
+NSQD = [sys.executable, "-m", "nsq_compat.nsqd.main"]
 ABOUT_NSQD = {"broadcast_address": "n1", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0", "hostname": "h"}
 PATIENCE = 30.0
 Start = Callable[..., NsqlookupdProcess]
@@ -315,6 +316,7 @@ def test_nsqd_registers_with_plain_nsqlookupds_and_with_tls_at_once(start, certi
     [
         ("no certificate", "certificate required"),
         ("another authority", "unable to get local issuer certificate"),
+        ("an expired certificate", "certificate has expired"),
         ("another name", "IP address mismatch"),
         ("a plain port", "tls: "),
         ("a port with TLS", "IDENTIFY - not an answer to IDENTIFY: E_BAD_PROTOCOL this port expects TLS"),
@@ -327,6 +329,11 @@ def test_nsqd_reports_why_it_cannot_register(start, certificates, verifying, tmp
     if case == "another authority":
         ca = tmp_path / "other.pem"
         trustme.CA().cert_pem.write_to_path(ca)
+    elif case == "an expired certificate":
+        past = datetime.now(UTC) - timedelta(1)
+        expired = issued(certificates, tmp_path, "127.0.0.1", not_before=past - timedelta(1), not_after=past)
+        nsqlookupd = start(f"--tls-cert={expired}", f"--tls-key={expired}")
+        address = f"tls://{nsqlookupd.tls_address}"
     elif case == "another name":
         nsqlookupd = start("--tls-tcp-address=0.0.0.0:0")
         address = f"tls://127.0.0.2:{nsqlookupd.tls_address.rpartition(':')[2]}"
@@ -341,6 +348,31 @@ def test_nsqd_reports_why_it_cannot_register(start, certificates, verifying, tmp
         lines = [line for line in nsqd._last_lines if reason in line]
     assert f"ERROR: LOOKUPD({address}): " in lines[0]
     assert nsqlookupd.get("/nodes") == {"producers": []} if case != "no certificate" else True
+
+
+@pytest.mark.real_start
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--lookupd-tls-key=KEY"], "--lookupd-tls-key needs --lookupd-tls-cert"),
+        (["--lookupd-tls-cert=/nothing"], "from /nothing - no such file or directory"),
+        (["--lookupd-tls-cert=CA"], "from CA - "),
+        (["--lookupd-tls-root-ca-file=KEY"], "from KEY - "),
+        (["--lookupd-tcp-address=tls://127.0.0.1:1", "--lookupd-tls-root-ca-file=/nothing"], "from /nothing - no such"),
+    ],
+)
+def test_nsqd_refuses_files_that_it_cannot_use(certificates, tmp_path, options, reason):
+    def filled(text: str) -> str:
+        return text.replace("KEY", str(certificates.key)).replace("CA", str(certificates.root_ca))
+
+    for check in ([], ["--check-config"]):
+        words = [f"--data-path={tmp_path}", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", *check]
+        result = subprocess.run(
+            [*NSQD, *words, *map(filled, options)], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=50
+        )
+        assert result.returncode == 1
+        assert "FATAL: failed to instantiate nsqd - " in result.stderr.splitlines()[-1]
+        assert filled(reason) in result.stderr.splitlines()[-1]
 
 
 def test_a_refused_registration_reaches_the_log_of_nsqd(start, certificates, verifying, tmp_path):

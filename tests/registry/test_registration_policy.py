@@ -26,6 +26,7 @@ def test_tls_may_be_required():
     [
         ("n1.nsqd.example=10.0.0.7", "10.0.0.7"),
         ("n1.nsqd.example=10.0.0.*", "10.0.0.7"),
+        ("n1.nsqd.example=10.**", "10.0.0.7"),
         ("*.nsqd.example=10.0.0.7", "10.0.0.7"),
         ("N1.nsqd.Example=HOST-*.example", "host-1.EXAMPLE."),
         ("n1.nsqd.example=node-*-*", "node-1-a"),
@@ -44,6 +45,8 @@ def test_an_address_that_matches_may_be_claimed(rule, address):
     [
         ("n1.nsqd.example=10.0.0.*", "10.0.0.7.evil.example"),
         ("n1.nsqd.example=10.0.0.*", "10.0.0."),
+        ("n1.nsqd.example=10.0.0.*", "10.0.0.example"),
+        ("n1.nsqd.example=10.**", "10.evil.example"),
         ("n1.nsqd.example=10.0.0.*", "10.0.0.7\n"),
         ("n1.nsqd.example=10.0.0.7", "10.0.0.70"),
         ("n1.nsqd.example=10.0.0.7", "10x0.0.7"),

@@ -212,8 +212,9 @@ def _identify() -> Visitor:
     if (bearing := _bearer()) is not None:
         return bearing
     if login_is_used():
-        # Pages that refresh themselves do not keep a login alive.
-        user = service().sessions.user_of(session, _basis_of, renew="X-Refresh" not in request.headers)
+        # Pages that refresh themselves, or ask whether nsqadmin answers, do not keep a login alive.
+        is_of_user = "X-Refresh" not in request.headers and request.endpoint not in _WITHOUT_LOGIN
+        user = service().sessions.user_of(session, _basis_of, renew=is_of_user)
         if user and "role" in session:
             return Visitor(str(session["name"]), Role[str(session["role"]).upper()])
         if user and users is not None:

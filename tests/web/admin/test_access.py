@@ -202,6 +202,7 @@ def test_a_login_ends_without_requests_of_the_user_or_when_it_is_old(behind_logi
     log_in()
     service.time += 11 * hour
     assert behind_login.get("/topics", headers={"X-Refresh": "1"}).status_code == 200
+    assert behind_login.get("/ping").status_code == 200
     service.time += 2 * hour
     # A page that refreshes itself is not a user.
     assert behind_login.get("/topics").status_code == 302

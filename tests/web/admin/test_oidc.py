@@ -1,0 +1,141 @@
+"""What the client of OpenID Connect remembers and bounds; tests/nsqadmin/test_oidc.py has the logins."""
+
+import threading
+
+import pytest
+
+from nsq_compat.cluster.http_client import HttpClient
+from nsq_compat.web.admin import oidc
+from nsq_compat.web.admin.oidc import MAX_CONCURRENT, Provider, Settings, values_of
+from nsq_compat.web.admin.users import LoginFailed, Role, parse_role
+from tests.cluster.daemon import Daemon
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("groups", ("a", "b")),
+        ("role", ("x",)),
+        ("realm_access.roles", ("y",)),
+        ("https://example.com/roles", ("z",)),
+        ("number", ()),
+        ("realm_access", ()),
+        ("realm_access.none", None),
+        ("role.x", None),
+        ("none", None),
+    ],
+)
+def test_a_claim_or_a_part_of_one_has_texts(name, values):
+    claims = {
+        "groups": ["a", 1, "b", None],
+        "role": "x",
+        "realm_access": {"roles": ["y"]},
+        "https://example.com/roles": ["z"],
+        "number": 7,
+    }
+    assert values_of(claims, name) == values
+
+
+def test_a_role_map_is_read_from_the_right():
+    assert parse_role("cn=admins,dc=example=admin") == ("cn=admins,dc=example", Role.ADMIN)
+    for text in ("", "admin", "=admin", "a=", "a=king", "a=Admin", "a=none"):
+        with pytest.raises(ValueError, match="must be value=role"):
+            parse_role(text)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def daemon():
+    with Daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def provider(daemon, clock):
+    issuer = f"http://{daemon.address}"
+    settings = Settings(issuer, "nsqadmin", "", "groups", (("*", Role.VIEWER),), "openid")
+    described = {"issuer": issuer, "authorization_endpoint": f"{issuer}/authorize", "token_endpoint": f"{issuer}/token"}
+    daemon.says(".well-known/openid-configuration", described)
+    return Provider(settings, HttpClient(request_timeout=20), clock)
+
+
+def asked(daemon, path):
+    return sum(path in heard for heard in daemon.heard)
+
+
+def test_the_description_of_the_provider_is_asked_once_an_hour(provider, daemon, clock):
+    for _ in range(3):
+        provider.begin("http://localhost/login/callback")
+    assert asked(daemon, "openid-configuration") == 1
+    clock.now += 3600
+    provider.begin("http://localhost/login/callback")
+    assert asked(daemon, "openid-configuration") == 2
+
+
+def test_a_provider_that_has_failed_is_not_asked_by_every_visitor(provider, daemon, clock):
+    daemon.says(".well-known/openid-configuration", b"", 500)
+    for _ in range(3):
+        with pytest.raises(LoginFailed, match="is not the provider"):
+            provider.begin("http://localhost/login/callback")
+    assert asked(daemon, "openid-configuration") == 1
+    clock.now += 3
+    with pytest.raises(LoginFailed):
+        provider.begin("http://localhost/login/callback")
+    assert asked(daemon, "openid-configuration") == 2
+
+
+def test_a_login_that_took_too_long_is_refused(provider, clock):
+    _, attempt = provider.begin("http://localhost/login/callback")
+    clock.now += 600
+    with pytest.raises(LoginFailed, match="took too long"):
+        provider.finish(attempt, {"state": attempt["state"], "code": "x"}, "http://localhost/login/callback")
+
+
+def test_used_states_are_remembered_in_bounded_space(provider, daemon, monkeypatch):
+    monkeypatch.setattr(oidc, "_MAX_USED", 5)
+    daemon.says("token", {"error": "invalid_grant"}, 400)
+    for _ in range(8):
+        _, attempt = provider.begin("http://localhost/login/callback")
+        with pytest.raises(LoginFailed, match="did not confirm the login: invalid_grant"):
+            provider.finish(attempt, {"state": attempt["state"], "code": "x"}, "http://localhost/login/callback")
+    assert len(provider._used) == 5
+
+
+def test_more_logins_at_once_than_the_limit_are_refused(provider, monkeypatch):
+    arrived, may_end = threading.Semaphore(0), threading.Event()
+
+    def wait(self, client):
+        arrived.release()
+        assert may_end.wait(50)
+        return {"authorization_endpoint": "http://localhost/"}
+
+    monkeypatch.setattr(Provider, "_known", wait)
+    logins = [threading.Thread(target=provider.begin, args=("http://localhost/",)) for _ in range(MAX_CONCURRENT)]
+    for login in logins:
+        login.start()
+        assert arrived.acquire(timeout=50)
+    with pytest.raises(LoginFailed, match="Many logins are under way") as refused:
+        provider.begin("http://localhost/")
+    assert refused.value.status == 503
+    may_end.set()
+    for login in logins:
+        login.join(50)
+
+
+@pytest.mark.parametrize("endpoint", [None, 7, "", "/authorize", "javascript:alert(1)", "file:///etc/passwd"])
+def test_an_endpoint_that_is_no_url_is_refused(provider, daemon, endpoint):
+    issuer = f"http://{daemon.address}"
+    daemon.says(".well-known/openid-configuration", {"issuer": issuer, "authorization_endpoint": endpoint})
+    with pytest.raises(LoginFailed, match="no usable authorization_endpoint"):
+        provider.begin("http://localhost/login/callback")
