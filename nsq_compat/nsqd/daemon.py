@@ -57,7 +57,7 @@ from nsq_compat.session.authorization import TOKEN_SECONDS, AuthFailed, Credenti
 from nsq_compat.session.nsqd_session import NsqdSession
 from nsq_compat.web.access import TokenCheck
 from nsq_compat.web.application import TlsRequired
-from nsq_compat.web.metrics import Metrics, count_refused_connections
+from nsq_compat.web.metrics import Metrics, count_refused, count_refused_connections
 from nsq_compat.web.nsqd_api import NsqdApi
 from nsq_compat.web.stats import MemoryStats
 
@@ -139,6 +139,12 @@ class Daemon:
         self.broker.observers.append(CollectionExemption(self.broker))
         self._policies = startup.load_policies(options.config)
         self._enforcer = PolicyEnforcer(self.broker, time.monotonic, time.time_ns)
+        count_refused(
+            self.metrics,
+            "nsqd_creations_refused",
+            "Topics and channels beyond a limit of a policy.",
+            self._enforcer.refused_creations,
+        )
         self._dead_letters = DeadLetterSender(self._enforcer.dead_letters)
         self._metadata = MetadataFile(self._storage, self.broker)
         self._folder_watch = FolderWatch(self._storage)

@@ -417,10 +417,10 @@ class Standby:
         folder = topic_folder(mirrored.folder, name)
         if name not in mirrored.merged:
             with in_thread(StoredTopic, self._files, folder) as stored:
-                self._take_in(mirrored, self._broker.topic(name), stored)
+                self._take_in(mirrored, self._broker.topic(name, checked=False), stored)
             mirrored.merged.add(name)
         # The next checkpoint has them. Until it is written, the copy stays, and they would come twice after a crash.
-        self._save(self._broker.topic(name))
+        self._save(self._broker.topic(name, checked=False))
         remove_topic_folder(self._files, folder)
         mirrored.merged.discard(name)
 

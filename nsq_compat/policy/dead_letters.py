@@ -176,7 +176,7 @@ class DeadLetterQueues:
         ids = list(dead)
         try:
             if dead:
-                target = self._broker.topic(queue.target)
+                target = self._broker.topic(queue.target, checked=False)
                 if not target.channels:
                     target.channel(REDRIVE_CHANNEL)
                 target.publish(list(map(body, dead.values())), now, now_ns)

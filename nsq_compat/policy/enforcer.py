@@ -14,9 +14,10 @@ counted, and logged from time to time.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 from nsq_compat.policy.dead_letters import DeadLetterQueues, LogThrottle
 from nsq_compat.policy.policies import Applied, Bounds, Policies
@@ -53,6 +54,10 @@ class PolicyEnforcer:
         self._now_ns = now_ns
         self._enforcers: dict[Topic, LimitEnforcer] = {}
         self._applied: dict[Channel, Applied] = {}
+        self.refused_creations = {"max_topics": 0, "max_channels": 0, "max_creations_per_second": 0}
+        self._creations: dict[int, CreationRate] = {}  # by the number of the policy
+        self._topic_counts: Counter[int] = Counter()  # likewise
+        self._refused = LogThrottle()
         broker.observers.append(self)
 
     def apply(self, policies: Policies) -> None:
@@ -60,6 +65,9 @@ class PolicyEnforcer:
         before, self.policies = self.policies, policies
         if not before and not policies:
             return
+        self._creations = {}
+        self._topic_counts = Counter(policies.creating(name)[0] for name in self._broker.topics)
+        self._broker.creation_check = self._check_creation if policies.limits_creations else None
         for topic in self._broker.topics.values():
             for channel in topic.channels.values():
                 self._apply_to_channel(channel)
@@ -70,10 +78,12 @@ class PolicyEnforcer:
 
     def topic_created(self, topic: Topic) -> None:
         if self.policies:
+            self._topic_counts[self.policies.creating(topic.name)[0]] += 1
             self._apply_to_topic(topic)
             self._limit(topic)
 
     def topic_deleted(self, topic: Topic) -> None:
+        self._topic_counts[self.policies.creating(topic.name)[0]] -= 1
         self._remove_enforcer(topic)
         for channel in topic.channels.values():
             self.channel_deleted(topic, channel)
@@ -88,6 +98,30 @@ class PolicyEnforcer:
         self._applied.pop(channel, None)
         if topic in self._enforcers:
             self._limit(topic)
+
+    # --- Creations ----------------------------------------------------------------------------------------------------
+
+    def _check_creation(self, topic: str, channel: str) -> None:
+        number, limits = self.policies.creating(topic)
+        if limits is None:
+            return
+        existing = self._broker.topics.get(topic)
+        if not channel and limits.max_topics is not None and self._topic_counts[number] >= limits.max_topics:
+            self._refuse_creation("max_topics", f"topic {topic}")
+        channels = existing.channels if channel and existing is not None else ()
+        if channel and limits.max_channels is not None and len(channels) >= limits.max_channels:
+            self._refuse_creation("max_channels", f"channel {topic}:{channel}")
+        if limits.per_second is not None:
+            rate = self._creations.setdefault(number, CreationRate(limits.per_second, self._now()))
+            if not rate.take(self._now()):
+                what = f"channel {topic}:{channel}" if channel else f"topic {topic}"
+                self._refuse_creation("max_creations_per_second", what)
+
+    def _refuse_creation(self, limit: str, what: str) -> NoReturn:
+        self.refused_creations[limit] += 1
+        if to_log := self._refused.add(1, self._now()):
+            log.warning("%d creations refused, the last of %s (%s)", to_log, what, limit)
+        raise CreationRefused(limit, f"{what} is not created ({limit})")
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
@@ -123,6 +157,31 @@ class PolicyEnforcer:
             self._broker.schedule.cancel(enforcer)
             if topic.admission is not refuse_all:
                 topic.admission = None
+
+
+class CreationRefused(Refused):
+    """A limit on creations is reached, `limit`. The text is for the client."""
+
+    def __init__(self, limit: str, text: str) -> None:
+        super().__init__(text)
+        self.limit = limit
+
+
+class CreationRate:
+    """So many creations a second, and those of one second at once."""
+
+    def __init__(self, per_second: float, now: float) -> None:
+        self._per_second = per_second
+        self._left = self._most = max(1.0, per_second)
+        self._filled = now
+
+    def take(self, now: float) -> bool:
+        self._left = min(self._most, self._left + (now - self._filled) * self._per_second)
+        self._filled = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
 
 class Full(Refused):

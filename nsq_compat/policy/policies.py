@@ -62,6 +62,18 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Creations:
+    """Limits on what clients may create; None is unlimited."""
+
+    max_topics: int | None
+    """Topics that the policy selects."""
+    max_channels: int | None
+    """Of one topic."""
+    per_second: float | None
+    """Topics and channels together."""
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """The settings of a policy, or those that apply to one channel."""
 
@@ -70,6 +82,8 @@ class Applied:
     rate: Rate | None = None
     retention: Retention | None = None
     """Of the topic."""
+    creations: Creations | None = None
+    """Of the topic and its channels."""
 
     def to_settings(self, topic: str, channel: str) -> Mapping[str, Any]:
         """The settings of a policy for this channel alone; empty if nothing applies."""
@@ -106,7 +120,7 @@ class Policy:
                 raise PolicyError(number, key, str(error)) from None
         self._topic = values.get("topic")
         self._channel = values.get("channel")
-        dead_lettering = bounds = rate = retention = None
+        dead_lettering = bounds = rate = retention = creations = None
         if "max_attempts" in values:
             template = values.get("dead_letter_topic", DEFAULT_DEAD_LETTER_TOPIC)
             dead_lettering = DeadLettering(values["max_attempts"], template)
@@ -119,13 +133,20 @@ class Policy:
             if "channel" in values:
                 raise PolicyError(number, "channel", "retain_for and retain_bytes are for topics")
             retention = Retention(*map(values.get, _RETENTION))
-        self.settings = Applied(dead_lettering, bounds, rate, retention)
+        if not values.keys().isdisjoint(_CREATIONS):
+            if "channel" in values:
+                raise PolicyError(number, "channel", f"{', '.join(_CREATIONS)} are for topics")
+            creations = Creations(*map(values.get, _CREATIONS))
+        self.settings = Applied(dead_lettering, bounds, rate, retention, creations)
         for key, needed in _NEEDS.items():
             if key in written and written.keys().isdisjoint(needed):
                 raise PolicyError(number, key, f"has no effect without {' or '.join(needed)}")
         if self.settings == Applied():
             raise PolicyError(
-                number, "", "needs max_attempts, max_depth, max_bytes, max_age, max_rate, retain_for or retain_bytes"
+                number,
+                "",
+                "needs max_attempts, max_depth, max_bytes, max_age, max_rate, retain_for, retain_bytes, max_topics, "
+                "max_channels or max_creations_per_second",
             )
 
     def fits(self, topic: str, channel: str) -> bool:
@@ -158,6 +179,7 @@ class Policies:
                     applied.bounds or more.bounds,
                     applied.rate or more.rate,
                     applied.retention or more.retention,
+                    applied.creations or more.creations,
                 )
         return applied
 
@@ -174,10 +196,22 @@ class Policies:
                     done.bounds or more.bounds,
                     done.rate or more.rate,
                     done.retention or (None if channel else more.retention),
+                    done.creations or (None if channel else more.creations),
                 )
                 if done != before:
                     found.append(number)
         return found
+
+    @property
+    def limits_creations(self) -> bool:
+        return any(each.settings.creations is not None for each in self._policies)
+
+    def creating(self, topic: str) -> tuple[int, Creations | None]:
+        """The number and the limits of the policy that limits creations of a topic and its channels; 0 if none does."""
+        for number, each in enumerate(self._policies, 1):
+            if each.settings.creations is not None and each.fits(topic, ""):
+                return number, each.settings.creations
+        return 0, None
 
     def retaining(self, topic: str) -> int:
         """The number of the policy that says what a topic retains; 0 if none does."""
@@ -231,10 +265,13 @@ def _when_full(value: object) -> str:
     return str(value)
 
 
-def _rate(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1e9:
-        raise ValueError("must be a number above 0 (messages per second)")
-    return float(value)
+def _rate(what: str) -> Callable[[object], float]:
+    def check(value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1e9:
+            raise ValueError(f"must be a number above 0 ({what} per second)")
+        return float(value)
+
+    return check
 
 
 _KEYS: Final[Mapping[str, Callable[[object], Any]]] = {
@@ -246,12 +283,16 @@ _KEYS: Final[Mapping[str, Callable[[object], Any]]] = {
     "max_bytes": _integer(_MAX_INTEGER),
     "max_age": _duration,
     "when_full": _when_full,
-    "max_rate": _rate,
+    "max_rate": _rate("messages"),
     "burst": _integer(_MAX_INTEGER),
     "retain_for": _duration,
     "retain_bytes": _integer(_MAX_INTEGER),
+    "max_topics": _integer(_MAX_INTEGER),
+    "max_channels": _integer(_MAX_INTEGER),
+    "max_creations_per_second": _rate("creations"),
 }
 _RETENTION: Final = ("retain_for", "retain_bytes")
+_CREATIONS: Final = ("max_topics", "max_channels", "max_creations_per_second")
 _NEEDS: Final[Mapping[str, Sequence[str]]] = {
     "dead_letter_topic": ("max_attempts",),
     "when_full": ("max_depth", "max_bytes", "max_age"),

@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from nsq_compat.log.recovery import recover
@@ -33,16 +33,23 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self.observers: list[BrokerObserver] = []
         self.sorted_names: list[str] = []
+        self.creation_check: Callable[[str, str], None] | None = None
+        """Called before a client creates a topic (with an empty second name) or a channel; may raise ``Refused``."""
         self._storage = storage
         self._changed: dict[Topic, None] = {}
         self._refuses_publishing = False
 
-    def topic(self, name: str) -> Topic:
-        """Return the topic of that (valid) name; create it if it is missing. Raises ``Exiting`` and ``OSError``."""
+    def topic(self, name: str, *, checked: bool = True) -> Topic:
+        """Return the topic of that (valid) name; create it if it is missing. Raises ``Refused`` and ``OSError``.
+
+        Not `checked`: whatever limits there are for clients.
+        """
         topic = self.topics.get(name)
         if topic is None:
             if self._refuses_publishing:
                 raise Exiting
+            if checked and self.creation_check is not None:
+                self.creation_check(name, "")
             store = None
             if self._storage is not None and not is_ephemeral(name):
                 store = self._storage.create(name)
@@ -54,6 +61,16 @@ class Broker:
             if store is not None:
                 store.commit()  # last, because it may block while other greenlets run
         return topic
+
+    def channel(self, topic: Topic, name: str) -> Channel:
+        """The channel of that (valid) name, made for a client if it is missing. Raises ``Refused`` and ``OSError``."""
+        self.check_channel(topic, name)
+        return topic.channel(name)
+
+    def check_channel(self, topic: Topic, name: str) -> None:
+        """Raises ``Refused`` if a client may not create this channel."""
+        if self.creation_check is not None and name not in topic.channels:
+            self.creation_check(topic.name, name)
 
     def restore(self, name: str, channels: Iterable[str], now: float, now_ns: int) -> Topic:
         """Restore a topic from the storage, with the channels it had and `channels`. Raises ``OSError``."""

@@ -33,7 +33,7 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import NotInFlight, TooManyConsumers
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.publish_batch import PublishBatch
-from nsq_compat.queue.values import ClientStats, Exiting
+from nsq_compat.queue.values import ClientStats, Refused
 from nsq_compat.session import negotiation
 from nsq_compat.session.authorization import NO_GRANTS, Access, AuthFailed, Authorize, Credentials, Grants, not_asked
 from nsq_compat.session.client_roles import DONE, IN_STEPS, Publisher, Subscription, failed
@@ -324,7 +324,7 @@ class NsqdSession(Conversation):
             self._require(spec, tokens[1])
             try:
                 self._broker.topic(tokens[1].decode("ascii"))
-            except (Exiting, OSError) as error:
+            except (Refused, OSError) as error:
                 raise failed(spec, error) from None
         return spec
 
@@ -372,7 +372,7 @@ class NsqdSession(Conversation):
         topic, channel = (name.decode("ascii") for name in command.tokens[1:3])
         try:
             self.subscription = Subscription(
-                self._broker.topic(topic).channel(channel),
+                self._broker.channel(self._broker.topic(topic), channel),
                 msg_timeout=self._delivery.msg_timeout / 1000,
                 touch_timeout=self._settings.msg_timeout / 1000,
                 locality=negotiation.locality(self._delivery, self._limits),
@@ -381,7 +381,7 @@ class NsqdSession(Conversation):
                 close=self.abort,
                 stats=self.stats,
             )
-        except (Exiting, TooManyConsumers, OSError) as error:
+        except (Refused, TooManyConsumers, OSError) as error:
             raise failed(command.spec, error) from None
         if self._access is not None:
             self._access.subscribed = (topic, channel)

@@ -17,6 +17,7 @@ from nsq_compat.log.data_path import reason
 from nsq_compat.log.offsets import offsets_of
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.access import ADMIN, CONSUME, OPERATE
+from nsq_compat.policy.enforcer import CreationRefused
 from nsq_compat.policy.policies import PolicyError
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
 from nsq_compat.protocol.names import is_valid_name
@@ -40,7 +41,7 @@ from nsq_compat.web.application import (
     text_response,
 )
 from nsq_compat.web.nsqd_service import NsqdService
-from nsq_compat.web.publishing import topic_of
+from nsq_compat.web.publishing import refusal_of, topic_of
 from nsq_compat.web.topic_log import TopicLogApi
 
 MAX_SHOWN_BODY_BYTES: Final = 16 * 1024
@@ -134,8 +135,11 @@ class Administration:
         when = parse_query(request.query).get("from")
         try:
             if when is not None:
+                self._broker.check_channel(topic, name)
                 return self._topic_log.create_channel(topic, name, when)
-            topic.channel(name)
+            self._broker.channel(topic, name)
+        except CreationRefused as failure:
+            raise refusal_of(failure) from None
         except (Exiting, OSError):
             raise ApiError(503, "EXITING") from None
         return EMPTY

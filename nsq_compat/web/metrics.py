@@ -74,13 +74,16 @@ class Metrics:
 
 def count_refused_connections(metrics: Metrics, program: str, refused: Mapping[str, int]) -> None:
     """Show the connections that were refused, by limit (see ``net.server.ConnectionLimits``)."""
+    count_refused(metrics, f"{program}_connections_refused", "Connections beyond a limit for their address.", refused)
+
+
+def count_refused(metrics: Metrics, name: str, help: str, refused: Mapping[str, int]) -> None:
+    """Show a counter of what was refused, by limit."""
 
     def collect() -> Iterator["Metric"]:
         from prometheus_client.core import CounterMetricFamily
 
-        family = CounterMetricFamily(
-            f"{program}_connections_refused", "Connections beyond a limit for their address.", labels=["limit"]
-        )
+        family = CounterMetricFamily(name, help, labels=["limit"])
         for limit, count in refused.items():
             family.add_metric([limit], float(count))
         yield family

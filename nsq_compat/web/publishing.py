@@ -11,12 +11,12 @@ from nsq_compat.log.data_path import reason
 from nsq_compat.log.storage import NotMirrored
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.access import PUBLISH
-from nsq_compat.policy.enforcer import Full
+from nsq_compat.policy.enforcer import CreationRefused, Full
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.publish_batch import LargeBatch, Producer, PublishBatch, is_large
 from nsq_compat.queue.topic import Topic
-from nsq_compat.queue.values import Exiting, Refused
+from nsq_compat.queue.values import Refused
 from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.application import (
     MAX_CACHED_LENGTH,
@@ -188,8 +188,22 @@ def topic_of(service: NsqdService, parameters: Mapping[str, str]) -> Topic:
         raise ApiError(400, "INVALID_TOPIC")
     try:
         return service.broker.topic(name)
-    except (Exiting, OSError) as failure:
-        raise ApiError(503, _code(failure)) from None
+    except (Refused, OSError) as failure:
+        raise refusal_of(failure) from None
+
+
+def refusal_of(failure: Exception) -> ApiError:
+    """The answer to a request whose topic or channel cannot be created."""
+    if isinstance(failure, CreationRefused):
+        return ApiError(*_CREATION_CODES[failure.limit])
+    return ApiError(503, _code(failure))
+
+
+_CREATION_CODES: Final = {
+    "max_topics": (503, "TOO_MANY_TOPICS"),
+    "max_channels": (503, "TOO_MANY_CHANNELS"),
+    "max_creations_per_second": (429, "TOO_MANY_CREATIONS"),
+}
 
 
 def _code(failure: Exception) -> str:

@@ -206,7 +206,8 @@ def test_policies_are_tables_beside_the_options(write):
         ),
         (
             '\n[[policies]] # all\ntopic = "a"\n[[policies]]\nmax_rate = 1\n',
-            "line 2: policy 1: needs max_attempts, max_depth, max_bytes, max_age, max_rate, retain_for or retain_bytes",
+            "line 2: policy 1: needs max_attempts, max_depth, max_bytes, max_age, max_rate, "
+            "retain_for, retain_bytes, max_topics, max_channels or max_creations_per_second",
         ),
         ("policies = [{max_rate = 0}]\n", "policy 1: max_rate: must be a number above 0 (messages per second)"),
         ("policies = 5\n", "policies must be a list of tables"),
@@ -214,3 +215,51 @@ def test_policies_are_tables_beside_the_options(write):
 )
 def test_an_error_names_the_line_if_it_is_found(write, text, expected):
     assert complaint(write(text)) == expected
+
+
+def test_clients_create_only_so_many_topics_and_channels(nsqd, connect):
+    nsqd.create_channel("orders", "archive")
+    put(nsqd, [{"topic": "orders|new.*", "max_topics": 2, "max_channels": 1}])
+    connect().publishes(b"a", topic=b"new1")
+    connect().publishes(b"a", topic=b"other1")
+    for producer, body in ((connect(), b"PUB new2\n\0\0\0\1a"), (connect(), b"MPUB new2\n\0\0\0\x09\0\0\0\1\0\0\0\1a")):
+        with pytest.raises(Refused, match=r"E_M?PUB_FAILED M?PUB failed topic new2 is not created \(max_topics\)"):
+            producer.says(body).answer()
+    with pytest.raises(Refused, match=r"E_SUB_FAILED SUB failed topic new2 is not created \(max_topics\)"):
+        connect().subscribes(b"new2", b"c")
+    with pytest.raises(Refused, match=r"E_SUB_FAILED SUB failed channel orders:more is not created \(max_channels\)"):
+        connect().subscribes(b"orders", b"more")
+    connect().subscribes(b"orders", b"archive")
+    connect().subscribes(b"other2", b"c")
+    for target, code in (
+        ("/pub?topic=new2", "TOO_MANY_TOPICS"),
+        ("/topic/create?topic=new2", "TOO_MANY_TOPICS"),
+        ("/channel/create?topic=orders&channel=more", "TOO_MANY_CHANNELS"),
+        ("/channel/create?topic=orders&channel=more&from=earliest", "TOO_MANY_CHANNELS"),
+    ):
+        answer = nsqd.asks("POST", target, b"x")
+        assert (answer.status, answer.json()) == (503, {"message": code}), target
+    assert b'nsqd_creations_refused_total{limit="max_channels"} 3.0' in nsqd.asks("GET", "/metrics").body
+    assert nsqd.logs("creations refused, the last of topic new2 (max_topics)")
+    assert nsqd.asks("POST", "/topic/delete?topic=new1").status == 200
+    connect().publishes(b"a", topic=b"new2")
+    assert sorted(topic["topic_name"] for topic in nsqd.stats_document()["topics"]) == [
+        "new2",
+        "orders",
+        "other1",
+        "other2",
+    ]
+
+
+def test_clients_create_only_so_many_in_a_second_and_the_config_file_can_lift_that(nsqd, config, connect):
+    put(nsqd, [{"max_creations_per_second": 0.001}])
+    connect().publishes(b"a", topic=b"t1")
+    answer = nsqd.asks("POST", "/pub?topic=t2", b"x")
+    assert (answer.status, answer.json()) == (429, {"message": "TOO_MANY_CREATIONS"})
+    connect().publishes(b"a", topic=b"t1")
+    with pytest.raises(Refused, match=r"channel t1:c is not created \(max_creations_per_second\)"):
+        connect().subscribes(b"t1", b"c")
+    config.write_text("")
+    nsqd.send_signal(signal.SIGHUP)
+    eventually(lambda: in_force(nsqd) == [])
+    connect().publishes(b"a", topic=b"t2")

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from nsq_compat.log.storage import Durability
 from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
-from nsq_compat.policy.enforcer import CHECK_DELAY_SECONDS, CHECK_INTERVAL_SECONDS, Full
+from nsq_compat.policy.enforcer import CHECK_DELAY_SECONDS, CHECK_INTERVAL_SECONDS, CreationRate, Full
 
 
 def depths(daemon):
@@ -364,3 +364,15 @@ def test_every_message_has_one_state_or_is_counted(start, first, drops, steps):
 
 def still_held(consumer, bodies):
     return [body for body in dict.fromkeys(bodies) if consumer.id_of(body) in consumer.in_flight.frames]
+
+
+def test_creations_are_limited_to_a_rate_and_those_of_a_second_may_come_at_once():
+    rate = CreationRate(2.0, 100.0)
+    assert [rate.take(100.0) for _ in range(3)] == [True, True, False]
+    assert [rate.take(100.5) for _ in range(2)] == [True, False]
+    assert [rate.take(200.0) for _ in range(3)] == [True, True, False]
+
+
+def test_a_slow_rate_permits_one():
+    rate = CreationRate(0.5, 100.0)
+    assert [rate.take(now) for now in (100.0, 101.0, 102.0)] == [True, False, True]

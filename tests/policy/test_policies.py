@@ -85,7 +85,8 @@ def test_the_suffix_of_ephemeral_channels_is_left_out():
     ("written", "text"),
     [
         ({"max_attempt": 1}, "policy 1: max_attempt: unknown setting"),
-        ({}, "policy 1: needs max_attempts, max_depth, max_bytes, max_age, max_rate, retain_for or retain_bytes"),
+        ({}, "policy 1: needs max_attempts, max_depth, max_bytes, max_age, max_rate, "
+            "retain_for, retain_bytes, max_topics, max_channels or max_creations_per_second"),
         ({"when_full": "reject"}, "policy 1: when_full: has no effect without max_depth or max_bytes or max_age"),
         ({"max_depth": 1, "burst": 1}, "policy 1: burst: has no effect without max_rate"),
         ({"max_depth": 1, "dead_letter_topic": "d"}, "policy 1: dead_letter_topic: has no effect without max_attempts"),

@@ -26,7 +26,7 @@ policies = Blueprint("policies", __name__)
 Written = Sequence[Mapping[str, Any]]
 
 _MAX_POLICIES: Final = 100
-_INTEGERS: Final = ("max_attempts", "max_depth", "max_bytes", "burst", "retain_bytes")
+_INTEGERS: Final = ("max_attempts", "max_depth", "max_bytes", "burst", "retain_bytes", "max_topics", "max_channels")
 SETTINGS: Final[Mapping[str, str]] = {
     "topic": "a regular expression for the whole name; empty for all topics",
     "channel": "a regular expression for the whole name; empty for all channels, and for topics without a channel",
@@ -40,6 +40,9 @@ SETTINGS: Final[Mapping[str, str]] = {
     "burst": "messages that may be delivered at once",
     "retain_for": "time after publishing for which a topic keeps its messages, such as 72h",
     "retain_bytes": "size of a topic's log on one node up to which it keeps its messages",
+    "max_topics": "topics of one nsqd that clients may create",
+    "max_channels": "channels of one topic that clients may create",
+    "max_creations_per_second": "topics and channels that clients may create in a second",
 }
 """The settings of a policy, in the order of the form, with hints. Pages have the names of the config file."""
 WHEN_FULL: Final = ("", REJECT, DROP_OLDEST)
@@ -267,7 +270,7 @@ def _from_fields() -> list[dict[str, Any]]:
 
 def _value(key: str, text: str) -> Any:
     """The value that a field stands for; a text that is no number stays, so that its error is shown."""
-    if key in _INTEGERS or key == "max_rate":
+    if key in _INTEGERS or key in ("max_rate", "max_creations_per_second"):
         for kind in (int, float):
             try:
                 return kind(text)
