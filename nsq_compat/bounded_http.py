@@ -208,8 +208,8 @@ def exchange(
 
 
 def bearer(token: str) -> dict[str, str]:
-    """The header with a token; empty without one."""
-    return {"Authorization": f"Bearer {token}"} if token else {}
+    """The header with a token; empty without one, and for a secret that no header can have."""
+    return {"Authorization": f"Bearer {token}"} if token and token.isascii() and token.isprintable() else {}
 
 
 def root_error(error: BaseException) -> BaseException:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
-from nsq_compat.cli.kinds import BOOLEAN, LOG_LEVEL, STRING, STRINGS, Kind, choice
+from nsq_compat.cli.kinds import BOOLEAN, INTEGER, LOG_LEVEL, STRING, STRINGS, Kind, choice
 from nsq_compat.cli.logs import FORMATS, INFO, TEXT
 
 T = TypeVar("T")
@@ -126,6 +126,12 @@ class DaemonOptions:
     )
     log_level: int = option(LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal")
     log_format: str = option(choice(*FORMATS), TEXT, "format of log lines: text, like NSQ's, or json")
+    max_connections_per_address: int = option(
+        INTEGER, 0, "most connections of one address to all ports; by default no limit"
+    )
+    max_new_connections_per_second: int = option(
+        INTEGER, 0, "most connections that one address may begin in a second; by default no limit"
+    )
     unknown_keys: tuple[str, ...] = ()
     """What the config file has and the program does not know, for ``flags.warn_of_options``."""
     visible_secrets: tuple[str, ...] = ()

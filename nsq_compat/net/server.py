@@ -6,7 +6,11 @@
 import errno
 import logging
 import socket
+import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import ip_network
 from typing import Final, Generic
 
 import gevent
@@ -16,6 +20,7 @@ from nsq_compat.net.event_loop import BusyPoll, LoopTick
 from nsq_compat.net.process import ClientDescriptors
 from nsq_compat.net.sockets import address_of, close_listener, peer_of, prepare_client
 from nsq_compat.net.tls import MakeTls
+from nsq_compat.policy.dead_letters import LogThrottle
 from nsq_compat.session.http_message import HttpHandler, HttpLimits
 from nsq_compat.session.http_session import HttpSession, ImmediateHandler
 
@@ -30,6 +35,62 @@ _MAX_PAUSE: Final = 1.0
 _CLIENT_GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EINTR, errno.EPERM})
 
 SessionFactory = Callable[[Connection[Session], str, float, int], Session]
+
+
+class ConnectionLimits:
+    """Limits for each address on its connections to all listeners of a daemon; 0 is no limit.
+
+    A connection beyond a limit is refused. To accept it later would make others wait behind it in the kernel's queue,
+    and a limit for all addresses together would let one address use it up. Unix sockets are exempt. IPv6 clients are
+    counted by their network of 64 bits, because a client may use any address of it.
+    """
+
+    def __init__(self, per_address: int = 0, per_second: int = 0) -> None:
+        self.refused = {"per_address": 0, "per_second": 0}
+        self._per_address = per_address
+        self._per_second = per_second
+        self._open: Counter[str] = Counter()
+        self._begun: Counter[str] = Counter()  # in this second
+        self._second = -1
+        self._throttle = LogThrottle()
+
+    def admit(self, host: str, now: float) -> str:
+        """The key for `release`. Raises ``TooManyConnections``."""
+        if not host or (self._per_address <= 0 and self._per_second <= 0):
+            return ""
+        key = str(ip_network(f"{host.partition('%')[0]}/64", strict=False)) if ":" in host else host
+        if 0 < self._per_address <= self._open[key]:
+            raise self._refusal("per_address", f"{key} has {self._per_address}", now)
+        if self._per_second > 0:
+            if int(now) != self._second:
+                self._second = int(now)
+                self._begun.clear()
+            if self._begun[key] >= self._per_second:
+                raise self._refusal("per_second", f"{key} began {self._per_second} in this second", now)
+            self._begun[key] += 1
+        self._open[key] += 1
+        return key
+
+    def release(self, key: str) -> None:
+        """A connection that was admitted has ended."""
+        if key:
+            self._open[key] -= 1
+            if not self._open[key]:
+                del self._open[key]
+
+    def _refusal(self, limit: str, why: str, now: float) -> "TooManyConnections":
+        self.refused[limit] += 1
+        if to_log := self._throttle.add(1, now):
+            flag = "max-connections-per-address" if limit == "per_address" else "max-new-connections-per-second"
+            log.warning("refused %d connections: %s (--%s)", to_log, why, flag)
+        return TooManyConnections(limit)
+
+
+class TooManyConnections(Exception):
+    """A connection is beyond a limit for its address."""
+
+
+NO_LIMITS: Final = ConnectionLimits()
 
 
 class Acceptor:
@@ -100,7 +161,8 @@ class TcpServer(Generic[Session]):
     `make_session` receives the connection, the client's host, `now` and `now_ns`. `make_tls` is for sessions that offer
     TLS. `receive_size` bounds the number of commands that are executed for one client before others are served.
     `session_waits`: whether a session may switch to other greenlets while it is fed. If not, clients are served faster,
-    and `busy_poll` is notified of their requests. Servers may share a `tick`.
+    and `busy_poll` is notified of their requests. Servers may share a `tick`, and `limits`. `refusal` is sent to a
+    client beyond these.
     """
 
     def __init__(
@@ -114,8 +176,12 @@ class TcpServer(Generic[Session]):
         session_waits: bool = True,
         busy_poll: BusyPoll | None = None,
         tick: LoopTick | None = None,
+        limits: ConnectionLimits = NO_LIMITS,
+        refusal: bytes = b"",
     ) -> None:
         self._acceptor = Acceptor(listener, name, self._serve)
+        self._limits = limits
+        self._refusal = refusal
         self._make_session = make_session
         self._make_tls = make_tls
         self._receive_size = receive_size
@@ -151,6 +217,13 @@ class TcpServer(Generic[Session]):
 
     def _serve(self, client: socket.socket, name: object) -> None:
         peer, host = peer_of(name)
+        try:
+            key = self._limits.admit(host, time.monotonic())
+        except TooManyConnections:
+            with suppress(OSError):  # if the client has gone, nothing has to be said
+                client.send(self._refusal)
+            client.close()
+            return
         if self._name in ("TCP", "TLS"):  # nsqd: HTTP clients are not logged
             log.info("TCP: new client(%s)", peer)
         connection: Connection[Session] = Connection(
@@ -165,11 +238,22 @@ class TcpServer(Generic[Session]):
         )
         greenlet = self._connections[connection] = gevent.spawn(connection.run)
         # Also if it is killed before its first step.
-        greenlet.link(lambda _: self._forget(connection))
+        greenlet.link(lambda _: self._ended(connection, key))
+
+    def _ended(self, connection: Connection[Session], key: str) -> None:
+        self._limits.release(key)
+        self._forget(connection)
 
     def _forget(self, connection: Connection[Session]) -> None:
         self._connections.pop(connection, None)
         connection.free()
+
+
+_HTTP_BODY: Final = b'{"message":"TOO_MANY_CONNECTIONS"}'
+_HTTP_REFUSAL: Final = (
+    b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json; charset=utf-8\r\nRetry-After: 1\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(_HTTP_BODY), _HTTP_BODY)
+)
 
 
 class HttpServer(TcpServer[HttpSession]):
@@ -185,6 +269,7 @@ class HttpServer(TcpServer[HttpSession]):
         tls: MakeTls | None = None,
         immediate: ImmediateHandler | None = None,
         tick: LoopTick | None = None,
+        connection_limits: ConnectionLimits = NO_LIMITS,
     ) -> None:
         def make_session(connection: Connection[HttpSession], host: str, now: float, now_ns: int) -> HttpSession:
             return HttpSession(
@@ -198,7 +283,16 @@ class HttpServer(TcpServer[HttpSession]):
                 tls=tls is not None,
             )
 
-        super().__init__(listener, make_session, tls, name=name, session_waits=False, tick=tick)
+        super().__init__(
+            listener,
+            make_session,
+            tls,
+            name=name,
+            session_waits=False,
+            tick=tick,
+            limits=connection_limits,
+            refusal=_HTTP_REFUSAL if tls is None else b"",
+        )
 
     def stop(self, timeout: float) -> None:
         """Accept no more, close idle connections, wait up to `timeout` seconds for current requests, abort the rest."""

@@ -22,7 +22,7 @@ from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.cluster.peek import oldest_messages
 from nsq_compat.cluster.reading import UpstreamError
 from nsq_compat.net.event_loop import LoopLag
-from nsq_compat.net.server import HttpServer
+from nsq_compat.net.server import ConnectionLimits, HttpServer
 from nsq_compat.net.sockets import listen
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions
 from nsq_compat.protocol.durations import SECOND, seconds
@@ -34,7 +34,7 @@ from nsq_compat.web.admin.operations import collect
 from nsq_compat.web.admin.sessions import Run, SessionFileError, Sessions
 from nsq_compat.web.admin.users import PasswordCheck, TooBusy, Users, parse_role
 from nsq_compat.web.hosts import OPEN_PATHS, HostCheck
-from nsq_compat.web.metrics import Metrics
+from nsq_compat.web.metrics import Metrics, count_refused_connections
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,9 @@ class Daemon:
         pages = WsgiHandler(create_app(self), options.base_path)
         open_paths = [options.base_path.rstrip("/") + path for path in OPEN_PATHS]
         handler = HostCheck(pages, PROGRAM, options.http_address, options.allowed_hosts, open_paths=open_paths)
-        self._http = HttpServer(listen(options.http_address), handler)
+        limits = ConnectionLimits(options.max_connections_per_address, options.max_new_connections_per_second)
+        count_refused_connections(self.metrics, PROGRAM, limits.refused)
+        self._http = HttpServer(listen(options.http_address), handler, connection_limits=limits)
 
     def start(self) -> None:
         self._loop_lag.start()

@@ -25,7 +25,7 @@ from nsq_compat.net.certificates import load_certificates
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import AlarmClock, BusyPoll, LoopLag, LoopTick, has_spare_cpu
 from nsq_compat.net.process import descriptors_left_by_clients, exempt_from_collection
-from nsq_compat.net.server import HttpServer, TcpServer
+from nsq_compat.net.server import ConnectionLimits, HttpServer, TcpServer
 from nsq_compat.net.sockets import listen, port_of
 from nsq_compat.nsqd import startup
 from nsq_compat.nsqd.durability import (
@@ -46,6 +46,7 @@ from nsq_compat.policy.enforcer import PolicyEnforcer
 from nsq_compat.policy.policies import Policies
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from nsq_compat.protocol.durations import SECOND
+from nsq_compat.protocol.frames import error_frame
 from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.protocol.names import address_error
 from nsq_compat.queue.broker import Broker
@@ -56,7 +57,7 @@ from nsq_compat.session.authorization import TOKEN_SECONDS, AuthFailed, Credenti
 from nsq_compat.session.nsqd_session import NsqdSession
 from nsq_compat.web.access import TokenCheck
 from nsq_compat.web.application import TlsRequired
-from nsq_compat.web.metrics import Metrics
+from nsq_compat.web.metrics import Metrics, count_refused_connections
 from nsq_compat.web.nsqd_api import NsqdApi
 from nsq_compat.web.stats import MemoryStats
 
@@ -112,6 +113,10 @@ class Daemon:
         self._token_check = TokenCheck(self._access, PROGRAM) if self._access is not None else None
         self._token_watch = gevent.Greenlet(self._watch_tokens)
         self.metrics = Metrics(PROGRAM)
+        self._connection_limits = ConnectionLimits(
+            options.max_connections_per_address, options.max_new_connections_per_second
+        )
+        count_refused_connections(self.metrics, PROGRAM, self._connection_limits.refused)
         self.memory = MemoryStats().stats
         self.loop_lag = 0.0
         self._loop_lag = LoopLag(self._observe_lag, self.metrics.observe_held)
@@ -203,8 +208,16 @@ class Daemon:
         # Polling gains nothing if sessions wait for the disk or for auth servers.
         polls = options.busy_poll_time > 0 or (not waits and has_spare_cpu())
         self._busy_poll = BusyPoll(options.busy_poll_time / SECOND) if polls else None
+        limits = self._connection_limits
         self._tcp = TcpServer(
-            tcp_listener, self._make_session, make_tls, session_waits=waits, busy_poll=self._busy_poll, tick=tick
+            tcp_listener,
+            self._make_session,
+            make_tls,
+            session_waits=waits,
+            busy_poll=self._busy_poll,
+            tick=tick,
+            limits=limits,
+            refusal=error_frame(b"E_TOO_MANY_CONNECTIONS this address has too many connections"),
         )
 
         api = NsqdApi(self, self._publish_batch, self._token_check)
@@ -215,12 +228,20 @@ class Daemon:
         self._http: list[HttpServer] = []
         if http_listener and options.tls_required == TLS_REQUIRED:
             refusing = TlsRequired(port_of(https_listener) if https_listener else 0)
-            self._http.append(HttpServer(http_listener, refusing, tick=tick))
+            self._http.append(HttpServer(http_listener, refusing, tick=tick, connection_limits=limits))
         elif http_listener:
-            self._http.append(HttpServer(http_listener, api, immediate=publishing, tick=tick))
+            self._http.append(HttpServer(http_listener, api, immediate=publishing, tick=tick, connection_limits=limits))
         if https_listener:
             self._http.append(
-                HttpServer(https_listener, api, name="HTTPS", tls=make_tls, immediate=publishing, tick=tick)
+                HttpServer(
+                    https_listener,
+                    api,
+                    name="HTTPS",
+                    tls=make_tls,
+                    immediate=publishing,
+                    tick=tick,
+                    connection_limits=limits,
+                )
             )
 
     def _make_session(self, connection: Connection[NsqdSession], host: str, now: float, now_ns: int) -> NsqdSession:

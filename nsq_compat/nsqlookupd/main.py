@@ -35,16 +35,17 @@ from nsq_compat.net.certificates import REQUIRE, REQUIRE_VERIFY, CertificateErro
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import LoopLag
 from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
-from nsq_compat.net.server import HttpServer, TcpServer
+from nsq_compat.net.server import ConnectionLimits, HttpServer, TcpServer
 from nsq_compat.net.sockets import ListenError, check_address, listen, port_of, split_host_port
 from nsq_compat.protocol.durations import MINUTE, SECOND
+from nsq_compat.protocol.layout import sized
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.registry.registration_policy import RegistrationPolicy
 from nsq_compat.session.lookupd_session import LookupdSession
 from nsq_compat.web.access import TokenCheck
 from nsq_compat.web.application import TlsRequired
-from nsq_compat.web.metrics import Metrics
+from nsq_compat.web.metrics import Metrics, count_refused_connections
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ RECEIVE_SIZE = 256
 """A few commands. When a thousand nsqd register all their topics at once, lookups must not wait for all of that."""
 
 _ANY_PORT = ":0"
+_REFUSAL: Final = sized(b"E_TOO_MANY_CONNECTIONS this address has too many connections")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,13 +191,24 @@ class Daemon:
         )
         """What an nsqd is told that is connected with TLS: the ports with TLS."""
         metrics = Metrics(PROGRAM)
+        limits = ConnectionLimits(options.max_connections_per_address, options.max_new_connections_per_second)
+        count_refused_connections(metrics, PROGRAM, limits.refused)
         self._loop_lag = LoopLag(metrics.observe_lag, metrics.observe_held)
         self._tcp: list[TcpServer[LookupdSession]] = []
         if tcp_listener:
-            self._tcp.append(TcpServer(tcp_listener, self._make_session, receive_size=RECEIVE_SIZE))
+            self._tcp.append(
+                TcpServer(tcp_listener, self._make_session, receive_size=RECEIVE_SIZE, limits=limits, refusal=_REFUSAL)
+            )
         if tls_listener:
             self._tcp.append(
-                TcpServer(tls_listener, self._make_tls_session, make_tls, receive_size=RECEIVE_SIZE, name="TLS")
+                TcpServer(
+                    tls_listener,
+                    self._make_tls_session,
+                    make_tls,
+                    receive_size=RECEIVE_SIZE,
+                    name="TLS",
+                    limits=limits,
+                )
             )
         token_check = TokenCheck(self._access, PROGRAM) if self._access is not None else None
         api = NsqlookupdApi(self.db, metrics, self.policy, refuse=token_check)
@@ -203,11 +216,11 @@ class Daemon:
             metrics.collect_from(partial(token_check.collect, api))
         self._http: list[HttpServer] = []
         if http_listener and options.tls_required == TLS_REQUIRED:
-            self._http.append(HttpServer(http_listener, TlsRequired(self.tls_info.http_port)))
+            self._http.append(HttpServer(http_listener, TlsRequired(self.tls_info.http_port), connection_limits=limits))
         elif http_listener:
-            self._http.append(HttpServer(http_listener, api))
+            self._http.append(HttpServer(http_listener, api, connection_limits=limits))
         if https_listener:
-            self._http.append(HttpServer(https_listener, api, name="HTTPS", tls=make_tls))
+            self._http.append(HttpServer(https_listener, api, name="HTTPS", tls=make_tls, connection_limits=limits))
 
     def start(self) -> None:
         self._loop_lag.start()

@@ -163,6 +163,10 @@ def _parse(row: Mapping[str, Any]) -> tuple[str, Token]:
             values[key] = _KEYS[key](value)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from None
+    if "topics" in values and values["permissions"] & {MIRROR, REGISTER}:
+        raise ValueError("topics: mirror and register cannot be limited to topics")
+    if "addresses" in values and REGISTER not in values["permissions"]:
+        raise ValueError("addresses: has no effect without the permission register")
     hashed = values.pop("hash")
     return hashed, Token(**values)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from nsq_compat.policy.access import AccessFile, Token
 from nsq_compat.session.http_message import Request, Response
-from nsq_compat.web.application import Application, error, parse_query
+from nsq_compat.web.application import Application, Route, error, parse_query
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -26,18 +26,18 @@ class TokenCheck:
         self._realm = realm
         self._now = now
 
-    def __call__(self, request: Request, permission: str) -> Response | None:
-        if not permission:
+    def __call__(self, request: Request, route: Route) -> Response | None:
+        if not route.permission:
             return None
         secret = bearer(request.headers.get(b"authorization", b""))
         token = self._access.tokens.find(secret, self._now()) if secret else None
         if token is None:
             why = ', error="invalid_token"' if secret else ""
             return error(401, "UNAUTHORIZED", self._challenge(why))
-        missing = _missing(token, permission, request)
+        missing = _missing(token, route, request)
         if not missing:
             return None
-        scope = f', error="insufficient_scope", scope="{permission}"'
+        scope = f', error="insufficient_scope", scope="{route.permission}"'
         return error(403, f"FORBIDDEN: the token {token.name} {missing}", self._challenge(scope))
 
     def collect(self, api: Application) -> "Iterator[Metric]":
@@ -57,12 +57,13 @@ def bearer(header: bytes) -> bytes:
     return secret.strip() if scheme.lower() == _SCHEME else b""
 
 
-def _missing(token: Token, permission: str, request: Request) -> str:
-    if permission not in token.permissions:
-        return f"lacks the permission {permission}"
+def _missing(token: Token, route: Route, request: Request) -> str:
+    if route.permission not in token.permissions:
+        return f"lacks the permission {route.permission}"
     if token.topics is None:
         return ""
-    topic = parse_query(request.query).get("topic", "")
-    if not topic:
+    query = parse_query(request.query)
+    topics = [name for key in route.topics_in if key in query for name in query[key].split(",")]
+    if not topics or not all(topics):
         return "is limited to topics, so the request must name one"
-    return "" if token.covers(topic) else f"does not cover the topic {topic}"
+    return next((f"does not cover the topic {topic}" for topic in topics if not token.covers(topic)), "")

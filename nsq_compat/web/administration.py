@@ -84,14 +84,15 @@ class Administration:
             "/channel/finish": self._finish,
             "/channel/requeue": self._requeue,
             "/channel/dead_letter": self._dead_letter,
-            "/channel/redrive": self._redrive,
         }
         if self._service.options.peeking_over_http:
             changes |= on_messages
+            redrive = {"/channel/redrive": {"POST": Route(self._redrive, OPERATE, topics_in=("topic", "to"))}}
         else:
-            reads = {}
+            reads, redrive = {}, {}
         return {
             **self._topic_log.routes(),
+            **redrive,
             **{path: {"POST": Route(handler, OPERATE)} for path, handler in changes.items()},
             **{path: {"POST": Route(handler, ADMIN)} for path, handler in deletions.items()},
             **{path: {"GET": Route(handler, CONSUME)} for path, handler in reads.items()},

@@ -184,8 +184,6 @@ EMPTY: Final = text_response(b"")
 # --- Routes -----------------------------------------------------------------------------------------------------------
 
 Handler = Callable[[Request], Response]
-Refusal = Callable[[Request, str], Response | None]
-"""Returns the response to a request that may not be made, given its permission. Raises ``ApiError``."""
 OPEN: Final = ""
 
 IGNORED_BODY_LIMIT: Final = 256 * 1024
@@ -199,7 +197,12 @@ class Route(NamedTuple):
     """What a token must permit, if the daemon has an access file; `OPEN` for no token."""
     admission: Admission = Admission(IGNORED_BODY_LIMIT, error(413, "BODY_TOO_BIG"))
     logged: bool = True
+    topics_in: tuple[str, ...] = ("topic",)
+    """The parameters that name topics. A value may have several names, separated by commas."""
 
+
+Refusal = Callable[[Request, Route], Response | None]
+"""Returns the response to a request for a route, if it may not be made. Raises ``ApiError``."""
 
 Routes = Mapping[str, Mapping[str, Route]]
 """Routes by path and method. A path that ends in ``:name`` matches any non-empty last segment."""
@@ -222,7 +225,7 @@ class Application:
         route = self.methods(head.path).get(head.method)
         if route is None:
             return Admission(IGNORED_BODY_LIMIT, self.unmatched(head.method, head.path, b""))
-        refusal = self._refusal(head, route.permission)
+        refusal = self._refusal(head, route)
         return route.admission if refusal is None else Admission(IGNORED_BODY_LIMIT, refusal)
 
     def respond(self, request: Request) -> Response:
@@ -231,7 +234,7 @@ class Application:
         if route is None:
             response = self.unmatched(request.method, request.path, request.query)
             logged = response.status in (404, 405)  # nsqd: of the router's own responses, only errors are logged
-        elif (refusal := self._refusal(request, route.permission)) is not None:
+        elif (refusal := self._refusal(request, route)) is not None:
             response, logged = refusal, True
             self.refused += 1
         else:
@@ -240,11 +243,11 @@ class Application:
             log_access(request, response.status, time.monotonic_ns() - began)
         return response
 
-    def _refusal(self, request: Request, permission: str) -> Response | None:
+    def _refusal(self, request: Request, route: Route) -> Response | None:
         if self._refuse is None:
             return None
         try:
-            return self._refuse(request, permission)
+            return self._refuse(request, route)
         except ApiError as failure:
             return error(failure.status, failure.code)
 

@@ -4,7 +4,7 @@ Collectors read values that the daemon keeps anyway. The histograms (event-loop 
 rarer than messages. prometheus_client is an extra: without it, /metrics answers 501 and names the extra.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from nsq_compat import NSQ_VERSION, __version__, build, missing_package
@@ -70,6 +70,22 @@ class Metrics:
             raise MetricsUnavailable(missing_package("prometheus_client", "metrics"))
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
+
+
+def count_refused_connections(metrics: Metrics, program: str, refused: Mapping[str, int]) -> None:
+    """Show the connections that were refused, by limit (see ``net.server.ConnectionLimits``)."""
+
+    def collect() -> Iterator["Metric"]:
+        from prometheus_client.core import CounterMetricFamily
+
+        family = CounterMetricFamily(
+            f"{program}_connections_refused", "Connections beyond a limit for their address.", labels=["limit"]
+        )
+        for limit, count in refused.items():
+            family.add_metric([limit], float(count))
+        yield family
+
+    metrics.collect_from(collect)
 
 
 def _registry(program: str) -> "prometheus_client.CollectorRegistry | None":

@@ -70,7 +70,7 @@ class TopicLogApi:
             {"/topic/read": {"GET": Route(self._read, CONSUME)}} if self._service.options.peeking_over_http else {}
         )
         return {
-            "/topic/offsets": {"GET": Route(self._offsets, READ)},
+            "/topic/offsets": {"GET": Route(self._offsets, READ, topics_in=("topic", "topics"))},
             "/channel/rewind": {"POST": Route(self._rewind, OPERATE)},
             **reading,
         }

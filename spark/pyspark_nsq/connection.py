@@ -11,6 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from nsq_compat import __version__
 from nsq_compat.protocol import command_writer
@@ -210,9 +211,25 @@ def tls_context(options: ConnectionOptions) -> ssl.SSLContext | None:
     return _tls_context(options) if options.tls else None
 
 
-def lookupd_tls_context(options: ConnectionOptions, lookupds: Iterable[str]) -> ssl.SSLContext | None:
-    """TLS to these nsqlookupds; None if none has TLS. Raises ``OSError`` if a file cannot be read."""
-    return _tls_context(options) if any(each.startswith("https://") for each in lookupds) else None
+class HttpAccess(NamedTuple):
+    """What HTTP requests to daemons need: TLS, None without it, and a token, "" without one."""
+
+    tls: ssl.SSLContext | None = None
+    token: str = ""
+
+
+NO_ACCESS: Final = HttpAccess()
+
+
+def http_access(options: ConnectionOptions) -> HttpAccess:
+    """For nsqds. Raises ``OSError`` if a file of TLS cannot be read."""
+    return HttpAccess(tls_context(options), options.auth_secret)
+
+
+def lookupd_access(options: ConnectionOptions, lookupds: Iterable[str]) -> HttpAccess:
+    """For these nsqlookupds. Raises ``OSError`` if a file of TLS cannot be read."""
+    uses_tls = any(each.startswith("https://") for each in lookupds)
+    return HttpAccess(_tls_context(options) if uses_tls else None, options.auth_secret)
 
 
 def _tls_context(options: ConnectionOptions) -> ssl.SSLContext:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from nsq_compat.protocol import command_writer
 from nsq_compat.session.client_session import ReceivedFrames
-from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable
+from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable, http_access
 from pyspark_nsq.decode import InvalidMessageId, decode, finish
 from pyspark_nsq.nodes import HttpFailed, ask
 from pyspark_nsq.options import ReadOptions
@@ -90,7 +90,9 @@ def _suspects(spool: Spool, origin: Origin, http: str, options: ReadOptions) -> 
     """The ids that this nsqd may deliver again. Called while connected, so that a later restart ends the connection."""
     if http:
         try:
-            spool.suspect_all_before_restart(origin, int(ask(http, "info", _INFO_TIMEOUT)["start_time"]))
+            spool.suspect_all_before_restart(
+                origin, int(ask(http, "info", _INFO_TIMEOUT, http_access(options))["start_time"])
+            )
         except (HttpFailed, TypeError, KeyError, ValueError) as error:
             log.warning("cannot find out whether nsqd %s was restarted: %r", origin.nsqd, error)
     return spool.suspected(origin)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import requests
 
-from nsq_compat.bounded_http import FAILURES, Answer, Deadline, bounded_session, exchange, reason_of
+from nsq_compat.bounded_http import FAILURES, Answer, Deadline, bearer, bounded_session, exchange, reason_of
 from nsq_compat.protocol.frames import FrameReader
 from nsq_compat.session.client_session import ReceivedFrames
 from pyspark_nsq.connection import tls_context
@@ -115,6 +115,7 @@ def _asked(session: requests.Session, work: Range, at: int, options: ReadOptions
                 Deadline(max(options.connect_timeout, PATIENCE)),
                 connect_timeout=options.connect_timeout,
                 max_body=_MAX_BODY,
+                headers=bearer(options.auth_secret),
             )
             problem = "" if answer.status == 200 else _problem(answer)
             if answer.status in (200, 410) or problem.startswith(("INVALID_ARG_FROM", "INVALID_ARG_TO")):

@@ -4,7 +4,6 @@ import itertools
 import json
 import logging
 import socket
-import ssl
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -12,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
-from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, reason_of
+from nsq_compat.bounded_http import FAILURES, Deadline, bearer, bounded_session, exchange, reason_of
 from nsq_compat.protocol.names import address_error, is_ephemeral, printable
-from pyspark_nsq.connection import lookupd_tls_context, tls_context
+from pyspark_nsq.connection import NO_ACCESS, HttpAccess, http_access, lookupd_access
 from pyspark_nsq.options import ReadOptions
 
 log = logging.getLogger(__name__)
@@ -56,9 +55,9 @@ def base_of(address: str) -> str:
     return address if "://" in address else f"http://{address}"
 
 
-def ask(address: str, path: str, timeout: float, tls: ssl.SSLContext | None = None, **parameters: str) -> Any:
+def ask(address: str, path: str, timeout: float, access: HttpAccess = NO_ACCESS, **parameters: str) -> Any:
     """GET a path and return the JSON value of the answer, or None for 404. Raises ``HttpFailed``."""
-    status, body = _exchange("GET", address, path, timeout, b"", parameters, tls)
+    status, body = _exchange("GET", address, path, timeout, b"", parameters, access)
     if status == 404:
         return None
     try:
@@ -67,16 +66,16 @@ def ask(address: str, path: str, timeout: float, tls: ssl.SSLContext | None = No
         raise HttpFailed(f"http://{address}/{path}: {error}") from None
 
 
-def exists(address: str, path: str, timeout: float, tls: ssl.SSLContext | None = None, **parameters: str) -> bool:
+def exists(address: str, path: str, timeout: float, access: HttpAccess = NO_ACCESS, **parameters: str) -> bool:
     """Whether GET of a path is answered with 200, not 404. Raises ``HttpFailed``."""
-    return _exchange("GET", address, path, timeout, b"", parameters, tls)[0] == 200
+    return _exchange("GET", address, path, timeout, b"", parameters, access)[0] == 200
 
 
 def post(
-    address: str, path: str, timeout: float, body: bytes = b"", tls: ssl.SSLContext | None = None, **parameters: str
+    address: str, path: str, timeout: float, body: bytes = b"", access: HttpAccess = NO_ACCESS, **parameters: str
 ) -> None:
     """POST to a path. Raises ``HttpFailed`` unless the daemon answers 200."""
-    status, _ = _exchange("POST", address, path, timeout, body, parameters, tls)
+    status, _ = _exchange("POST", address, path, timeout, body, parameters, access)
     if status == 404:
         raise HttpFailed(f"http://{address}/{path}: not found")
 
@@ -88,12 +87,12 @@ def _exchange(
     timeout: float,
     body: bytes,
     parameters: dict[str, str],
-    tls: ssl.SSLContext | None,
+    access: HttpAccess,
 ) -> tuple[int, bytes]:
     """Return the status (200 or 404) and the body. `timeout` is for the whole exchange, in seconds."""
     url = url_of(address, path, parameters)
     try:
-        with bounded_session(tls=tls) as session:
+        with bounded_session(tls=access.tls) as session:
             answer = exchange(
                 session,
                 method,
@@ -102,7 +101,7 @@ def _exchange(
                 connect_timeout=timeout,
                 max_body=_MAX_RESPONSE_BYTES,
                 body=body,
-                headers={"Accept": "application/vnd.nsq; version=1.0"},
+                headers={"Accept": "application/vnd.nsq; version=1.0", **bearer(access.token)},
             )
         if answer.status not in (200, 404):
             raise ValueError(f"status {answer.status} {answer.body[:200].decode('utf-8', 'replace')}")
@@ -165,8 +164,8 @@ class Nodes:
 
     def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
-        self._tls = tls_context(options)
-        self._lookupd_tls = lookupd_tls_context(options, options.lookupd_http_addresses)
+        self._access = http_access(options)
+        self._lookupd_access = lookupd_access(options, options.lookupd_http_addresses)
         self._clock = clock
         self._known: list[Node] = []
         self._asked: float | None = None
@@ -290,7 +289,7 @@ class Nodes:
     def _try(self, node: Node) -> None:
         timeout = self._options.connect_timeout
         if node.http:
-            ask(node.http, "info", timeout, self._tls)
+            ask(node.http, "info", timeout, self._access)
             return
         host, _, port = node.tcp.rpartition(":")
         try:
@@ -299,12 +298,12 @@ class Nodes:
             raise HttpFailed(str(error)) from None
 
     def _tell(self, node: Node, path: str, **parameters: str) -> None:
-        post(node.http, path, self._options.connect_timeout, b"", self._tls, **parameters)
+        post(node.http, path, self._options.connect_timeout, b"", self._access, **parameters)
 
     def _depths(self, node: Node) -> tuple[int, int]:
         """The depths of topic and channel; (0, 0) if there is no such channel."""
         name, timeout = self._options.channel, self._options.connect_timeout
-        answer = ask(node.http, "stats", timeout, self._tls, format="json", topic=node.topic, channel=name)
+        answer = ask(node.http, "stats", timeout, self._access, format="json", topic=node.topic, channel=name)
         try:
             for topic in answer["topics"] or ():
                 for channel in topic["channels"] or ():
@@ -333,10 +332,10 @@ class Nodes:
 
     def _ask_lookupd(self, asked: tuple[str, str]) -> Any:
         """The nodes of a topic, and reasons for skipped ones; without a topic the names of all topics."""
-        (lookupd, topic), timeout, tls = asked, self._options.connect_timeout, self._lookupd_tls
+        (lookupd, topic), timeout, access = asked, self._options.connect_timeout, self._lookupd_access
         if not topic:
-            return _names(ask(lookupd, "topics", timeout, tls), url_of(lookupd, "topics", {}))
-        return _producers(lookupd, topic, ask(lookupd, "lookup", timeout, tls, topic=topic))
+            return _names(ask(lookupd, "topics", timeout, access), url_of(lookupd, "topics", {}))
+        return _producers(lookupd, topic, ask(lookupd, "lookup", timeout, access, topic=topic))
 
     def _matching(self) -> list[Node]:
         """The nodes of the options, with the topics there that match the pattern."""
@@ -344,7 +343,7 @@ class Nodes:
         for node in _named(self._options, [""]):
             try:
                 parameters = {"format": "json", "include_clients": "false", "include_mem": "false"}
-                stats = ask(node.http, "stats", self._options.connect_timeout, self._tls, **parameters)
+                stats = ask(node.http, "stats", self._options.connect_timeout, self._access, **parameters)
                 topics = [str(each["topic_name"]) for each in stats["topics"] or ()]
             except HttpFailed as error:
                 self._complain(node, error)
@@ -388,7 +387,7 @@ class Nodes:
             raise NoNodes("lookupdHttpAddresses: no nsqlookupd answers: " + "; ".join(complaints))
 
 
-def registered(lookupds: Sequence[str], topic: str, timeout: float, tls: ssl.SSLContext | None = None) -> list[str]:
+def registered(lookupds: Sequence[str], topic: str, timeout: float, access: HttpAccess = NO_ACCESS) -> list[str]:
     """The TCP addresses of all nsqd that these nsqlookupd know, without those where `topic` has a tombstone.
 
     Raises ``NoNodes`` if no nsqlookupd answers.
@@ -397,7 +396,7 @@ def registered(lookupds: Sequence[str], topic: str, timeout: float, tls: ssl.SSL
     complaints: list[str] = []
     for lookupd in lookupds:
         try:
-            found.update(node.tcp for node in _registered(lookupd, topic, ask(lookupd, "nodes", timeout, tls)))
+            found.update(node.tcp for node in _registered(lookupd, topic, ask(lookupd, "nodes", timeout, access)))
         except HttpFailed as error:
             complaints.append(str(error))
             log.warning("skipping an nsqlookupd: %s", error)

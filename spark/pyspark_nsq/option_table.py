@@ -300,7 +300,7 @@ OPTIONS: Final = (
         "auth_secret",
         option_parsers.text,
         "",
-        "secret to send if nsqd asks for authorization",
+        "secret or token to send if nsqd asks for authorization, and to nsqlookupd",
         _ALL,
         aliases=("auth_secret",),
     ),

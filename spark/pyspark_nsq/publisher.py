@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.names import is_valid_name
-from pyspark_nsq.connection import NsqConnection, NsqdUnreachable, lookupd_tls_context
+from pyspark_nsq.connection import NsqConnection, NsqdUnreachable, lookupd_access
 from pyspark_nsq.nodes import registered
 from pyspark_nsq.options import WriteOptions
 
@@ -44,7 +44,7 @@ def targets(options: WriteOptions) -> Sequence[str]:
     if options.nsqd_tcp_addresses:
         return options.nsqd_tcp_addresses
     lookupds = options.lookupd_http_addresses
-    return registered(lookupds, options.topic, options.connect_timeout, lookupd_tls_context(options, lookupds))
+    return registered(lookupds, options.topic, options.connect_timeout, lookupd_access(options, lookupds))
 
 
 def connect(options: WriteOptions, first: int) -> NsqConnection:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from pyspark_nsq.connection import tls_context
+from pyspark_nsq.connection import http_access
 from pyspark_nsq.nodes import HttpFailed, Nodes, NoNodes, SideBySide, ask, exists
 from pyspark_nsq.options import ReadOptions
 
@@ -63,7 +63,7 @@ class TopicLogs:
 
     def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
-        self._tls = tls_context(options)
+        self._access = http_access(options)
         self._nodes = Nodes(options, clock)
         self._clock = clock
         self._requests = SideBySide(self._ask, lambda request: f"http://{request[0]}/topic/offsets")
@@ -129,7 +129,7 @@ class TopicLogs:
         # An nsqd with an auth server has no /topic/read.
         one_of_each = {each.nsqd: each for each in report.logs.values()}.values()
         place = {each.nsqd: {"topic": each.topic, "from": str(each.next)} for each in one_of_each}
-        return all(exists(nsqd, "topic/read", timeout, self._tls, **at) for nsqd, at in place.items())
+        return all(exists(nsqd, "topic/read", timeout, self._access, **at) for nsqd, at in place.items())
 
     def tcp_of(self, nsqd: str) -> str:
         """The TCP address of an nsqd, or the same address if it is unknown."""
@@ -139,7 +139,7 @@ class TopicLogs:
         nsqd, names, at = request
         arguments = {"topics": names} | ({"at": at} if at else {})
         answer: dict[str, Any] | None = ask(
-            nsqd, "topic/offsets", self._options.connect_timeout, self._tls, **arguments
+            nsqd, "topic/offsets", self._options.connect_timeout, self._access, **arguments
         )
         return answer
 

@@ -36,7 +36,12 @@ NSQ_FLAGS = {
     "version": ("", ""),
 }
 OURS = {
+    "access-file",
+    "cluster-token",
+    "cluster-token-file",
     "graphite-url-file",
+    "max-connections-per-address",
+    "max-new-connections-per-second",
     "notification-http-endpoint-file",
     "allowed-host",
     *(

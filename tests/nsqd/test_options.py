@@ -73,7 +73,9 @@ NSQ_FLAGS = {
 """Every flag of NSQ 1.3.0's nsqd."""
 
 OUR_OWN_FLAGS = {
+    "access-file": ("string", ""),
     "busy-poll-time": ("duration", ""),
+    "cluster-token": ("string", ""),
     "check-config": ("", ""),
     "drain-timeout": ("duration", "5m0s"),
     "durability": ("string", '"os"'),
@@ -82,7 +84,9 @@ OUR_OWN_FLAGS = {
     "lookupd-tls-cert": ("string", ""),
     "lookupd-tls-key": ("string", ""),
     "lookupd-tls-root-ca-file": ("string", ""),
+    "max-connections-per-address": ("int", ""),
     "max-defer-timeout": ("duration", ""),
+    "max-new-connections-per-second": ("int", ""),
     "metrics-max-names": ("int", "1000"),
     "mirror-accept": ("", ""),
     "mirror-auth-secret": ("string", ""),

@@ -180,6 +180,7 @@ NSQ_FLAGS = {
     "version": ("", ""),
 }
 OURS = {
+    *("max-connections-per-address", "max-new-connections-per-second"),
     *("access-file", "check-config", "log-format", "tls-tcp-address", "https-address", "registration-patterns"),
     *("tls-cert", "tls-key", "tls-client-auth-policy", "tls-root-ca-file", "tls-required", "tls-min-version"),
 }

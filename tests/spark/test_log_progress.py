@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from nsq_compat.policy.access import hash_of
 from nsq_conformance.certificates import Certificates
+from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from pyspark_nsq.filters import Bounds
 from pyspark_nsq.log_plan import Range, limited
 from pyspark_nsq.log_progress import LogProgress, batch_ranges
@@ -313,3 +316,37 @@ def test_a_log_is_read_with_tls(topic: str, tmp_path: Path) -> None:
         # Without a port for HTTPS, which nsqlookupd does not know, nothing is read in plain text.
         plain = read_options(written | {"nsqdHttpAddresses": nsqd.http_address, "mode": "auto"}, "batch")
         assert not TopicLogs(plain).offers_log()
+
+
+# --- Tokens -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_found_and_read_with_a_token(topic: str, tmp_path: Path) -> None:
+    access = tmp_path / "access.toml"
+    access.write_text(
+        "".join(
+            f'[[tokens]]\nname = "{name}"\nhash = "{hash_of(name.encode())}"\npermissions = {permissions}\n'
+            for name, permissions in (
+                ("spark", ["read", "consume"]),
+                ("node", ["register", "read"]),
+                ("boss", ["admin"]),
+            )
+        )
+    )
+    (tmp_path / "node").write_text("node")
+    (tmp_path / "data").mkdir()
+    own = f"--access-file={access}"
+    with NsqlookupdProcess(installed_nsqlookupd(), options=[own, "--broadcast-address=127.0.0.1"]) as lookupd:
+        given = [
+            own, retention(tmp_path), f"--cluster-token-file={tmp_path / 'node'}", "--broadcast-address=127.0.0.1",
+            f"--lookupd-tcp-address={lookupd.tcp_address}",
+        ]  # fmt: skip
+        with NsqdProcess(installed_nsqd(), tmp_path / "data", options=given) as nsqd:
+            nsqd.asks("POST", f"/mpub?topic={topic}", b"one\ntwo", Authorization="Bearer boss")
+            written = {"subscribe": topic, "lookupdHttpAddresses": lookupd.http_address, "mode": "log"}
+            eventually(lambda: topic in str(lookupd.asks("GET", "/topics", Authorization="Bearer boss").json()))
+            options = read_options(written | {"authSecret": "spark"}, "batch")
+            assert TopicLogs(options).offers_log()
+            assert bodies(batch_ranges(options), options) == [b"one", b"two"]
+            with pytest.raises(NoNodes, match="401"):
+                batch_ranges(read_options(written, "batch"))

@@ -114,6 +114,21 @@ def test_a_token_for_some_topics_makes_requests_for_these_only():
                 assert json.loads(response.body) == {"message": f"FORBIDDEN: the token orders {why}"}, (path, query)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "query", "topic"),
+    [
+        ("GET", "/topic/offsets", b"topics=orders,other", "other"),
+        ("GET", "/topic/offsets", b"topic=orders&topics=other", "other"),
+        ("POST", "/channel/redrive", b"topic=orders&channel=c&to=other", "other"),
+    ],
+)
+def test_a_token_for_some_topics_does_not_reach_others_by_other_parameters(nsqd, method, path, query, topic):
+    response = ask(nsqd, method, path, query, b"Bearer orders")
+    assert json.loads(response.body)["message"].endswith(f"the token orders does not cover the topic {topic}")
+    allowed = ask(nsqd, method, path, query.replace(b"other", b"ord2"), b"Bearer orders")
+    assert allowed.status not in (401, 403)
+
+
 def test_a_pattern_for_all_topics_does_not_permit_requests_without_one(nsqd):
     assert ask(nsqd, "GET", "/stats", b"", b"Bearer any").status == 403
     assert ask(nsqd, "GET", "/stats", b"topic=", b"Bearer any").status == 403
