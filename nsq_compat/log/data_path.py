@@ -39,6 +39,10 @@ class DataPathError(Exception):
     """The data path cannot be used. The text follows "failed to instantiate nsqd - "."""
 
 
+class NotMirrored(OSError):
+    """The message is in the log, but not at the standby without which nsqd accepts none."""
+
+
 def resolved(data_path: str) -> str:
     """The data path, or the current folder if the option is empty."""
     return data_path or os.getcwd()

@@ -80,10 +80,6 @@ class Reserve:
             self._files.ftruncate(fd, 0)
 
 
-class NotMirrored(OSError):
-    """The message is in the log, but not at the standby without which nsqd accepts none."""
-
-
 class Durability(Enum):
     """The kind of failure that acknowledged messages survive."""
 

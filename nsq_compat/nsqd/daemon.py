@@ -54,9 +54,11 @@ from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import ClientStats
 from nsq_compat.session.authorization import TOKEN_SECONDS, AuthFailed, Credentials, Grants, grants_of
+from nsq_compat.session.http_message import HttpHandler
 from nsq_compat.session.nsqd_session import NsqdSession
 from nsq_compat.web.access import TokenCheck
 from nsq_compat.web.application import TlsRequired
+from nsq_compat.web.hosts import HostCheck
 from nsq_compat.web.metrics import Metrics, count_refused, count_refused_connections
 from nsq_compat.web.nsqd_api import NsqdApi
 from nsq_compat.web.stats import MemoryStats
@@ -227,8 +229,11 @@ class Daemon:
         )
 
         api = NsqdApi(self, self._publish_batch, self._token_check)
+        handler: HttpHandler = api
         if self._token_check is not None:
             self.metrics.collect_from(partial(self._token_check.collect, api))
+            names = (options.broadcast_address,)
+            handler = HostCheck(api, PROGRAM, options.http_address, names, authorized_pass=True)
         is_open = options.publishing_over_http and self._token_check is None
         publishing = api.publishing if is_open and not syncs_first else None
         self._http: list[HttpServer] = []
@@ -236,12 +241,14 @@ class Daemon:
             refusing = TlsRequired(port_of(https_listener) if https_listener else 0)
             self._http.append(HttpServer(http_listener, refusing, tick=tick, connection_limits=limits))
         elif http_listener:
-            self._http.append(HttpServer(http_listener, api, immediate=publishing, tick=tick, connection_limits=limits))
+            self._http.append(
+                HttpServer(http_listener, handler, immediate=publishing, tick=tick, connection_limits=limits)
+            )
         if https_listener:
             self._http.append(
                 HttpServer(
                     https_listener,
-                    api,
+                    handler,
                     name="HTTPS",
                     tls=make_tls,
                     immediate=publishing,

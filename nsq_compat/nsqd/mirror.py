@@ -22,12 +22,12 @@ from gevent.event import AsyncResult, Event
 
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.client.settings import ConnectionSettings, split_address
-from nsq_compat.log.data_path import reason, resolved
+from nsq_compat.log.data_path import NotMirrored, reason, resolved
 from nsq_compat.log.files import Files
 from nsq_compat.log.identity import Identity
 from nsq_compat.log.mirror_copy import catch_up
 from nsq_compat.log.mirrored_files import Changes
-from nsq_compat.log.storage import Done, NotMirrored
+from nsq_compat.log.storage import Done
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import LoopTick
 from nsq_compat.net.sockets import Dialer

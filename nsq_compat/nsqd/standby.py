@@ -19,6 +19,7 @@ from gevent.lock import BoundedSemaphore
 from nsq_compat.log.data_path import (
     MIRROR_STATE,
     MIRRORS,
+    NotMirrored,
     our_folder,
     reason,
     remove_leftovers,
@@ -31,7 +32,7 @@ from nsq_compat.log.metadata import MetadataError, TopicMetadata, recover_metada
 from nsq_compat.log.mirror_copy import MirrorCopy
 from nsq_compat.log.offsets import id_at
 from nsq_compat.log.recovery import StoredTopic
-from nsq_compat.log.storage import NotMirrored, Storage
+from nsq_compat.log.storage import Storage
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.nsqd.durability import in_thread
 from nsq_compat.protocol.errors import FatalClientError

@@ -42,9 +42,11 @@ from nsq_compat.protocol.layout import sized
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.registry.registration_policy import RegistrationPolicy
+from nsq_compat.session.http_message import HttpHandler
 from nsq_compat.session.lookupd_session import LookupdSession
 from nsq_compat.web.access import TokenCheck
 from nsq_compat.web.application import TlsRequired
+from nsq_compat.web.hosts import HostCheck
 from nsq_compat.web.metrics import Metrics, count_refused_connections
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 
@@ -212,15 +214,18 @@ class Daemon:
             )
         token_check = TokenCheck(self._access, PROGRAM) if self._access is not None else None
         api = NsqlookupdApi(self.db, metrics, self.policy, refuse=token_check)
+        handler: HttpHandler = api
         if token_check is not None:
             metrics.collect_from(partial(token_check.collect, api))
+            names = (options.broadcast_address,)
+            handler = HostCheck(api, PROGRAM, options.http_address, names, authorized_pass=True)
         self._http: list[HttpServer] = []
         if http_listener and options.tls_required == TLS_REQUIRED:
             self._http.append(HttpServer(http_listener, TlsRequired(self.tls_info.http_port), connection_limits=limits))
         elif http_listener:
-            self._http.append(HttpServer(http_listener, api, connection_limits=limits))
+            self._http.append(HttpServer(http_listener, handler, connection_limits=limits))
         if https_listener:
-            self._http.append(HttpServer(https_listener, api, name="HTTPS", tls=make_tls, connection_limits=limits))
+            self._http.append(HttpServer(https_listener, handler, name="HTTPS", tls=make_tls, connection_limits=limits))
 
     def start(self) -> None:
         self._loop_lag.start()

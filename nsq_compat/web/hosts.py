@@ -93,9 +93,15 @@ class HostCheck:
             return error(421, "INVALID_HOST: the header Host is not a host name or IP address")
         text = (
             f"{self._program} does not answer to the name {name}, because pages of other sites can use any name to "
-            f"reach it (DNS rebinding). If {name} is one of its names, start it with --allowed-host={name}, or add the "
-            "name to allowed_hosts in the config file"
+            "reach it (DNS rebinding). "
         )
+        if self._authorized_pass:
+            text += "Under this name, a request needs a token: Authorization: Bearer"
+        else:
+            text += (
+                f"If {name} is one of its names, start it with --allowed-host={name}, or add the name to allowed_hosts "
+                "in the config file"
+            )
         if name not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(name)
             log.warning("refused a request: %s", text)

@@ -7,8 +7,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
-from nsq_compat.log.data_path import reason
-from nsq_compat.log.storage import NotMirrored
+from nsq_compat.log.data_path import NotMirrored, reason
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.access import PUBLISH
 from nsq_compat.policy.enforcer import CreationRefused, Full

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from nsq_compat.nsqadmin.options import NsqadminOptions
 from nsq_compat.protocol.message import make_frame
 from nsq_compat.web.admin.access import AdminService
 from nsq_compat.web.admin.app import create_app
+from nsq_compat.web.admin.sessions import Sessions
 from nsq_compat.web.admin.users import make_line
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
@@ -100,7 +102,8 @@ def visit(browser: Browser, site: Site, without: Collection[str] = ()) -> Iterat
 
 
 def _adapter() -> MapAdapter:
-    service = cast(AdminService, SimpleNamespace(options=NsqadminOptions()))
+    sessions = Sessions(time.time, idle_timeout=1.0, timeout=1.0)
+    service = cast(AdminService, SimpleNamespace(options=NsqadminOptions(), sessions=sessions))
     return create_app(service).url_map.bind("nsqadmin")
 
 

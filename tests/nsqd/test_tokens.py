@@ -171,6 +171,18 @@ def test_refused_requests_are_counted(nsqd):
     ]
 
 
+def test_a_page_of_another_site_reaches_only_the_probes(nsqd, access):
+    with NsqlookupdProcess(installed_nsqlookupd(), options=[f"--access-file={access.path}"]) as lookupd:
+        for daemon in (nsqd, lookupd):
+            statuses = [daemon.asks("GET", path, Host="evil.example").status for path in ("/ping", "/livez", "/info")]
+            assert statuses == [200, 200, 421]
+            # Clients with a token need no name to be configured.
+            answer = daemon.asks("GET", "/info", Host="q1.corp.example", Authorization="Bearer boss")
+            assert answer.status == 200
+            assert daemon.asks("GET", "/info", Host="evil.example", Authorization="Bearer x").status == 401
+    assert nsqd.asks("POST", "/pub?topic=t", b"m", Host="evil.example").status == 421
+
+
 # --- Registrations ----------------------------------------------------------------------------------------------------
 
 
