@@ -1,7 +1,7 @@
 # `make check` runs all static checks; CI runs the same.
 BIN ?= .venv/bin
 
-.PHONY: help check format test conformance coverage bench bench-check bench-record faults fuzz spark-crash spark-lowest
+.PHONY: audit help check format test conformance coverage bench bench-check bench-record faults fuzz spark-crash spark-lowest
 
 help:
 	@echo 'make check        formatting, lint, types, import contracts, dead code, spelling, templates: seconds'
@@ -63,6 +63,9 @@ faults:
 
 fuzz:
 	$(BIN)/python -m tests.fuzz.driver $(if $(INPUTS),--inputs $(INPUTS)) $(if $(SEED),--seed $(SEED))
+
+audit:
+	scripts/audit
 
 spark-crash:
 	bash -c '. scripts/environment; make_environment demo test lint spark connect'
