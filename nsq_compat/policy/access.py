@@ -1,6 +1,6 @@
 """The access file: tokens and what their bearers may do, over HTTP and with AUTH.
 
-The file is TOML, with a table for each token. It has hashes only, so it can be read by anybody without harm::
+The file is TOML, with a table for each token. It has only hashes, which give no access::
 
     [[tokens]]
     name = "billing"
