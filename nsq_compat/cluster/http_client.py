@@ -85,7 +85,6 @@ class HttpClient:
         session = bounded_session()
         # A kept connection would fail the first request after a restart of the daemon.
         session.headers.update({"Accept": "application/vnd.nsq; version=1.0", "Connection": "close"})
-        session.headers.update(bearer(token))
         system = ssl.get_default_verify_paths()  # `requests` has authorities of its own
         session.verify = not tls_skip_verify and (tls_root_ca_file or system.cafile or system.capath or True)
         if tls_skip_verify:
@@ -93,6 +92,7 @@ class HttpClient:
         if tls_cert:
             session.cert = (tls_cert, tls_key) if tls_key else tls_cert
         self._session = session
+        self._token = bearer(token)
         self._exchange = partial(exchange, session, connect_timeout=connect_timeout, max_body=max_answer_bytes)
 
     @property
@@ -178,7 +178,8 @@ class HttpClient:
         if address in self._silent:
             raise TimedOut(f'{method.title()} "{without_user(url)}": timeout')
         log.debug("CI: querying %s", without_user(url))
-        send = partial(self.exchange, method, body=body, deadline=Deadline(self.timeout), cut_at=cut_at)
+        deadline = Deadline(self.timeout)
+        send = partial(self.exchange, method, body=body, headers=self._token, deadline=deadline, cut_at=cut_at)
         try:
             answer = send(url)
             if answer.status == 403 and not address.startswith(HTTPS):
@@ -200,7 +201,7 @@ class HttpClient:
         deadline: Deadline | None = None,
         cut_at: int | None = None,
     ) -> HttpAnswer:
-        """A request to any URL, with any status of the answer. Errors begin like Go's."""
+        """A request to any URL, without the token, and with any status of the answer. Errors begin like Go's."""
         due = deadline or Deadline(self.timeout)
         try:
             return self._exchange(method, url, due, body=body, headers=headers, cut_at=cut_at)

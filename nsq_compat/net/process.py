@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gc
 import io
+import logging
 import os
 import resource
 import signal
@@ -15,6 +16,8 @@ from typing import Final
 import gevent
 from gevent.event import Event
 from gevent.util import print_run_info
+
+log = logging.getLogger(__name__)
 
 _MIN_RESERVE: Final = 512
 """Descriptors, enough for a daemon with few topics."""
@@ -33,6 +36,18 @@ def stop_signal(before: list[Callable[[], None]] | None = None) -> Event:
     gevent.signal_handler(signal.SIGTERM, lambda: (before.pop() if before else stop.set)())
     gevent.signal_handler(signal.SIGINT, stop.set)
     return stop
+
+
+def on_hangup(reload: Callable[[], None]) -> None:
+    """Call `reload` at SIGHUP. An exception in it is logged, and does not end the process."""
+
+    def reload_or_log() -> None:
+        try:
+            reload()
+        except Exception:  # the top of a greenlet
+            log.exception("SIGHUP: internal error, not everything was read again")
+
+    gevent.signal_handler(signal.SIGHUP, reload_or_log)
 
 
 def tune_gc() -> None:

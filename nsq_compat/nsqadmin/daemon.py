@@ -100,7 +100,9 @@ class Daemon:
         """Read the user file and the access file again. If one is invalid, its present content stays in force."""
         if self.options.user_file:
             try:
-                self.users = read_users(self.options.user_file)
+                before, self.users = self.users, read_users(self.options.user_file)
+                for name in before.changed(self.users) if before is not None else ():
+                    self.sessions.end_all(name)
                 log.info("read --user-file (%s) again", self.options.user_file)
             except OptionError as failure:
                 log.error("keeping the users - %s", failure)

@@ -7,17 +7,14 @@ from gevent import monkey
 monkey.patch_all()
 
 import os
-import signal
 import sys
 from importlib.util import find_spec
-
-import gevent
 
 from nsq_compat import missing_package, version_text
 from nsq_compat.cli.flags import exit_checked, exit_fatal, load_access, read_options, warn_of_options
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import configure
-from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
+from nsq_compat.net.process import Supervisor, on_hangup, raise_descriptor_limit, stop_signal, tune_gc
 from nsq_compat.net.sockets import ListenError, check_address
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions, validate
 from nsq_compat.web.admin.sessions import SessionFileError, revoke
@@ -72,7 +69,7 @@ def main() -> None:
         exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {error}")
     tune_gc()
     supervisor = Supervisor()
-    gevent.signal_handler(signal.SIGHUP, daemon.reload)
+    on_hangup(daemon.reload)
     daemon.start()
     supervisor.ready()
     stop.wait()

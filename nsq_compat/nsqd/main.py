@@ -1,7 +1,6 @@
 """The program ``nsqd``: reads the command line, runs the daemon, and exits."""
 
 import errno
-import signal
 import sys
 from collections.abc import Callable
 
@@ -17,6 +16,7 @@ from nsq_compat.net.certificates import CertificateError
 from nsq_compat.net.process import (
     Supervisor,
     exempt_from_collection,
+    on_hangup,
     raise_descriptor_limit,
     shorten_thread_switches,
     stop_signal,
@@ -49,7 +49,7 @@ def main() -> None:
     supervisor = Supervisor()
     if options.sigterm == DRAIN:
         before_stopping.append(daemon.drain)
-    gevent.signal_handler(signal.SIGHUP, daemon.reload)
+    on_hangup(daemon.reload)
     try:
         daemon.start()
     except MetadataError as error:

@@ -6,7 +6,6 @@ nanoseconds.
 """
 
 import logging
-import signal
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from nsq_compat.cli.options import DaemonOptions, option, repeated
 from nsq_compat.net.certificates import REQUIRE, REQUIRE_VERIFY, CertificateError, load_certificates
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import LoopLag
-from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
+from nsq_compat.net.process import Supervisor, on_hangup, raise_descriptor_limit, stop_signal, tune_gc
 from nsq_compat.net.server import ConnectionLimits, HttpServer, TcpServer
 from nsq_compat.net.sockets import ListenError, check_address, listen, port_of, split_host_port
 from nsq_compat.protocol.durations import MINUTE, SECOND
@@ -42,6 +41,7 @@ from nsq_compat.protocol.layout import sized
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.registry.registration_policy import RegistrationPolicy
+from nsq_compat.session.authorization import TOKEN_SECONDS
 from nsq_compat.session.http_message import HttpHandler
 from nsq_compat.session.lookupd_session import LookupdSession
 from nsq_compat.web.access import TokenCheck
@@ -173,6 +173,7 @@ class Daemon:
             refuse_token=self._refuse_token,
         )
         self._access = load_access(options.access_file)
+        self._token_watch = gevent.Greenlet(self._watch_tokens)
         self._certificates = load_certificates(options)
         make_tls = self._certificates.make_tls if self._certificates is not None else None
         tcp_listener = listen(options.tcp_address or _ANY_PORT) if listens(options, "tcp") else None
@@ -228,6 +229,8 @@ class Daemon:
             self._http.append(HttpServer(https_listener, handler, name="HTTPS", tls=make_tls, connection_limits=limits))
 
     def start(self) -> None:
+        if self._access is not None:
+            self._token_watch.start()
         self._loop_lag.start()
         for tcp in self._tcp:
             tcp.start()
@@ -236,6 +239,7 @@ class Daemon:
 
     def stop(self) -> None:
         """Stop the HTTP API before producers are removed, so that no lookup returns a topic without producers."""
+        self._token_watch.kill()
         for http in self._http:
             http.stop(STOP_SECONDS)
         for tcp in self._tcp:
@@ -247,8 +251,17 @@ class Daemon:
         if self._certificates is not None:
             self._certificates.reload()
         if self._access is not None and self._access.reload():
-            for server in self._tcp:
-                server.abort_unless(LookupdSession.may_continue)
+            self._end_unauthorized()
+
+    def _watch_tokens(self) -> None:
+        """End the registrations of tokens that have expired."""
+        while True:
+            gevent.sleep(TOKEN_SECONDS)
+            self._end_unauthorized()
+
+    def _end_unauthorized(self) -> None:
+        for server in self._tcp:
+            server.abort_unless(LookupdSession.may_continue)
 
     def _refuse_token(self, secret: bytes, address: str) -> str:
         """Why an nsqd with this token may not register this address; "" if it may."""
@@ -291,7 +304,7 @@ def main() -> None:
     tune_gc()
     supervisor = Supervisor()
     if options.tls_cert or options.access_file:  # NSQ's nsqlookupd ends at SIGHUP
-        gevent.signal_handler(signal.SIGHUP, daemon.reload)
+        on_hangup(daemon.reload)
     daemon.start()
     supervisor.ready()
     stop.wait()

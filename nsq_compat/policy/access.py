@@ -67,10 +67,11 @@ class Token:
     expires: float | None = None
 
     def covers(self, topic: str) -> bool:
-        return self.topics is None or _matches(self.topics, topic)
+        return self.topics is None or (topic.isascii() and _matches(self.topics, topic))
 
     def may_register(self, address: str) -> bool:
-        return REGISTER in self.permissions and (self.addresses is None or _matches(self.addresses, address))
+        matches = self.addresses is None or (address.isascii() and _matches(self.addresses, address))
+        return matches and REGISTER in self.permissions
 
 
 class Tokens:
@@ -81,6 +82,8 @@ class Tokens:
             tables = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise AccessError(str(error)) from None
+        except RecursionError:
+            raise AccessError("it is nested too deeply") from None
         rows = tables.pop("tokens", [])
         if tables:
             raise AccessError(f"unknown setting {next(iter(tables))!r}")
@@ -125,7 +128,8 @@ class AccessFile:
         except AccessError as error:
             log.error("ACCESS: keeping the tokens in force - %s", error)
             return False
-        log.info("ACCESS: %d tokens in force", len(self.tokens))
+        level = logging.INFO if self.tokens else logging.WARNING
+        log.log(level, "ACCESS: %d tokens in force", len(self.tokens))
         return True
 
     def _read(self) -> None:
@@ -192,7 +196,7 @@ def _permissions(value: object) -> frozenset[str]:
     if not isinstance(value, list) or not value:
         raise ValueError("must be a list with at least one permission")
     for each in value:
-        if each not in PERMISSIONS:
+        if not isinstance(each, str) or each not in PERMISSIONS:
             raise ValueError(f"unknown permission {each!r}, not one of {', '.join(PERMISSIONS)}")
     return frozenset(value).union(*(_INCLUDED.get(each, ()) for each in value))
 
@@ -218,7 +222,10 @@ def _matches(patterns: tuple[Any, ...], text: str) -> bool:
 def _time(value: object) -> float:
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise ValueError("must be a time with its zone, such as 2027-01-01T00:00:00Z")
-    return value.astimezone(UTC).timestamp()
+    try:
+        return value.astimezone(UTC).timestamp()
+    except OverflowError:
+        raise ValueError("must be a time from the year 1 to 9999 in UTC") from None
 
 
 _KEYS: Final[Mapping[str, Callable[[object], Any]]] = {

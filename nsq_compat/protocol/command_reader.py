@@ -25,7 +25,7 @@ from nsq_compat.protocol.schema import UniformBodies
 MAX_LINE: Final = 16384
 """nsqd: the size of its read buffer, which limits a line with its newline. A longer line closes the connection."""
 
-MAX_DOCUMENT_SIZE: Final = 1 << 18
+MAX_DOCUMENT_SIZE: Final = 1 << 15
 """Bytes of an IDENTIFY or AUTH body. Decoding 5 MB takes 0.2 s (docs/differences.md: document-size)."""
 
 _MAX_KNOWN_LINES: Final = 256

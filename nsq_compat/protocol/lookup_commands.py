@@ -25,7 +25,7 @@ PING: Final = b"PING\n"
 OK: Final = b"OK"
 """The data of the reply to all commands but IDENTIFY."""
 
-MAX_BODY_SIZE: Final = 1 << 20
+MAX_BODY_SIZE: Final = 1 << 14
 """The maximum size of IDENTIFY's body, which is usually a few hundred bytes. NSQ's nsqlookupd has no limit, and
 crashes at a negative size."""
 

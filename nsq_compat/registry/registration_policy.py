@@ -43,7 +43,7 @@ class RegistrationPolicy:
         self.refused = 0
         """The number of refusals."""
         self._tls_required = tls_required
-        self._refuse_token = refuse_token
+        self.refuse_token = refuse_token
         self._rules = [_rule(text) for text in rules]
 
     def refusal(self, broadcast_address: str, *, tls: bool, names: Sequence[str], token: bytes = b"") -> str:
@@ -51,7 +51,7 @@ class RegistrationPolicy:
 
         `names` are those of the client's certificate, which has been verified.
         """
-        reason = self._refuse_token(token, broadcast_address) or self._reason(broadcast_address, tls, names)
+        reason = self.refuse_token(token, broadcast_address) or self._reason(broadcast_address, tls, names)
         if reason:
             self.refused += 1
         return reason

@@ -209,6 +209,9 @@ class LookupdSession(Conversation):
     def _register(self, command: SimpleCommand) -> bytes:
         """REGISTER and UNREGISTER."""
         assert self._producer is not None, "admitted only after IDENTIFY"
+        address, token = self._registrant
+        if why := self._policy.refuse_token(token, address):  # it may have expired
+            raise FatalClientError(E_UNAUTHORIZED, f"{command.spec.name} refused: {why}")
         change = self._db.register if command.spec.name == "REGISTER" else self._db.unregister
         change(self._producer, *table.registration(command.tokens))
         return table.OK

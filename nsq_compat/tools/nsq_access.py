@@ -79,6 +79,7 @@ def run(words: Sequence[str]) -> int:
     arguments = parse_arguments(f"{PROGRAM} {name}", table_of(options_type), words[1:])
     options = options_type(**arguments.given)
     try:
+        options.access_file = os.path.realpath(options.access_file) if options.access_file else ""
         for missing in [key for key in ("access_file", "name") if getattr(options, key, "x") == ""]:
             raise Refused(f"--{missing.replace('_', '-')} is required")
         act(options)
@@ -92,6 +93,8 @@ def run(words: Sequence[str]) -> int:
 
 
 def _new(options: NewOptions) -> None:
+    if options.expires_in < 0:
+        raise Refused("--expires-in must be positive")
     token = make_token()
     row: dict[str, Any] = {
         "name": options.name,
@@ -180,7 +183,7 @@ def _read(path: str) -> str:
 @contextmanager
 def _locked(path: str) -> Iterator[None]:
     """One program at a time changes the file."""
-    folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         yield
@@ -190,7 +193,6 @@ def _locked(path: str) -> Iterator[None]:
 
 def _replace(path: str, text: str) -> None:
     """Replace the file as a whole. Its mode and owner stay; a new one is for its owner and group."""
-    path = os.path.realpath(path)
     descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".access-")
     try:
         with open(descriptor, "w", encoding="utf-8") as file:

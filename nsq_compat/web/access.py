@@ -62,6 +62,8 @@ def _missing(token: Token, route: Route, request: Request) -> str:
         return f"lacks the permission {route.permission}"
     if token.topics is None:
         return ""
+    if not route.topics_in:
+        return "is limited to topics, and this request is not about one"
     query = parse_query(request.query)
     topics = [name for key in route.topics_in if key in query for name in query[key].split(",")]
     if not topics or not all(topics):

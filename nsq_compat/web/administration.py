@@ -28,6 +28,7 @@ from nsq_compat.queue.withdrawal import Withdrawal
 from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.application import (
     EMPTY,
+    TOPIC,
     ApiError,
     Handler,
     Route,
@@ -94,9 +95,9 @@ class Administration:
         return {
             **self._topic_log.routes(),
             **redrive,
-            **{path: {"POST": Route(handler, OPERATE)} for path, handler in changes.items()},
-            **{path: {"POST": Route(handler, ADMIN)} for path, handler in deletions.items()},
-            **{path: {"GET": Route(handler, CONSUME)} for path, handler in reads.items()},
+            **{path: {"POST": Route(handler, OPERATE, topics_in=TOPIC)} for path, handler in changes.items()},
+            **{path: {"POST": Route(handler, ADMIN, topics_in=TOPIC)} for path, handler in deletions.items()},
+            **{path: {"GET": Route(handler, CONSUME, topics_in=TOPIC)} for path, handler in reads.items()},
         }
 
     # --- Topics -------------------------------------------------------------------------------------------------------

@@ -185,6 +185,7 @@ EMPTY: Final = text_response(b"")
 
 Handler = Callable[[Request], Response]
 OPEN: Final = ""
+TOPIC: Final = ("topic",)
 
 IGNORED_BODY_LIMIT: Final = 256 * 1024
 """Bytes of an unexpected body that are read and dropped, so that the connection can stay open (nsqd)."""
@@ -197,8 +198,9 @@ class Route(NamedTuple):
     """What a token must permit, if the daemon has an access file; `OPEN` for no token."""
     admission: Admission = Admission(IGNORED_BODY_LIMIT, error(413, "BODY_TOO_BIG"))
     logged: bool = True
-    topics_in: tuple[str, ...] = ("topic",)
-    """The parameters that name topics. A value may have several names, separated by commas."""
+    topics_in: tuple[str, ...] = ()
+    """The parameters that name the topics that the request is about, and about nothing else. A value may have several
+    names, separated by commas. A token that is limited to topics permits no request for a route without them."""
 
 
 Refusal = Callable[[Request, Route], Response | None]
@@ -239,6 +241,8 @@ class Application:
             self.refused += 1
         else:
             response, logged = _respond(request, route.handler), route.logged
+            if request.method == "GET":  # it may have waited, and its token been revoked meanwhile
+                response = self._refusal(request, route) or response
         if logged:
             log_access(request, response.status, time.monotonic_ns() - began)
         return response

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from nsq_compat.policy.access import ADMIN, READ
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.web.administration import Administration, Configuration
-from nsq_compat.web.application import OPEN, Application, Refusal, Route
+from nsq_compat.web.application import OPEN, TOPIC, Application, Refusal, Route
 from nsq_compat.web.metrics import READY, monitoring_routes
 from nsq_compat.web.mirroring import Mirroring, not_mirrored
 from nsq_compat.web.nsqd_service import NsqdService
@@ -35,7 +35,7 @@ class NsqdApi(Application):
                 "/ping": {"GET": Route(stats.ping, OPEN)},
                 **monitoring_routes(service.metrics, lambda: _readiness(service)),
                 "/info": {"GET": Route(stats.info, READ)},
-                "/stats": {"GET": Route(stats.stats, READ)},
+                "/stats": {"GET": Route(stats.stats, READ, topics_in=TOPIC)},
                 **self.publishing.routes(),
                 **Administration(service).routes(),
                 **Configuration(service).routes(),

@@ -20,6 +20,7 @@ from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.application import (
     MAX_CACHED_LENGTH,
     OK,
+    TOPIC,
     ApiError,
     Route,
     Routes,
@@ -62,10 +63,18 @@ class Publishing:
     def routes(self) -> Routes:
         if self._service.options.publishing_over_http:
             message = Route(
-                self.publish, PUBLISH, Admission(self._max_msg_size, error(413, "MSG_TOO_BIG")), logged=False
+                self.publish,
+                PUBLISH,
+                Admission(self._max_msg_size, error(413, "MSG_TOO_BIG")),
+                logged=False,
+                topics_in=TOPIC,
             )
             batch = Route(
-                self.publish, PUBLISH, Admission(self._max_body_size, error(413, "BODY_TOO_BIG")), logged=False
+                self.publish,
+                PUBLISH,
+                Admission(self._max_body_size, error(413, "BODY_TOO_BIG")),
+                logged=False,
+                topics_in=TOPIC,
             )
         else:  # docs/differences.md: http-auth
             message = batch = Route(lambda request: _FORBIDDEN, PUBLISH, Admission(self._max_body_size, _FORBIDDEN))

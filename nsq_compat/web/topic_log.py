@@ -23,7 +23,17 @@ from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import NotLogged
 from nsq_compat.session.http_message import Request, Response
-from nsq_compat.web.application import V1, ApiError, Route, Routes, json_response, parse_query, read_in_steps, required
+from nsq_compat.web.application import (
+    TOPIC,
+    V1,
+    ApiError,
+    Route,
+    Routes,
+    json_response,
+    parse_query,
+    read_in_steps,
+    required,
+)
 from nsq_compat.web.nsqd_service import NsqdService
 
 if TYPE_CHECKING:
@@ -67,11 +77,13 @@ class TopicLogApi:
 
     def routes(self) -> Routes:
         reading = (
-            {"/topic/read": {"GET": Route(self._read, CONSUME)}} if self._service.options.peeking_over_http else {}
+            {"/topic/read": {"GET": Route(self._read, CONSUME, topics_in=TOPIC)}}
+            if self._service.options.peeking_over_http
+            else {}
         )
         return {
             "/topic/offsets": {"GET": Route(self._offsets, READ, topics_in=("topic", "topics"))},
-            "/channel/rewind": {"POST": Route(self._rewind, OPERATE)},
+            "/channel/rewind": {"POST": Route(self._rewind, OPERATE, topics_in=TOPIC)},
             **reading,
         }
 

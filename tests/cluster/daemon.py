@@ -18,6 +18,7 @@ class Daemon:
 
     def __init__(self) -> None:
         self.heard: list[str] = []
+        self.tokens: list[str] = []
         self._answers: dict[str, Send] = {}
         daemon = self
 
@@ -26,6 +27,7 @@ class Daemon:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
                 target = self.path.lstrip("/")
                 daemon.heard.append(f"{self.command} {target} {body}".rstrip())
+                daemon.tokens.append(self.headers.get("Authorization", ""))
                 unknown = reply(b"") if self.command == "POST" else _not_found
                 daemon._answers.get(target, daemon._answers.get(target.partition("?")[0], unknown))(self)
 

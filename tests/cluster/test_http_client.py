@@ -185,3 +185,11 @@ def test_a_client_of_a_page_asks_a_daemon_that_hangs_only_once(client):
 def test_an_error_on_a_page_begins_with_the_daemon(error, shown):
     assert named(DaemonError("h:1", error)) == shown
     assert named("text") == "text"
+
+
+def test_the_token_goes_to_daemons_and_to_no_other_server(daemon):
+    client = HttpClient(request_timeout=DEADLINE, token="nsq_secret")
+    daemon.says("stats", {})
+    client.get(daemon.address, "stats")
+    client.exchange("GET", f"http://{daemon.address}/render")
+    assert daemon.tokens == ["Bearer nsq_secret", ""]

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,39 @@ def test_a_page_of_another_site_reaches_only_the_probes(nsqd, access):
     assert nsqd.asks("POST", "/pub?topic=t", b"m", Host="evil.example").status == 421
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        '[[tokens]]\nname = "a"\nhash = "x"\npermissions = [["read"]]',
+        f'[[tokens]]\nname = "a"\nhash = "{hash_of(b"a")}"\npermissions = ["read"]\n'
+        "expires = 0001-01-01T00:00:00+23:59",
+        "x = " + "[" * 5000,
+        "\xff",
+    ],
+    ids=["nested", "year 0", "deep", "latin-1"],
+)
+def test_no_content_of_the_access_file_ends_a_daemon(nsqd, access, content):
+    access.path.write_bytes(content.encode("latin-1"))
+    nsqd.send_signal(signal.SIGHUP)
+    assert nsqd.logs("keeping the tokens in force")
+    assert status(nsqd, "GET", "/stats", "boss") == 200
+
+
+def test_a_request_that_waits_gets_nothing_once_its_token_is_revoked(nsqd, access):
+    access.has("reader", "consume")
+    reload(nsqd, access)
+    assert status(nsqd, "POST", "/topic/create?topic=t", "boss") == 200
+    waiting = ThreadPoolExecutor(1).submit(
+        lambda: nsqd.asks("GET", "/topic/read?topic=t&from=0&wait=60000", Authorization="Bearer reader")
+    )
+    access.lacks("reader")
+    reload(nsqd, access)
+    assert status(nsqd, "POST", "/pub?topic=t", "boss", b"secret") == 200
+    answer = waiting.result(30)
+    assert answer.status == 401
+    assert b"secret" not in answer.body
+
+
 # --- Registrations ----------------------------------------------------------------------------------------------------
 
 
@@ -223,7 +257,7 @@ def test_an_nsqd_registers_with_its_token_and_asks_for_channels(access, tmp_path
             eventually(
                 lambda: json.loads(lookupd.asks("GET", "/nodes", Authorization="Bearer boss").body)["producers"] == []
             )
-        assert lookupd.logs("registration refused")
+        assert lookupd.logs("its token does not permit it any more")
 
 
 def run(program: str, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:

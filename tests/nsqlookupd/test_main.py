@@ -138,7 +138,7 @@ def test_a_registered_topic_is_found_until_its_producer_leaves(nsqlookupd):
         (b"  V1REGISTER t\n", b"E_INVALID client must IDENTIFY"),
         # nsqlookupd: this one ends Go's whole process.
         (identify(b"", -1), b"E_BAD_BODY IDENTIFY invalid body size -1"),
-        (identify(b"", 0x7FFFFFFF), b"E_BAD_BODY IDENTIFY body too big 2147483647 > 1048576"),
+        (identify(b"", 0x7FFFFFFF), b"E_BAD_BODY IDENTIFY body too big 2147483647 > 16384"),
         (identify(b"[1]"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
     ],
 )

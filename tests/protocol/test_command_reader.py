@@ -135,7 +135,7 @@ def test_a_document_has_a_lower_limit_than_a_body(command):
     largest = command + b"\n" + sized(b"x" * MAX_DOCUMENT_SIZE)
     assert hear(new_reader(max_body_size=1 << 20), [largest]).error is None
     too_big = command + b"\n" + number(MAX_DOCUMENT_SIZE + 1)
-    refusal = b"E_BAD_BODY %s body too big 262145 > 262144" % command
+    refusal = b"E_BAD_BODY %s body too big 32769 > 32768" % command
     assert hear(new_reader(max_body_size=1 << 20), [too_big]).error == refusal
 
 

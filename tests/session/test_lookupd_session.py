@@ -258,7 +258,7 @@ def test_an_nsqd_whose_address_is_invalid_is_accepted_and_named(nsqlookupd, capl
         (b"REGISTER\n", b"E_INVALID client must IDENTIFY"),
         (b"UNREGISTER bad! name\n", b"E_INVALID client must IDENTIFY"),
         (identify(b"", -1), b"E_BAD_BODY IDENTIFY invalid body size -1"),
-        (identify(b"", 0x7FFFFFFF), b"E_BAD_BODY IDENTIFY body too big 2147483647 > 1048576"),
+        (identify(b"", 0x7FFFFFFF), b"E_BAD_BODY IDENTIFY body too big 2147483647 > 16384"),
         (identify(b""), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (identify(b"{"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (identify(b"[]"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),

@@ -85,6 +85,7 @@ def test_a_revoked_token_is_gone_and_the_rest_stays_as_it_was(path):
         (["new", "--access-file={path}", "--name=a", "--permission=read"], "another one has its name"),
         (["new", "--access-file=/none/x", "--name=b", "--permission=read"], "no such file or directory"),
         (["revoke", "--access-file={path}", "--name=b"], "the token b does not exist"),
+        (["new", "--access-file={path}", "--name=b", "--permission=read", "--expires-in=-1h"], "must be positive"),
         (["list", "--access-file=/none/x"], "/none/x: no such file or directory"),
     ],
 )
@@ -116,3 +117,20 @@ def test_usage(capsys):
     assert "new, list, revoke" in capsys.readouterr().err
     assert run(["--help"]) == 0
     assert run(["--version"]) == 0
+
+
+def test_a_file_that_is_named_by_a_link_is_changed_by_one_program_at_a_time(path, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elsewhere" / "link.toml"
+    path.write_text("")
+    link.symlink_to(path)
+    threads = [
+        threading.Thread(target=new, args=(path if number % 2 else link, f"t{number}", "--permission=read"))
+        for number in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(Tokens(path.read_text())) == 16
+    assert link.is_symlink()

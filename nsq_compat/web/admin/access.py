@@ -40,6 +40,7 @@ _OLD_FORM: Final = (
     "This form is out of date, because nsqadmin was restarted or your login has ended. Nothing was changed. Go back, "
     "reload the page and try again."
 )
+_LOGIN_BYTES: Final = 16 * 1024
 _METRICS: Final = "operations.metrics"
 _WITHOUT_LOGIN: Final = (
     "operations.live",
@@ -167,6 +168,8 @@ def require(role: Role) -> None:
 
 def check() -> Response | None:
     """Check every request: changes must not come from other sites, and visitors must have logged in."""
+    if (request.endpoint or "").startswith("login."):  # anyone may send these, and parsing takes long
+        request.max_content_length = _LOGIN_BYTES
     if request.method not in ("GET", "HEAD", "OPTIONS") and _from_another_site():
         log.warning("refused %s %s: it came from another site (%s)", request.method, request.path, request.origin)
         raise ApiError(403, "FORBIDDEN", _ANOTHER_SITE)

@@ -64,6 +64,9 @@ class _State:
         if len(ended.ids) > MAX_ENDED:
             ended.before, ended.ids = now, {}
 
+    def end_all(self, user: str, now: float) -> None:
+        self.ended[user] = _Ended(before=now)
+
     def has_ended(self, user: str, session_id: str, began: float) -> bool:
         ended = self.ended.get(user)
         return ended is not None and (session_id in ended.ids or began <= ended.before)
@@ -137,10 +140,21 @@ class Sessions:
         now = self._now()
         self._state.end(user, session_id, began + self.timeout, now)
         if self._path:
-            error = self._run(lambda: _end_in_file(self._path, user, session_id, began + self.timeout, now))
+            expires = began + self.timeout
+            error = self._run(lambda: _end_in_file(self._path, lambda state: state.end(user, session_id, expires, now)))
             if error is not None:
                 log.error("--session-file: the logout of %s is forgotten at the next start - %s", user, error)
                 self._unwritten.end(user, session_id, began + self.timeout, now)
+
+    def end_all(self, user: str) -> None:
+        """End all logins of a user so far, for good: the user's password or role may become again what it was."""
+        now = self._now()
+        self._state.end_all(user, now)
+        if self._path:
+            error = self._run(lambda: _end_in_file(self._path, lambda state: state.end_all(user, now)))
+            if error is not None:
+                log.error("--session-file: ended logins of %s are forgotten at the next start - %s", user, error)
+                self._unwritten.end_all(user, now)
 
     def _tag(self, user: str, basis: bytes) -> str:
         return hmac.digest(self._state.key, user.encode("utf-8", "replace") + b"\0" + basis, "sha256").hex()
@@ -169,12 +183,12 @@ def revoke(path: str) -> None:
 # --- The file ---------------------------------------------------------------------------------------------------------
 
 
-def _end_in_file(path: str, user: str, session_id: str, expires: float, now: float) -> Exception | None:
+def _end_in_file(path: str, end: "Callable[[_State], None]") -> Exception | None:
     """The error is returned, because it may leave a thread."""
     try:
         with _locked(path):
             state = _read(path)
-            state.end(user, session_id, expires, now)
+            end(state)
             _write(path, state)
     except (OSError, SessionFileError) as error:
         return error

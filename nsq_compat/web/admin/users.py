@@ -97,6 +97,10 @@ class Users:
         """Changes with the role and the password; empty for a name that does not exist."""
         return repr(self._users[name]).encode() if name in self._users else b""
 
+    def changed(self, later: "Users") -> list[str]:
+        """The names whose role or password is another in a later file, or which it does not have."""
+        return [name for name in self._users if self.state_of(name) != later.state_of(name)]
+
     def digest(self, name: str, password: str) -> bytes:
         return hmac.digest(self._key, f"{name}:{password}".encode("utf-8", "replace"), "sha256")
 

@@ -314,3 +314,24 @@ def test_a_token_of_a_page_of_another_site_is_refused(service, browser, access):
     service.access = access
     headers = {"Authorization": "Bearer admin", "Sec-Fetch-Site": "cross-site"}
     assert status(browser, DELETE, **headers) == 403
+
+
+def test_a_large_form_of_a_visitor_without_a_login_is_not_parsed(behind_login):
+    behind_login.get("/login")
+    answer = behind_login.post("/login", data="&".join(f"a{number}=" for number in range(10_000)))
+    assert answer.status_code == 413
+
+
+def test_a_login_that_a_change_of_the_user_has_ended_stays_ended(service, behind_login, log_in):
+    log_in()
+    assert behind_login.get("/").status_code == 200
+    before = service.users
+    without_ada = Users("\n".join(line for line in USERS.splitlines() if not line.startswith("ada")))
+    assert before.changed(without_ada) == ["ada"]
+    assert before.changed(Users(USERS)) == []
+    for name in before.changed(without_ada):
+        service.sessions.end_all(name)
+    assert behind_login.get("/").status_code == 302
+    service.time += 1
+    log_in()
+    assert behind_login.get("/").status_code == 200
