@@ -5,12 +5,13 @@ Links that lead out of the folder become text, and images are left out, because 
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from html import unescape
 from pathlib import Path
 from typing import Any, Final
 
 import mistune
-from flask import Blueprint, render_template, url_for
+from flask import Blueprint, render_template, request, url_for
 from markupsafe import Markup
 
 import nsq_compat
@@ -31,14 +32,19 @@ _TARGET: Final = re.compile(r'<a id="([\w-]+)">')
 @documents.get("/docs/<name>")
 def show(name: str = "README") -> str:
     try:
-        if not _NAME.fullmatch(name):
-            raise FileNotFoundError(name)
-        text = (_FOLDER / f"{name}.md").read_text(encoding="utf-8")
+        title, document = _document(name, request.script_root)
     except OSError:
         raise ApiError(404, "NOT_FOUND") from None
-    text = _ONLY_IN_REPOSITORY.sub("", text)
-    title = text.partition("\n")[0].lstrip("# ")
-    return render_template("documents/show.html", title=title, document=to_html(text, _address))
+    return render_template("documents/show.html", title=title, document=document)
+
+
+@lru_cache(maxsize=64)
+def _document(name: str, root: str) -> tuple[str, Markup]:
+    """Title and content, with links below this path. Cached, because converting takes long, and needs no login."""
+    if not _NAME.fullmatch(name):
+        raise FileNotFoundError(name)
+    text = _ONLY_IN_REPOSITORY.sub("", (_FOLDER / f"{name}.md").read_text(encoding="utf-8"))
+    return text.partition("\n")[0].lstrip("# "), to_html(text, _address)
 
 
 def _address(target: str) -> str:
