@@ -335,3 +335,27 @@ def test_a_login_that_a_change_of_the_user_has_ended_stays_ended(service, behind
     service.time += 1
     log_in()
     assert behind_login.get("/").status_code == 200
+
+
+OPEN_ENDPOINTS = {
+    "operations.live", "operations.metrics", "assets.static", "login.show", "login.log_in", "login.begin",
+    "login.finish", "documents.show",
+}  # fmt: skip
+"""What a visitor without a login may see: probes, the login itself, and what is the same for every visitor."""
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic YWRhOndyb25n"}])
+def test_every_route_but_the_open_ones_needs_a_login(behind_login, nsqd, headers):
+    routes = [
+        (rule.endpoint, method, re.sub("<[^>]*>", "x", rule.rule))
+        for rule in behind_login.application.url_map.iter_rules()
+        for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"})
+    ]
+    assert len(routes) > 40
+    assert {endpoint for endpoint, *_ in routes} > OPEN_ENDPOINTS
+    for endpoint, method, path in routes:
+        answer = behind_login.open(path, method=method, headers=headers)
+        if endpoint not in OPEN_ENDPOINTS:
+            is_login = answer.status_code == 302 and answer.headers["Location"].startswith("/login")
+            assert is_login or answer.status_code in (401, 429), (method, path)
+    assert nsqd.orders == []
