@@ -139,7 +139,7 @@ FAULTS = {
     "one_ok_in_100_is_doubled": Fault("OK", 100, doubled, PUBLISH),
     "one_message_in_50_is_swallowed": Fault("message", 50, swallowed, PUBLISH),
     "one_message_in_50_is_doubled": Fault("message", 50, doubled, PUBLISH),
-    "two_messages_in_50_change_places": Fault("message", 50, behind_the_next, PIPELINED),
+    "two_messages_in_47_change_places": Fault("message", 47, behind_the_next, PIPELINED),
     "one_message_in_47_has_another_time": Fault("message", 47, byte_changed(15), CHANNELS),
     "one_message_in_50_has_another_attempt": Fault("message", 50, byte_changed(17), PUBLISH),
     "one_message_in_50_has_another_id": Fault("message", 50, byte_changed(33), FINISH),
