@@ -94,8 +94,8 @@ def _escape(character: str) -> str:
 
 HIDDEN: Final = "***"
 _USER: Final = re.compile(r"^([^/?#]*://)?[^/?#][^?#]*@")  # a password may have a slash
-_PARAMETERS: Final = re.compile(
-    r"(?i)([?&](?:[a-z_-]*(?:token|secret|password|key|signature)|code|state)=)[^&#]+"  # the last two: OpenID Connect
+_PARAMETERS: Final = re.compile(  # the last two words: OpenID Connect
+    r"(?i)([?&;](?:[\w.-]*(?:token|secret|password|key|signature)s?(?:\[\])?|code|state)=)[^&;]+"
 )
 
 

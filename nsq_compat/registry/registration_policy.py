@@ -18,6 +18,8 @@ from typing import Final
 from nsq_compat.protocol.names import address_error, canonical_host, printable
 
 _WILDCARDS: Final = re.compile(r"(\*\*|\*)")
+_NUMBER: Final = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+)){0,2}")
+"""Parts that the C library completes to an IPv4 address."""
 _OWN_NAME: Final = "{name}"
 _ANY_END: Final = (".*", ".**")
 _MAX_NAMES_SHOWN: Final = 3
@@ -65,7 +67,9 @@ class RegistrationPolicy:
             return problem
         host = canonical_host(broadcast_address)
         is_ip = _is_ip(host)
-        for name in names:
+        if not is_ip and _NUMBER.fullmatch(host):
+            return f"{printable(broadcast_address)} is a number, which some resolvers take for an IP address"
+        for name in filter(str.isascii, names):
             own = name.lower()
             for matches_name, pattern in self._rules:
                 if matches_name(own) and (is_ip or not pattern.endswith(_ANY_END)) and _matcher(pattern, own)(host):

@@ -15,6 +15,7 @@ from nsq_compat.web.application import Application, Route, error, parse_query
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+_MAX_TOPICS: Final = 1000
 _SCHEME: Final = b"bearer"
 
 
@@ -65,7 +66,9 @@ def _missing(token: Token, route: Route, request: Request) -> str:
     if not route.topics_in:
         return "is limited to topics, and this request is not about one"
     query = parse_query(request.query)
-    topics = [name for key in route.topics_in if key in query for name in query[key].split(",")]
+    topics = dict.fromkeys(name for key in route.topics_in if key in query for name in query[key].split(","))
+    if len(topics) > _MAX_TOPICS:
+        return "is limited to topics, and this request names too many"
     if not topics or not all(topics):
         return "is limited to topics, so the request must name one"
     return next((f"does not cover the topic {topic}" for topic in topics if not token.covers(topic)), "")

@@ -136,6 +136,7 @@ class Administration:
         when = parse_query(request.query).get("from")
         try:
             if when is not None:
+                self._topic_log.offset_of(topic, when, "FROM")  # an invalid one does not count as a creation
                 self._broker.check_channel(topic, name)
                 return self._topic_log.create_channel(topic, name, when)
             self._broker.channel(topic, name)

@@ -242,7 +242,9 @@ class Application:
         else:
             response, logged = _respond(request, route.handler), route.logged
             if request.method == "GET":  # it may have waited, and its token been revoked meanwhile
-                response = self._refusal(request, route) or response
+                late = self._refusal(request, route)
+                self.refused += late is not None
+                response = late or response
         if logged:
             log_access(request, response.status, time.monotonic_ns() - began)
         return response

@@ -63,6 +63,10 @@ class _Pieces(deque[bytes]):
     largest = 0
 
 
+_MAX_TOPICS: Final = 1000
+"""In one request for offsets."""
+
+
 class TopicLogApi:
     def __init__(self, service: NsqdService) -> None:
         self._service = service
@@ -120,10 +124,17 @@ class TopicLogApi:
         query = parse_query(request.query)
         if (names := query.get("topics")) is None:
             return json_response(self._offsets_of(self._topic_of(request), query))
-        topics = map(self._service.broker.topics.get, names.split(","))
-        logged = [topic for topic in topics if topic is not None and topic.store is not None]
+        named = dict.fromkeys(names.split(","))
+        if len(named) > _MAX_TOPICS:
+            raise ApiError(400, f"INVALID_ARG_TOPICS: at most {_MAX_TOPICS} topics")
         several = {"at": query["at"]} if "at" in query else {}
-        return json_response({"topics": {topic.name: self._offsets_of(topic, several) for topic in logged}})
+        answers: dict[str, dict[str, Any]] = {}
+        for name in named:
+            topic = self._service.broker.topics.get(name)
+            if topic is not None and topic.store is not None:
+                answers[name] = self._offsets_of(topic, several)
+                yield_to_loop()
+        return json_response({"topics": answers})
 
     def _offsets_of(self, topic: Topic, query: Mapping[str, str]) -> dict[str, Any]:
         log = _log_of(topic)

@@ -106,6 +106,7 @@ def test_secrets_are_removed_from_urls(text, shown):
         (b"me:pw@host:443", "host:443"),
         (b"/oidc/callback?code=abc&state=def&x=1", "/oidc/callback?code=***&state=***&x=1"),
         (b"/pub?topic=t&Access_Token=abc", "/pub?topic=t&Access_Token=***"),
+        (b"/pub?oauth2_token=abc#def&tokens=1&token[]=2;key=3", "/pub?oauth2_token=***&tokens=***&token[]=***;key=***"),
         (b"/\xff", "/\\xff"),
     ],
 )

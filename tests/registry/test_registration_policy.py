@@ -48,6 +48,9 @@ def test_an_address_that_matches_may_be_claimed(rule, address):
         ("n1.nsqd.example=10.0.0.*", "10.0.0.example"),
         ("n1.nsqd.example=10.**", "10.evil.example"),
         ("n1.nsqd.example=10.0.0.*", "10.0.0.7\n"),
+        ("n1.nsqd.example=*", "2130706433"),
+        ("n1.nsqd.example=**", "0x7f000001"),
+        ("n1.nsqd.example=**", "127.1"),
         ("n1.nsqd.example=10.0.0.7", "10.0.0.70"),
         ("n1.nsqd.example=10.0.0.7", "10x0.0.7"),
         ("n1.nsqd.example=*.example", "a.b.example"),
@@ -72,6 +75,7 @@ def test_no_other_address_may_be_claimed(rule, address):
 def test_any_name_of_the_certificate_counts_and_wildcards_in_names_do_not():
     assert claims("10.0.0.7", "b=10.0.0.7", names=("a", "b")) == ""
     assert claims("10.0.0.7", "**={name}", names=("**", "*.*.*.*")) != ""
+    assert claims("k1.example", "**={name}", names=("\u212a1.example",)) != ""  # the Kelvin sign, in lower case a k
     assert claims("10.0.0.7", "**=10.0.0.7", names=()) == "there is no certificate"
 
 

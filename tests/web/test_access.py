@@ -196,3 +196,13 @@ def test_refused_requests_are_counted_and_logged(caplog):
         ask(api, "GET", "/ping")
     assert api.refused == 2
     assert [record.getMessage()[:9] for record in caplog.records] == ["401 POST ", "403 POST ", "200 GET /"]
+
+
+def test_many_names_of_one_topic_are_one(nsqd):
+    daemon = Daemon()
+    api = NsqdApi(daemon, refuse=TokenCheck(Access(), "nsqd", now=lambda: 0.0))  # type: ignore[arg-type]
+    repeated = b"topics=" + b",".join([b"orders"] * 9000)
+    assert ask(api, "GET", "/topic/offsets", repeated, b"Bearer orders").status == 200
+    different = b"topics=" + b",".join(b"ord%d" % number for number in range(1001))
+    assert b"names too many" in ask(api, "GET", "/topic/offsets", different, b"Bearer orders").body
+    assert b"at most 1000 topics" in ask(api, "GET", "/topic/offsets", different, b"Bearer read").body

@@ -325,8 +325,8 @@ def _notify(action: str, topic: str, channel: str = "", node: str = "", errors: 
     secure = request.is_secure or request.headers.get("X-Scheme") == "https"
     query = request.query_string.decode("latin-1")
     url = f"{'https' if secure else 'http'}://{request.host}{quote(request.script_root + request.path)}"
-    # nsqadmin: only the user of HTTP Basic. We also know users by other means.
-    user = basic_credentials()[0] or visitor().name
+    # nsqadmin: only the user of HTTP Basic, whose password is checked only if there is a user file.
+    user = visitor().name or basic_credentials()[0]
     told = {
         "action": action,
         "topic": topic,

@@ -138,7 +138,8 @@ def _upstream_error_response(failure: AllFailed) -> Response:
 
 
 def _explanation(failure: ApiError) -> str:
-    given = {**request.args.to_dict(), **request.form.to_dict(), **(request.view_args or {})}
+    form = request.__dict__.get("form")  # only if a view has parsed it: that takes long, and fails for large forms
+    given = {**request.args.to_dict(), **(form.to_dict() if form is not None else {}), **(request.view_args or {})}
     return explanation(failure, **{name: given.get(name, "") for name in ("topic", "channel", "node")})
 
 

@@ -9,6 +9,7 @@ from nsq_compat.web.admin.app import create_app
 from nsq_compat.web.admin.users import PasswordCheck, TooBusy, Users, make_line
 from tests.web.admin.conftest import USERS, Form, shown
 
+FORM = "application/x-www-form-urlencoded"
 PAUSE, DELETE = ("POST", "/api/topics/orders", '{"action":"pause"}'), ("DELETE", "/api/topics/orders", "")
 EMPTY = ("POST", "/api/topics/orders", '{"action":"empty"}')
 
@@ -318,8 +319,20 @@ def test_a_token_of_a_page_of_another_site_is_refused(service, browser, access):
 
 def test_a_large_form_of_a_visitor_without_a_login_is_not_parsed(behind_login):
     behind_login.get("/login")
-    answer = behind_login.post("/login", data="&".join(f"a{number}=" for number in range(10_000)))
-    assert answer.status_code == 413
+    form = "&".join(f"a{number}=" for number in range(10_000))
+    for kind in ("text/html", "application/json"):
+        answer = behind_login.post("/login", data=form, headers={"Accept": kind, "Content-Type": FORM})
+        assert answer.status_code == 413
+
+
+def test_a_page_of_an_error_does_not_parse_a_form(behind_login, monkeypatch):
+    def parse(*_):
+        raise AssertionError("it was parsed")
+
+    monkeypatch.setattr("werkzeug.formparser.FormDataParser.parse", parse)
+    headers = {"Accept": "text/html", "Content-Type": FORM}
+    assert behind_login.get("/docs/zzz", data="a=1", headers=headers).status_code == 404
+    assert behind_login.get("/topics", data="a=1", headers=headers).status_code == 302
 
 
 def test_a_login_that_a_change_of_the_user_has_ended_stays_ended(service, behind_login, log_in):
