@@ -69,7 +69,8 @@ def test_a_jump_blocks_no_publisher_and_moves_no_deadline(start: StartDaemon, cl
         (unanswered,) = consumer.takes(1)
         before = log_hour(daemon)
         clock.jump(offset)
-        assert log_hour(daemon) == (before + (1 if offset == "+1h" else -1)) % 24, "the clock did not move"
+        after = (before + (1 if offset == "+1h" else -1)) % 24
+        wait_until(lambda: log_hour(daemon) == after)  # a line of before may still be on its way
 
         published = time.monotonic()
         bodies = [b"%d" % number for number in range(500)]
