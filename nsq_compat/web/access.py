@@ -1,7 +1,7 @@
 """Tokens of HTTP requests: ``Authorization: Bearer <token>``, as RFC 6750 describes it.
 
-A token that is limited to topics permits requests for one of them only, which name it in `topic`; it permits no request
-about all topics, such as /metrics.
+A token that is limited to topics permits only requests that name one of them, and are about nothing else
+(`Route.topics_in`). It permits no request about all topics, such as /metrics.
 """
 
 import time

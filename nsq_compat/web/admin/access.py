@@ -168,7 +168,7 @@ def require(role: Role) -> None:
 
 def check() -> Response | None:
     """Check every request: changes must not come from other sites, and visitors must have logged in."""
-    if (request.endpoint or "").startswith("login."):  # anyone may send these, and parsing takes long
+    if (request.endpoint or "").startswith("login."):  # these need no login, and parsing takes long
         request.max_content_length = _LOGIN_BYTES
     if request.method not in ("GET", "HEAD", "OPTIONS") and _from_another_site():
         log.warning("refused %s %s: it came from another site (%s)", request.method, request.path, request.origin)
@@ -322,8 +322,8 @@ def finish() -> "Response | tuple[str, int]":
     # No name of the user file has a blank.
     user = f"provider {account.subject}"
     service().sessions.begin(session, user, provider.basis, name=account.name, role=str(account.role))
-    who = (request.remote_addr, account.name, account.role, provider.host, account.subject)
-    log.info("AUDIT: %s logged in as %s (%s) at %s, where it is %r", *who)
+    facts = (request.remote_addr, account.name, account.role, provider.host, account.subject)
+    log.info("AUDIT: %s logged in as %s (%s) at %s, where it is %r", *facts)
     return _to(next_path)
 
 

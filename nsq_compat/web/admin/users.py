@@ -150,8 +150,8 @@ class PasswordCheck:
     """Checks passwords with `run`, unless too many attempts of a client or for a user failed within a minute.
 
     Failures are counted by address and name together, by address, and by name. The last two limits do not apply to an
-    address from which this user has logged in: nobody else can lock the user out there. An attempt counts until it
-    succeeds, so that concurrent ones cannot exceed a limit.
+    address from which this user has logged in: attempts from elsewhere do not lock the user out there. An attempt
+    counts until it succeeds, so that concurrent ones cannot exceed a limit.
     """
 
     def __init__(self, run: Run) -> None:
