@@ -143,8 +143,8 @@ class Daemon(_Disturbed, NsqdProcess):
 
     # --- Its checkpoints ----------------------------------------------------------------------------------------------
 
-    def _checkpoint(self, topic: str) -> Path:
-        return self.data_path / "nsq_compat" / f"{topic}.topic" / "checkpoint"
+    def _checkpoint(self, topic: str, data_path: Path | None = None) -> Path:
+        return (data_path or self.data_path) / "nsq_compat" / f"{topic}.topic" / "checkpoint"
 
     def checkpoint_written_at(self, topic: str) -> float:
         """The wall-clock time of the topic's last checkpoint; 0.0 before the first."""
@@ -153,10 +153,10 @@ class Daemon(_Disturbed, NsqdProcess):
         except FileNotFoundError:
             return 0.0
 
-    def checkpoint_says_unfinished(self, topic: str, channel: str) -> int:
-        """The number of the channel's messages that are not finished in its topic's checkpoint."""
+    def checkpoint_says_unfinished(self, topic: str, channel: str, data_path: Path | None = None) -> int:
+        """The number of the channel's messages that are not finished in its topic's checkpoint, or in one elsewhere."""
         try:
-            last = checkpoint.decode(self._checkpoint(topic).read_bytes())
+            last = checkpoint.decode(self._checkpoint(topic, data_path).read_bytes())
             place = last.channels[channel]
         except (FileNotFoundError, KeyError):
             return _NONE_FINISHED

@@ -184,7 +184,8 @@ def test_what_a_consumer_sees_of_a_message_stays_the_same(machines):
         consumer.requeues(taken[b"put off"], 8000)
         again = consumer.takes(1)
         assert [each.body for each in again] == [b"failed"]
-        wait_until(lambda: primary.checkpoint_says_unfinished("t", "c") == 4)
+        copy = standby.data_path / "nsq_compat" / "mirrors" / mirror(standby)["primaries"][0]["identity"]
+        wait_until(lambda: standby.checkpoint_says_unfinished("t", "c", copy) == 4)
         lose(primary)
     assert adopt(standby) == ["t"]
     assert {each["channel_name"]: each["paused"] for each in standby.channels("t")} == {"c": False, "paused": True}
