@@ -121,6 +121,7 @@ COLUMNS = {
             "abuse_p99",
             less_is_better=True,
         ),
+        Column("came early", lambda rounds: _number("abuse_early")(rounds) if rounds.median("abuse_p99") else ""),
         Column("seconds", _number("seconds", ".1f")),
         Column("CPU s", _number("server_cpu", ".2f")),
         Column("peak RSS MiB", _number("rss_bytes", ",.0f", 2**-20), "rss_bytes", less_is_better=True),

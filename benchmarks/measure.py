@@ -49,6 +49,7 @@ class Figures:
     longest: float = 0.0
     abuses: float = 0.0
     abuse_p99: float = 0.0
+    abuse_early: float = 0.0
 
     @classmethod
     def of(cls, report: dict[str, Any]) -> Self:
@@ -72,6 +73,7 @@ class Figures:
             longest=latency.get("longest_us", 0.0),
             abuses=report.get("abuses", 0),
             abuse_p99=report.get("abuse_p99_us", 0.0),
+            abuse_early=report.get("abuse_early", 0),
         )
 
     @property

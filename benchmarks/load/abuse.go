@@ -100,6 +100,7 @@ type deferred struct {
 	*phase
 	within time.Duration
 	count  int
+	early  atomic.Int64
 }
 
 const (
@@ -118,6 +119,7 @@ func (d *deferred) prepare(b *bystander) error {
 	d.phase = o.newPhase(b.server, abuseTopic)
 	d.ages = true
 	channel := newChannelTally(abuseChannel, &d.tally, o.most)
+	channel.early = &d.early // Go's nsqd forgets the delay of a message that its topic has no room for in memory
 	d.channels = append(d.channels, channel)
 	if err := b.server.createTopic(abuseTopic, []string{channel.name}); err != nil {
 		return err
@@ -176,7 +178,7 @@ func (d *deferred) check() error {
 	return d.phase.check()
 }
 
-func (d *deferred) lateness() []int64 { return d.channels[0].ages }
+func (d *deferred) lateness() ([]int64, int64) { return d.channels[0].ages, d.early.Load() }
 
 func (d *deferred) close() {
 	if d.phase != nil {

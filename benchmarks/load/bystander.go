@@ -58,8 +58,8 @@ type abuser interface {
 	close()
 }
 
-// lateness is implemented by abusers that send messages at moments: nanoseconds after those.
-type lateness interface{ lateness() []int64 }
+// lateness is implemented by abusers that send messages at moments: nanoseconds after those, and how many came before.
+type lateness interface{ lateness() ([]int64, int64) }
 
 func parseBystander(words []string) *bystander {
 	b := &bystander{server: &server{}}
@@ -157,7 +157,9 @@ func (b *bystander) measure(abuser abuser, quiet *quietClient) (*report, error) 
 	r.Latency.Longest = float64(slices.Max(quiet.waits)) / 1e3
 	r.Latency.LateP99 = percentiles(quiet.late).P99
 	if timed, ok := abuser.(lateness); ok {
-		r.AbuseP99 = percentiles(timed.lateness()).P99
+		var late []int64
+		late, r.AbuseEarly = timed.lateness()
+		r.AbuseP99 = percentiles(late).P99
 	}
 	r.RSS, err = b.server.peakBytes()
 	return r, err

@@ -19,7 +19,8 @@ type report struct {
 	Capacity    float64  `json:"capacity,omitempty"` // messages a second just before, as fast as they were answered
 	Latency     *latency `json:"latency,omitempty"`
 	Abuses      int      `json:"abuses,omitempty"`       // what was answered or delivered to the other connections, and
-	AbuseP99    float64  `json:"abuse_p99_us,omitempty"` // how late, where that has a moment
+	AbuseP99    float64  `json:"abuse_p99_us,omitempty"` // how late, where that has a moment, and
+	AbuseEarly  int64    `json:"abuse_early,omitempty"`  // how many came before it
 }
 
 type latency struct {
