@@ -235,7 +235,7 @@ def test_clients_create_only_so_many_topics_and_channels(nsqd, connect):
         ("/pub?topic=new2", "TOO_MANY_TOPICS"),
         ("/topic/create?topic=new2", "TOO_MANY_TOPICS"),
         ("/channel/create?topic=orders&channel=more", "TOO_MANY_CHANNELS"),
-        ("/channel/create?topic=orders&channel=more&from=earliest", "TOO_MANY_CHANNELS"),
+        ("/channel/create?topic=orders&channel=more&from=oldest", "TOO_MANY_CHANNELS"),
     ):
         answer = nsqd.asks("POST", target, b"x")
         assert (answer.status, answer.json()) == (503, {"message": code}), target
