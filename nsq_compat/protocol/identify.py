@@ -6,6 +6,9 @@ from typing import Final
 from nsq_compat.protocol.errors import E_BAD_BODY, FatalClientError
 from nsq_compat.protocol.go_json import INT32, JsonError, dumps, encode, fields_of, loads_object
 
+MAX_TEXT: Final = 256
+"""Characters of a client's texts. /stats and log lines repeat them, for every consumer of a channel."""
+
 
 @dataclass(frozen=True, slots=True)
 class IdentifyRequest:
@@ -99,9 +102,13 @@ _RESPONSE_FIELDS: Final = fields_of(IdentifyResponse) | {"sample_rate": INT32}
 def decode_identify(body: bytes) -> IdentifyRequest:
     """Decode the body of an IDENTIFY. Raises ``FatalClientError`` for anything but such a JSON object."""
     try:
-        return IdentifyRequest(**loads_object(body, _REQUEST_FIELDS))
+        fields = loads_object(body, _REQUEST_FIELDS)
     except JsonError:
         raise FatalClientError(E_BAD_BODY, "IDENTIFY failed to decode JSON body") from None
+    for name, value in fields.items():
+        if isinstance(value, str):
+            fields[name] = value[:MAX_TEXT]  # docs/differences.md: document-size
+    return IdentifyRequest(**fields)
 
 
 def decode_identify_response(data: bytes) -> IdentifyResponse:

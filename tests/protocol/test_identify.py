@@ -74,6 +74,12 @@ def test_the_response_is_compact_and_in_nsqds_order_and_read_as_it_was_written()
     assert response.topology_region == "<r>"
 
 
+@pytest.mark.parametrize("field", ["client_id", "hostname", "user_agent", "topology_region", "topology_zone"])
+def test_a_long_text_is_cut(field):
+    body = json.dumps({field: "\u00e9" * 10_000}).encode()
+    assert getattr(decode_identify(body), field) == "\u00e9" * 256
+
+
 @given(st.builds(IdentifyRequest))
 def test_a_request_is_read_as_it_was_written(request_):
     assert decode_identify(request_.encode()) == request_
