@@ -101,6 +101,8 @@ _LONG_LINES: Final = 12
 _LONG_CHARACTERS: Final = 1000
 _SUMMARY_CHARACTERS: Final = 160
 _HEX_COLUMNS: Final = 16
+_MAX_GROWTH: Final = 8
+"""By how much indentation may lengthen a body. A short one of many levels could otherwise fill a gigabyte."""
 _TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[][{},:]|[^][{},:"\s]+')
 
 
@@ -128,7 +130,7 @@ def shown(text: str | None, body: bytes, form: str = "auto") -> Shown:
 
 
 def indented_json(text: str) -> str | None:
-    """A JSON object or array with indentation, its values unchanged; None if the text is neither."""
+    """A JSON object or array with indentation, its values unchanged; None if it is neither, or would be too long."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
@@ -136,12 +138,14 @@ def indented_json(text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     lines, depth, previous = [""], 0, ""
+    left = _MAX_GROWTH * len(text)
     for token in _TOKENS.findall(text):
-        if token in ("}", "]"):
-            depth -= 1
-            if previous not in ("{", "["):
-                lines.append("  " * depth)
-        elif previous in ("{", "[", ","):
+        closes, follows_opening = token in ("}", "]"), previous in ("{", "[")
+        depth -= closes
+        if not follows_opening if closes else follows_opening or previous == ",":
+            left -= 2 * depth
+            if left < 0:
+                return None
             lines.append("  " * depth)
         lines[-1] += ": " if token == ":" else token
         depth += token in ("{", "[")

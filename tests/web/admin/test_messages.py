@@ -1,12 +1,15 @@
 """Bodies of messages, actions on messages, and redrives."""
 
 import base64
+import json
 import logging
 import re
 import threading
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsq_compat.web.admin.formatting import hex_dump, indented_json
 from nsq_compat.web.admin.formatting import shown as body_shown
@@ -60,6 +63,22 @@ INDENTED = r"""{
 )  # fmt: skip
 def test_json_is_indented_and_its_values_stay_as_they_are(text, expected):
     assert indented_json(text) == expected
+
+
+@given(st.recursive(st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_indentation_keeps_the_value_and_bounds_the_length(value):
+    text = json.dumps([value])
+    shown = indented_json(text)
+    if shown is not None:
+        assert json.loads(shown) == [value]
+        assert len(shown) < 12 * len(text)
+
+
+def test_json_of_many_levels_is_not_indented():
+    """A producer could otherwise make a page of a gigabyte of 100 messages of 16 KiB."""
+    levels = 500
+    assert indented_json("[" * levels + ",".join(["0"] * 7000) + "]" * levels) is None
+    assert indented_json('{"a":' * 5 + "1" + "}" * 5) is not None
 
 
 def test_a_hex_dump_has_offsets_and_characters():
