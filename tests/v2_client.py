@@ -137,6 +137,12 @@ class Client(Conversation):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def local_address(self) -> str:
+        """HOST:PORT, its ``remote_address`` in /stats."""
+        host, port = self.socket.getsockname()[:2]
+        return f"{host}:{port}"
+
     # --- What it says -------------------------------------------------------------------------------------------------
 
     def says(self, *pieces: bytes) -> Self:

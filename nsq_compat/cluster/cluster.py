@@ -293,6 +293,12 @@ class Cluster:
         client = self.client
         return call_all([node], lambda address: client.post(address, "pub", parameters, body), client.timeout).errors
 
+    def close_client(self, node: str, topic: str, channel: str, address: str) -> Errors:
+        """Close the connection of a consumer."""
+        parameters = {"topic": topic, "channel": channel, "address": address}
+        client = self.client
+        return call_all([node], lambda each: client.post(each, "client/close", parameters), client.timeout).errors
+
     def adopt(self, node: str, identity: str) -> Answer[list[str]]:
         """Let a standby take over the topics of a primary; `value` has their names."""
 

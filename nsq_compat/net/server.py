@@ -215,6 +215,13 @@ class TcpServer(Generic[Session]):
                 )
                 connection.abort()
 
+    def close_client(self, peer: str) -> bool:
+        """Close the connection of a client at once; returns whether there is one."""
+        found = [connection for connection in self._connections if connection.peer == peer]
+        for connection in found:
+            connection.abort()
+        return bool(found)
+
     def _serve(self, client: socket.socket, name: object) -> None:
         peer, host = peer_of(name)
         try:

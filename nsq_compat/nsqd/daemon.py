@@ -476,6 +476,9 @@ class Daemon:
     def producers(self) -> Sequence[ClientStats]:
         return [session.stats() for session in self._tcp.sessions if session.has_published]
 
+    def close_client(self, address: str) -> bool:
+        return self._tcp.close_client(address)
+
     def connection_count(self) -> int:
         return len(self._tcp.sessions)
 

@@ -129,7 +129,7 @@ class PolicyEnforcer:
         applied = self._applied[channel] = self.policies.for_channel(channel.topic_name, channel.name)
         channel.policy = applied.to_settings(channel.topic_name, channel.name)
         self.dead_letters.apply(channel, applied.dead_lettering)
-        channel.throttle(applied.rate, self._now())
+        channel.throttle(applied.delivery_limits, self._now())
 
     def _apply_to_topic(self, topic: Topic) -> None:
         topic.retain(self.policies.for_channel(topic.name, "").retention)

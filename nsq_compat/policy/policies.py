@@ -1,14 +1,14 @@
 """Policies: optional settings for topics and channels that NSQ does not have.
 
 A policy selects topics and channels by regular expressions (RE2, matching the whole name) and sets one or more of:
-the dead-letter topic after max_attempts, limits on the backlog, the rate of deliveries, how long the topic retains what
-is finished. For each of these, the first matching policy that sets it applies.
+the dead-letter topic after max_attempts, limits on the backlog and on deliveries, how long the topic retains what is
+finished. For each of these, the first matching policy that sets it applies.
 
 This module only parses policies and computes what applies to a channel. ``enforcer`` applies it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import re2
@@ -16,7 +16,7 @@ import re2
 from nsq_compat.log.offsets import Retention
 from nsq_compat.protocol.durations import SECOND, format_duration, parse_duration
 from nsq_compat.protocol.names import EPHEMERAL_SUFFIX, is_valid_name
-from nsq_compat.queue.wait_queue import Rate
+from nsq_compat.queue.wait_queue import DeliveryLimits, Rate
 
 DEFAULT_DEAD_LETTER_TOPIC: Final = "{topic}.{channel}.dead"
 REJECT: Final = "reject"
@@ -84,6 +84,18 @@ class Applied:
     """Of the topic."""
     creations: Creations | None = None
     """Of the topic and its channels."""
+    max_in_flight: int | None = None
+    exclusive: bool | None = None
+
+    @property
+    def delivery_limits(self) -> DeliveryLimits:
+        return DeliveryLimits(self.rate, self.max_in_flight, bool(self.exclusive))
+
+    def merged_with(self, later: "Applied") -> "Applied":
+        """These settings, and those of `later` that are not set here."""
+        names = (each.name for each in fields(Applied))
+        pairs = {name: (getattr(self, name), getattr(later, name)) for name in names}
+        return Applied(**{name: second if first is None else first for name, (first, second) in pairs.items()})
 
     def to_settings(self, topic: str, channel: str) -> Mapping[str, Any]:
         """The settings of a policy for this channel alone; empty if nothing applies."""
@@ -103,6 +115,10 @@ class Applied:
                 settings["retain_bytes"] = self.retention.size
         if self.rate is not None:
             settings |= {"max_rate": self.rate.per_second, "burst": self.rate.burst}
+        if self.max_in_flight is not None and channel:
+            settings["max_in_flight"] = self.max_in_flight
+        if self.exclusive is not None and channel:
+            settings["exclusive"] = self.exclusive
         return settings
 
 
@@ -137,7 +153,8 @@ class Policy:
             if "channel" in values:
                 raise PolicyError(number, "channel", f"{', '.join(_CREATIONS)} are for topics")
             creations = Creations(*map(values.get, _CREATIONS))
-        self.settings = Applied(dead_lettering, bounds, rate, retention, creations)
+        limits = values.get("max_in_flight"), values.get("exclusive")
+        self.settings = Applied(dead_lettering, bounds, rate, retention, creations, *limits)
         for key, needed in _NEEDS.items():
             if key in written and written.keys().isdisjoint(needed):
                 raise PolicyError(number, key, f"has no effect without {' or '.join(needed)}")
@@ -145,8 +162,8 @@ class Policy:
             raise PolicyError(
                 number,
                 "",
-                "needs max_attempts, max_depth, max_bytes, max_age, max_rate, retain_for, retain_bytes, max_topics, "
-                "max_channels or max_creations_per_second",
+                "needs max_attempts, max_depth, max_bytes, max_age, max_rate, max_in_flight, exclusive, retain_for, "
+                "retain_bytes, max_topics, max_channels or max_creations_per_second",
             )
 
     def fits(self, topic: str, channel: str) -> bool:
@@ -173,14 +190,7 @@ class Policies:
         applied = Applied()
         for policy in self._policies:
             if policy.fits(topic, channel):
-                more = policy.settings
-                applied = Applied(
-                    applied.dead_lettering or more.dead_lettering,
-                    applied.bounds or more.bounds,
-                    applied.rate or more.rate,
-                    applied.retention or more.retention,
-                    applied.creations or more.creations,
-                )
+                applied = applied.merged_with(policy.settings)
         return applied
 
     def numbers_for(self, topic: str, channel: str) -> list[int]:
@@ -191,13 +201,7 @@ class Policies:
             if policy.fits(topic, channel):
                 more = policy.settings
                 before = done
-                done = Applied(
-                    done.dead_lettering or more.dead_lettering,
-                    done.bounds or more.bounds,
-                    done.rate or more.rate,
-                    done.retention or (None if channel else more.retention),
-                    done.creations or (None if channel else more.creations),
-                )
+                done = done.merged_with(replace(more, retention=None, creations=None) if channel else more)
                 if done != before:
                     found.append(number)
         return found
@@ -265,6 +269,12 @@ def _when_full(value: object) -> str:
     return str(value)
 
 
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
 def _rate(what: str) -> Callable[[object], float]:
     def check(value: object) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1e9:
@@ -285,6 +295,8 @@ _KEYS: Final[Mapping[str, Callable[[object], Any]]] = {
     "when_full": _when_full,
     "max_rate": _rate("messages"),
     "burst": _integer(_MAX_INTEGER),
+    "max_in_flight": _integer(_MAX_INTEGER),
+    "exclusive": _boolean,
     "retain_for": _duration,
     "retain_bytes": _integer(_MAX_INTEGER),
     "max_topics": _integer(_MAX_INTEGER),

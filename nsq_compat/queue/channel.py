@@ -26,7 +26,7 @@ from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.latency import Latency
 from nsq_compat.queue.schedule import AT_ONCE, Schedule
 from nsq_compat.queue.values import ClientStats, Exiting, QueueLimits
-from nsq_compat.queue.wait_queue import Rate, Throttle, Waiting, WaitQueue, ZoneWaitQueue
+from nsq_compat.queue.wait_queue import NO_LIMITS, DeliveryLimits, Throttle, Waiting, WaitQueue, ZoneWaitQueue
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class Channel:
         self._deferred_retry = _Retry()
         self.zones = ZoneWaitQueue() if limits.topology_aware else None  # nearby consumers come first
         self._wait_queue: WaitQueue = WaitQueue() if self.zones is None else self.zones
-        self._notified: ZoneWaitQueue | Throttle | None = self.zones  # of every delivery
+        self._notified: ZoneWaitQueue | Throttle | None = self.zones  # of every delivery and answer
 
     # --- Messages it has ----------------------------------------------------------------------------------------------
 
@@ -179,6 +179,11 @@ class Channel:
         return sum(len(each) for each in self.in_flight_sets())
 
     @property
+    def unanswered_count(self) -> int:
+        """The number of messages in flight at consumers, also at those that have left."""
+        return sum(len(each.in_flight) for each in self.consumers) + sum(map(len, self._left_behind))
+
+    @property
     def delivered(self) -> Sequence[int]:
         """Deliveries by ``Locality``. nsqd: all of them are global without topology-aware consumption."""
         return (0, 0, self._delivered_count) if self.zones is None else self.zones.counts
@@ -203,7 +208,7 @@ class Channel:
         """Like ``put``, for `count` messages; `first` has those that memory may hold (``Cursor.extend_by``)."""
         self.message_count += count
         self._drop(self._cursor.extend_by(count, first))
-        self._wake()
+        self.wake()
 
     def defer(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes]) -> None:
         """Add a batch that must not be delivered before `due`; `locations` are those in the log, if it is there."""
@@ -216,14 +221,14 @@ class Channel:
         self.message_count += len(entries)
         self.backlog.take_in(entries)
         self._schedule.at(self.backlog.deferred.next_due(), self)
-        self._wake()
+        self.wake()
 
     def follow(self, held: Backlog) -> None:
         """Add a copy of the messages that the topic held."""
         self.message_count += len(held.cursor) + len(held.deferred)
         self._drop(self.backlog.follow(held))
         self._schedule.at(self.backlog.deferred.next_due(), self)
-        self._wake()
+        self.wake()
 
     # --- Frames out ---------------------------------------------------------------------------------------------------
 
@@ -267,7 +272,7 @@ class Channel:
                 self._wait_queue.wait(consumer)
         elif not frames:  # the messages were damaged, and others follow
             self._wait_queue.wait(consumer)
-            self._wake()
+            self.wake()
         self._delivered_count += len(frames)
         if self._notified is not None:
             self._notified.delivered(consumer, len(frames), room, len(self.backlog), now)
@@ -276,7 +281,7 @@ class Channel:
     def leave_wait_queue(self, consumer: Consumer) -> None:
         """Note that the consumer takes nothing for now. If it was woken, another one is woken instead."""
         if self._wait_queue.leave(consumer):
-            self._wake()
+            self.wake()
 
     # --- Another place in the log (``replay``) ------------------------------------------------------------------------
 
@@ -287,7 +292,7 @@ class Channel:
             self.backlog.without_in_flight = self.without_in_flight
         if (replay := cursor.replay()) is not None:
             self.message_count += sum(end - begin for begin, end in replay.ranges)
-        self._wake()
+        self.wake()
 
     def drop_taken(self) -> int:
         """Drop the messages in flight, returned and deferred; returns how many."""
@@ -327,6 +332,8 @@ class Channel:
     def finish(self, consumer: Consumer, ids: Sequence[bytes]) -> list[bytes]:
         """Finish messages; returns the ids that were not in flight at this consumer."""
         self.on_change()
+        if self._notified is not None:
+            self._notified.answered()
         return consumer.in_flight.finish(ids)
 
     def requeue(self, consumer: Consumer, message_id: bytes, now: float, delay: float) -> None:
@@ -336,6 +343,8 @@ class Channel:
             raise NotInFlight(self.reason_not_in_flight(message_id))
         self.requeue_count += 1
         self.on_change()
+        if self._notified is not None:
+            self._notified.answered()
         again = next_attempts(self._without_dead_letters([frame]))
         if delay > 0 and again:
             self.backlog.deferred.add(again, now + delay)
@@ -361,7 +370,7 @@ class Channel:
         """Deliver frames again. They carry the attempts of their next delivery."""
         self.backlog.put_back(frames)
         if self._wait_queue.waiting:
-            self._wake()
+            self.wake()
 
     # --- Messages taken out by an operator (``withdrawal``) -----------------------------------------------------------
 
@@ -381,7 +390,7 @@ class Channel:
         self._log_retry.wait_until(NEVER)
         self._deferred_retry.wait_until(NEVER)
         self._schedule.at(AT_ONCE, self)
-        self._wake()
+        self.wake()
 
     def take_in_flight(self, ids: AbstractSet[bytes]) -> list[bytes]:
         """Take messages from the consumers that have them; returns their frames, for the next delivery.
@@ -463,20 +472,20 @@ class Channel:
 
     def unpause(self) -> None:
         self.paused = False
-        self._wake()
+        self.wake()
 
-    def throttle(self, rate: Rate | None, now: float) -> None:
-        """Limit deliveries to this rate; None removes the limit."""
+    def throttle(self, limits: DeliveryLimits, now: float) -> None:
+        """Limit deliveries."""
         queue = self._wait_queue
-        if isinstance(queue, Throttle) and rate is None:
+        if isinstance(queue, Throttle) and limits == NO_LIMITS:
             self._wait_queue = queue.inner
             self._notified = self.zones
             self._schedule.cancel(queue)
-            self._wake()
-        elif rate is not None:
+            self.wake()
+        elif limits != NO_LIMITS:
             if not isinstance(queue, Throttle):
-                queue = self._wait_queue = self._notified = Throttle(queue, self._schedule, self._wake)
-            queue.set_rate(rate, now)
+                queue = self._wait_queue = self._notified = Throttle(queue, self._schedule, self)
+            queue.set_limits(limits, now)
 
     def empty(self) -> None:
         """Drop all messages, also those deferred and in flight."""
@@ -510,7 +519,7 @@ class Channel:
         self._left_behind = [in_flight for in_flight in self._left_behind if in_flight]
         if now >= self._log_retry.until:
             self._log_retry.wait_until(NEVER)
-            self._wake()
+            self.wake()
         deadlines = [in_flight.next_deadline() for in_flight in self.in_flight_sets()]
         return min([self._release_deferred(now), self._log_retry.until, *deadlines])
 
@@ -537,7 +546,7 @@ class Channel:
         """Restore a state, in a stream that ends at `end`; `shift` is added to due times."""
         self.backlog.restore(state, end, shift)
         self._schedule.at(self.backlog.deferred.next_due(), self)
-        self._wake()
+        self.wake()
 
     def frames(self) -> Iterator[bytes]:
         """Yield the frames in memory that were taken from the stream."""
@@ -590,7 +599,8 @@ class Channel:
             in_flight.clear()
         self._left_behind.clear()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wake consumers if there are messages for them."""
         if not self.paused and not self._log_retry.is_waiting:
             self._wait_queue.wake(len(self.backlog))
 

@@ -5,9 +5,9 @@ Invariants of a ``WaitQueue``:
 - No more consumers are woken than there are frames, and they are woken in turn.
 - A consumer takes at most its share of the frames. The other woken consumers have theirs.
 
-A ``Throttle`` wraps either kind with a token bucket, so that deliveries do not exceed a rate. There is no polling: a
-consumer that finds the bucket empty waits as if there was no message. An alarm, set for the next token, wakes as many
-consumers as there are tokens, in order.
+A ``Throttle`` wraps either kind, so that deliveries do not exceed a rate (with a token bucket) or a number in flight,
+or all go to one consumer. There is no polling: a consumer that may not take a message waits as if there was none. An
+alarm, set for the next token or after an answer, wakes as many consumers as may take one, in order.
 
 With topology-aware consumption (``ZoneWaitQueue``) the same holds for each locality by itself, and:
 
@@ -16,13 +16,13 @@ With topology-aware consumption (``ZoneWaitQueue``) the same holds for each loca
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Protocol
 
 from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.schedule import Schedule
+from nsq_compat.queue.schedule import AT_ONCE, Schedule
 
 TICK_SECONDS: Final = 0.005
 """Minimum time between two alarms, so that at a high rate messages are delivered in small batches."""
@@ -92,6 +92,13 @@ class WaitQueue:
             self.woken.add(consumer)
             consumer.wake()
 
+    def wake_only(self, consumer: Waiting) -> None:
+        """Wake this consumer, if it waits."""
+        if _removed(self.waiting, consumer):
+            self._order.remove(consumer)
+            self.woken.add(consumer)
+            consumer.wake()
+
 
 class _Tier(WaitQueue):
     """The consumers of one locality; `waiting` are those of all."""
@@ -131,6 +138,12 @@ class ZoneWaitQueue(WaitQueue):
             if tier.woken or tier.coming:
                 break
 
+    def wake_only(self, consumer: Waiting) -> None:
+        self._tiers[consumer.locality].wake_only(consumer)
+
+    def answered(self) -> None:
+        """Nothing depends on answers here."""
+
     def delivered(self, consumer: Waiting, count: int, room: int, depth: int, now: float) -> None:
         """Note a delivery of `count` frames; `depth` are left. `now` is unused here."""
         self.counts[consumer.locality] += count
@@ -147,73 +160,132 @@ class Rate:
     burst: int
 
 
+@dataclass(frozen=True, slots=True)
+class DeliveryLimits:
+    """Limits of a channel's deliveries, in addition to those of each consumer; None is unlimited."""
+
+    rate: Rate | None = None
+    max_in_flight: int | None = None
+    """Of all consumers together."""
+    is_exclusive: bool = False
+    """All messages go to the consumer that subscribed first. When it leaves, the next one follows."""
+
+
+NO_LIMITS: Final = DeliveryLimits()
+
+
+class Throttled(Protocol):
+    """The channel of a throttle."""
+
+    @property
+    def consumers(self) -> Iterable[Waiting]:
+        """The consumers, in the order in which they subscribed."""
+
+    @property
+    def unanswered_count(self) -> int:
+        """The number of messages in flight at consumers, also at those that have left."""
+
+    def wake(self) -> None:
+        """Call `wake` of the wait queue, if there are messages and the channel is not paused."""
+
+
 class Throttle(WaitQueue):
-    """Wraps a channel's wait queue, with the consumers in it.
+    """Wraps a channel's wait queue, with the consumers in it."""
 
-    `wake_channel` makes the channel call `wake`, if there are messages and it is not paused.
-    """
-
-    def __init__(self, inner: WaitQueue, schedule: Schedule, wake_channel: Callable[[], None]) -> None:
+    def __init__(self, inner: WaitQueue, schedule: Schedule, channel: Throttled) -> None:
         super().__init__()
         self.inner = inner
         self.waiting = inner.waiting
         self.alarm = NEVER
         self._zones = inner if isinstance(inner, ZoneWaitQueue) else None
         self._schedule = schedule
-        self._wake_channel = wake_channel
-        self._rate = Rate(1.0, 1)
+        self._channel = channel
+        self._limits = NO_LIMITS
         self._tokens = 0.0
         self._filled = 0.0  # when `_tokens` was computed
 
-    def set_rate(self, rate: Rate, now: float) -> None:
-        """Change the rate. The bucket begins full."""
-        if rate != self._rate:
-            self._rate, self._tokens, self._filled = rate, float(rate.burst), now
+    def set_limits(self, limits: DeliveryLimits, now: float) -> None:
+        """Change the limits. The bucket of a new rate begins full."""
+        if limits == self._limits:
+            return
+        if limits.rate is not None and limits.rate != self._limits.rate:
+            self._tokens, self._filled = float(limits.rate.burst), now
+        if self._limits != NO_LIMITS:
+            self._schedule.at(AT_ONCE, self)  # more may be allowed now
+        self._limits = limits
 
     @property
     def _whole(self) -> int:
         """The number of messages that need not wait for a token."""
         return int(self._tokens + _ROUNDING)
 
+    def _allowed(self, depth: int) -> int:
+        """The number of messages, `depth` at most, that may be delivered now."""
+        if self._limits.rate is not None:
+            depth = min(depth, self._whole)
+        if self._limits.max_in_flight is not None:
+            depth = min(depth, max(0, self._limits.max_in_flight - self._channel.unanswered_count))
+        return depth
+
+    @property
+    def _only(self) -> Waiting | None:
+        """The consumer that gets all messages of an exclusive channel."""
+        return next(iter(self._channel.consumers), None)
+
     # --- A wait queue -------------------------------------------------------------------------------------------------
 
     def share(self, consumer: Waiting, depth: int) -> int:
-        return self.inner.share(consumer, min(depth, self._whole))
+        if self._limits.is_exclusive and consumer is not self._only:
+            self.inner.leave(consumer)  # it may have been woken before the channel became exclusive
+            return 0
+        return self.inner.share(consumer, self._allowed(depth))
 
     def wait(self, consumer: Waiting) -> None:
         self.inner.wait(consumer)
 
     def leave(self, consumer: Waiting) -> bool:
-        return self.inner.leave(consumer)
+        # Another consumer of an exclusive channel follows, although this one was not woken.
+        return self.inner.leave(consumer) or self._limits.is_exclusive
 
     def wake(self, depth: int) -> None:
-        self.inner.wake(min(depth, self._whole))
+        if not self._limits.is_exclusive:
+            self.inner.wake(self._allowed(depth))
+        elif self._allowed(depth) and (only := self._only) is not None:
+            self.inner.wake_only(only)
 
     def delivered(self, consumer: Waiting, count: int, room: int, depth: int, now: float) -> None:
-        self._fill(now)
-        self._tokens -= count
-        self._schedule.at(self._next(now), self)
+        if self._limits.rate is not None:
+            self._fill(self._limits.rate, now)
+            self._tokens -= count
+            self._schedule.at(self._next(self._limits.rate, now), self)
         if self._zones is not None:
-            self._zones.delivered(consumer, count, room, min(depth, self._whole), now)
+            depth = 0 if self._limits.is_exclusive else self._allowed(depth)
+            self._zones.delivered(consumer, count, room, depth, now)
+
+    def answered(self) -> None:
+        """Fewer messages are in flight, or will be after this."""
+        if self._limits.max_in_flight is not None and self.waiting:
+            self._schedule.at(AT_ONCE, self)
 
     # --- An alarm -----------------------------------------------------------------------------------------------------
 
     def on_alarm(self, now: float) -> float:
-        self._fill(now)
-        self._wake_channel()
-        return self._next(now)
+        if (rate := self._limits.rate) is not None:
+            self._fill(rate, now)
+        self._channel.wake()
+        return NEVER if rate is None else self._next(rate, now)
 
-    def _fill(self, now: float) -> None:
-        gained = (now - self._filled) * self._rate.per_second
-        self._tokens = min(float(self._rate.burst), self._tokens + gained)
+    def _fill(self, rate: Rate, now: float) -> None:
+        gained = (now - self._filled) * rate.per_second
+        self._tokens = min(float(rate.burst), self._tokens + gained)
         self._filled = now
 
-    def _next(self, now: float) -> float:
+    def _next(self, rate: Rate, now: float) -> float:
         """Return when there will be a token, or, if there is one, when the bucket will be full."""
-        missing = (self._rate.burst if self._whole else 1.0) - self._tokens
+        missing = (rate.burst if self._whole else 1.0) - self._tokens
         if missing <= _ROUNDING:
             return NEVER
-        return now + max(missing / self._rate.per_second, TICK_SECONDS)
+        return now + max(missing / rate.per_second, TICK_SECONDS)
 
 
 def _removed(consumers: set[Waiting], consumer: Waiting) -> bool:

@@ -1,8 +1,8 @@
-"""/topic/..., /channel/... and /config/:opt: create, delete, empty, pause, peek, and change options while nsqd runs.
+"""/topic/..., /channel/..., /client/close and /config/:opt: create, delete, empty, pause, peek, change options.
 
 The order of the checks and both spellings of their codes (INVALID_TOPIC for topics, INVALID_ARG_TOPIC for channels) are
 nsqd's. peek and recent do not exist in NSQ (docs/differences.md: peek), nor do finish, requeue, dead_letter and redrive
-(message actions).
+(message actions), nor does /client/close.
 """
 
 import base64
@@ -76,6 +76,7 @@ class Administration:
             "/channel/empty": partial(self._change_channel, Topic.empty_channel),
             "/channel/pause": partial(self._pause, self._channel_of, Channel.pause),
             "/channel/unpause": partial(self._pause, self._channel_of, Channel.unpause),
+            "/client/close": self._close_client,
         }
         deletions: dict[str, Handler] = {
             "/topic/delete": self._delete_topic,
@@ -174,6 +175,18 @@ class Administration:
                 ],
             }
         )
+
+    def _close_client(self, request: Request) -> Response:
+        """Close the connection of a client; with a topic and channel, only if it consumes that channel."""
+        address = required(request, "address")
+        consumes = True
+        if parse_query(request.query).keys() & {"topic", "channel"}:
+            consumers = self._channel_of(request).consumers
+            consumes = any(each.stats().remote_address == address for each in consumers)
+        if not consumes or not self._service.close_client(address):
+            raise ApiError(404, "CLIENT_NOT_FOUND")
+        log.info("closing client(%s) as requested by %s", address, request.remote_address)
+        return EMPTY
 
     # --- Messages of a channel, by their ids --------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from nsq_compat.cli.kinds import OptionError
 from nsq_compat.nsqd.startup import load_policies
 from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
-from tests.v2_client import Client, Refused
+from tests.v2_client import GONE, Client, Refused
 
 TWICE = '[[policies]]\ntopic = "orders"\nmax_attempts = 2\n'
 
@@ -143,6 +143,54 @@ def test_a_rate_limits_a_consumer_below_its_rdy(nsqd, connect):
     assert len(consumer.takes(7)) == 7
 
 
+def test_max_in_flight_limits_all_consumers_of_a_channel_together(nsqd, connect):
+    put(nsqd, [{"max_in_flight": 3}])
+    consumers = [connect(), connect()]
+    for consumer in consumers:
+        consumer.subscribes(b"orders", b"archive", ready=100)
+    connect().publishes_together([b"%d" % number for number in range(10)], b"orders")
+    eventually(lambda: nsqd.channel_stats("orders", "archive")["in_flight_count"] == 3)
+    assert nsqd.channel_stats("orders", "archive")["depth"] == 7
+    taken: list[bytes] = []
+    while len(taken) < 10:
+        for client in nsqd.channel_stats("orders", "archive")["clients"]:
+            consumer = consumers[[each.local_address for each in consumers].index(client["remote_address"])]
+            messages = consumer.takes(client["in_flight_count"])
+            consumer.finishes(messages)
+            taken += [message.body for message in messages]
+        assert nsqd.channel_stats("orders", "archive")["in_flight_count"] <= 3
+    assert sorted(taken) == [b"%d" % number for number in range(10)]
+
+
+def test_an_exclusive_channel_has_one_active_consumer_until_that_is_closed(nsqd, connect):
+    put(nsqd, [{"channel": "archive", "exclusive": True}])
+    first, second = connect(), connect()
+    first.subscribes(b"orders", b"archive", ready=100)
+    second.subscribes(b"orders", b"archive", ready=100)
+    producer = connect()
+    for number in range(20):
+        producer.publishes(b"%d" % number, topic=b"orders")
+    messages = first.takes(20)
+    assert [message.body for message in messages] == [b"%d" % number for number in range(20)]
+    first.finishes(messages)
+    assert nsqd.channel_stats("orders", "archive")["policy"] == {"exclusive": True}
+    answer = nsqd.asks("POST", f"/client/close?topic=orders&channel=archive&address={first.local_address}")
+    assert answer.status == 200, answer.body
+    producer.publishes(b"more", topic=b"orders")
+    assert [message.body for message in second.takes(1)] == [b"more"]
+    with pytest.raises(GONE):
+        first.takes(1)
+
+
+def test_a_producer_is_closed_by_its_address(nsqd, connect):
+    producer = connect()
+    producer.publishes(b"m", topic=b"orders")
+    assert nsqd.asks("POST", f"/client/close?address={producer.local_address}").status == 200
+    with pytest.raises(GONE):
+        producer.answer()
+    eventually(lambda: nsqd.asks("POST", f"/client/close?address={producer.local_address}").status == 404)
+
+
 def test_dead_letters_stay_after_a_clean_stop(nsqd, start, connect):
     consumer = connect()
     consumer.subscribes(b"orders", b"archive", ready=1)
@@ -207,7 +255,7 @@ def test_policies_are_tables_beside_the_options(write):
         (
             '\n[[policies]] # all\ntopic = "a"\n[[policies]]\nmax_rate = 1\n',
             "line 2: policy 1: needs max_attempts, max_depth, max_bytes, max_age, max_rate, "
-            "retain_for, retain_bytes, max_topics, max_channels or max_creations_per_second",
+            "max_in_flight, exclusive, retain_for, retain_bytes, max_topics, max_channels or max_creations_per_second",
         ),
         ("policies = [{max_rate = 0}]\n", "policy 1: max_rate: must be a number above 0 (messages per second)"),
         ("policies = 5\n", "policies must be a list of tables"),

@@ -1,7 +1,7 @@
 import pytest
 
 from nsq_compat.policy.policies import Applied, Bounds, DeadLettering, Policies, PolicyError
-from nsq_compat.queue.wait_queue import Rate
+from nsq_compat.queue.wait_queue import DeliveryLimits, Rate
 
 
 def complaint(*written: object) -> str:
@@ -22,17 +22,25 @@ def test_all_settings_of_a_policy():
             {"topic": "orders", "max_attempts": 5, "dead_letter_topic": "dead"},
             {"max_depth": 10, "max_bytes": 100, "max_age": "1m30s", "when_full": "drop-oldest"},
             {"max_rate": 2.5, "burst": 7},
+            {"max_in_flight": 100, "exclusive": True},
         ]
     )
     applied = policies.for_channel("orders", "archive")
     assert applied.dead_lettering == DeadLettering(5, "dead")
     assert applied.bounds == Bounds(10, 100, 90.0, drops=True)
     assert applied.rate == Rate(2.5, 7)
+    assert applied.delivery_limits == DeliveryLimits(Rate(2.5, 7), 100, is_exclusive=True)
     assert applied.to_settings("orders", "archive") == {
         "max_attempts": 5, "dead_letter_topic": "dead", "max_depth": 10, "max_bytes": 100, "max_age": "1m30s",
-        "when_full": "drop-oldest", "max_rate": 2.5, "burst": 7,
+        "when_full": "drop-oldest", "max_rate": 2.5, "burst": 7, "max_in_flight": 100, "exclusive": True,
     }  # fmt: skip
     assert Policies(policies.written).for_channel("orders", "archive") == applied
+
+
+def test_an_exception_to_exclusive_comes_first():
+    policies = Policies([{"channel": "shared", "exclusive": False}, {"exclusive": True}])
+    assert policies.for_channel("orders", "archive").delivery_limits.is_exclusive
+    assert not policies.for_channel("orders", "shared").delivery_limits.is_exclusive
 
 
 def test_settings_have_defaults():
@@ -86,7 +94,7 @@ def test_the_suffix_of_ephemeral_channels_is_left_out():
     [
         ({"max_attempt": 1}, "policy 1: max_attempt: unknown setting"),
         ({}, "policy 1: needs max_attempts, max_depth, max_bytes, max_age, max_rate, "
-            "retain_for, retain_bytes, max_topics, max_channels or max_creations_per_second"),
+            "max_in_flight, exclusive, retain_for, retain_bytes, max_topics, max_channels or max_creations_per_second"),
         ({"when_full": "reject"}, "policy 1: when_full: has no effect without max_depth or max_bytes or max_age"),
         ({"max_depth": 1, "burst": 1}, "policy 1: burst: has no effect without max_rate"),
         ({"max_depth": 1, "dead_letter_topic": "d"}, "policy 1: dead_letter_topic: has no effect without max_attempts"),
@@ -100,6 +108,8 @@ def test_the_suffix_of_ephemeral_channels_is_left_out():
         ({"max_depth": 1, "when_full": "drop"}, 'policy 1: when_full: must be "reject" or "drop-oldest"'),
         ({"max_rate": 0}, "policy 1: max_rate: must be a number above 0 (messages per second)"),
         ({"max_rate": float("nan")}, "policy 1: max_rate: must be a number above 0 (messages per second)"),
+        ({"max_in_flight": 0}, "policy 1: max_in_flight: must be an integer from 1 to 9223372036854775807"),
+        ({"exclusive": "yes"}, "policy 1: exclusive: must be true or false"),
         ({"max_rate": 1, "topic": "("}, "policy 1: topic: not a regular expression: missing ): ("),
         ({"max_rate": 1, "channel": 5}, "policy 1: channel: must be a regular expression"),
     ],

@@ -61,6 +61,7 @@ class Daemon:
     config: dict[str, object] = field(default_factory=dict)
     saves: int = 0
     draining: bool = False
+    closed_clients: list[str] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)
     while_waiting: Callable[[], None] = lambda: None
     standby: dict[str, Any] | None = None
@@ -103,6 +104,10 @@ class Daemon:
 
     def producers(self) -> Sequence[ClientStats]:
         return self.connected_producers
+
+    def close_client(self, address: str) -> bool:
+        self.closed_clients.append(address)
+        return address == "127.0.0.1:5000"
 
     def connection_count(self) -> int:
         return 3

@@ -28,6 +28,7 @@ ABOUT_A_TOPIC = {
     *(("POST", f"/topic/{path}") for path in ("create", "delete", "empty", "pause", "unpause", "tombstone")),
     *(("POST", f"/channel/{path}") for path in ("create", "delete", "empty", "pause", "unpause", "rewind")),
     *(("POST", f"/channel/{path}") for path in ("finish", "requeue", "dead_letter", "redrive")),
+    ("POST", "/client/close"),
 }
 """All other requests are about more than a topic, so a token that is limited to topics must not permit them."""
 

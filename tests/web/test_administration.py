@@ -22,6 +22,34 @@ def known(call):
     call.post("/channel/create?topic=known&channel=known")
 
 
+# --- Clients ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_is_closed_by_its_address(call, daemon):
+    assert code(call.post("/client/close?address=127.0.0.1:5000")) == (200, "")
+    assert daemon.closed_clients == ["127.0.0.1:5000"]
+    assert code(call.post("/client/close?address=127.0.0.1:5001")) == refused(404, "CLIENT_NOT_FOUND")
+    assert code(call.post("/client/close")) == refused(400, "MISSING_ARG_ADDRESS")
+
+
+@pytest.mark.parametrize(
+    ("query", "answer"),
+    [
+        ("topic=known", (400, "MISSING_ARG_CHANNEL")),
+        ("channel=known", (400, "MISSING_ARG_TOPIC")),
+        ("topic=other&channel=known", (404, "TOPIC_NOT_FOUND")),
+        ("topic=known&channel=other", (404, "CHANNEL_NOT_FOUND")),
+        ("topic=known&channel=known", (404, "CLIENT_NOT_FOUND")),
+    ],
+)
+def test_a_consumer_is_closed_only_if_it_consumes_the_channel(call, daemon, query, answer):
+    assert code(call.post(f"/client/close?{query}&address=127.0.0.1:5000")) == refused(*answer)
+    assert daemon.closed_clients == []
+
+
+# --- Topics -----------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("route", TOPIC_ROUTES)
 def test_a_topic_route_needs_a_topic_and_a_valid_query(call, route):
     assert code(call.post(f"/topic/{route}")) == refused(400, "MISSING_ARG_TOPIC")

@@ -148,6 +148,17 @@ def tombstone(topic: str, node: str) -> Errors:
     return errors
 
 
+def close_client(node: str, topic: str, channel: str, address: str) -> Errors:
+    """Close the connection of a consumer; its client library connects again unless it is stopped."""
+    _check_names(topic, channel)
+    node = _known(node)
+    if not node:
+        raise ApiError(400, "INVALID_NODE")
+    errors = _cluster().close_client(node, topic, channel, address)
+    _notify("close_client", topic, channel, node, errors, address=address)
+    return errors
+
+
 def adopt(node: str, identity: str) -> Errors:
     """Let a standby take over the topics of a primary; flashes how many."""
     if not _IDENTITY.fullmatch(identity):

@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any, Final
 
-_NUMBERS: Final = ("max_attempts", "max_depth", "max_bytes", "max_rate", "burst", "retain_bytes")
+_NUMBERS: Final = ("max_attempts", "max_depth", "max_bytes", "max_rate", "burst", "max_in_flight", "retain_bytes")
 """Settings of policies that are numbers."""
 UNKNOWN: Final = "\u2013"
 

@@ -26,7 +26,9 @@ policies = Blueprint("policies", __name__)
 Written = Sequence[Mapping[str, Any]]
 
 _MAX_POLICIES: Final = 100
-_INTEGERS: Final = ("max_attempts", "max_depth", "max_bytes", "burst", "retain_bytes", "max_topics", "max_channels")
+_INTEGERS: Final = (
+    "max_attempts", "max_depth", "max_bytes", "burst", "max_in_flight", "retain_bytes", "max_topics", "max_channels",
+)  # fmt: skip
 SETTINGS: Final[Mapping[str, str]] = {
     "topic": "a regular expression for the whole name; empty for all topics",
     "channel": "a regular expression for the whole name; empty for all channels, and for topics without a channel",
@@ -38,6 +40,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "when_full": "what happens at these limits",
     "max_rate": "deliveries a second of one nsqd",
     "burst": "messages that may be delivered at once",
+    "max_in_flight": "messages that may be in flight, at all consumers of a channel together",
+    "exclusive": "whether one consumer gets all messages of a channel while the others stand by",
     "retain_for": "time after publishing for which a topic keeps its messages, such as 72h",
     "retain_bytes": "size of a topic's log on one node up to which it keeps its messages",
     "max_topics": "topics of one nsqd that clients may create",
@@ -276,7 +280,7 @@ def _value(key: str, text: str) -> Any:
                 return kind(text)
             except ValueError:
                 continue
-    return text
+    return {"true": True, "false": False}.get(text, text) if key == "exclusive" else text
 
 
 def problems(written: Written) -> dict[tuple[int, str], str]:

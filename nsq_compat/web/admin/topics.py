@@ -320,6 +320,11 @@ def act(topic: str, channel: str = "") -> "Response | tuple[str, int]":
             f"Dismissed the alert of {name}. More {kind} messages are a new one.",
         )
         return perform(lambda: actions.dismiss_losses(kind, topic, channel), done, overview)
+    if action == "close_client" and channel:
+        address = request.form.get("address", "")
+        done = f"Closed the connection of {address} at {node}."
+        here = url_for("nodes.node", node=node) if request.form.get("next") == "node" else here
+        return perform(lambda: actions.close_client(node, topic, channel, address), done, here)
     if action == "publish" and not channel:
         return _publish(topic)
     raise ApiError(400, "INVALID_ACTION")

@@ -78,6 +78,7 @@ def everything_that_names(submit, browser, node):
         ("/topics/orders/mail", {"action": "pause"}),
         ("/topics/orders", PUBLISH),
         ("/topics", {"topic": "new", "channel": "c"}),
+        ("/topics/orders/mail", {"action": "close_client", "address": "10.0.0.1:5000"}),
     ]
     statuses = [submit(path, node=node, **fields).status_code for path, fields in forms]
     statuses.append(submit(f"/nodes/{node}", action="tombstone", topic="orders").status_code)
@@ -102,7 +103,7 @@ def test_an_unknown_node_receives_no_request(request, browser, submit, service, 
 
 def test_a_known_node_receives_the_request(submit, browser, lookupd, nsqd):
     assert set(everything_that_names(submit, browser, nsqd.address)) == {200, 303}
-    assert len(nsqd.orders) == 9
+    assert len(nsqd.orders) == 10
     assert lookupd.orders[:2] == ["topic/create?topic=new", "channel/create?topic=new&channel=c"]
     assert lookupd.orders[2].startswith("topic/tombstone?topic=orders&node=127.0.0.1%3A")
 

@@ -1,6 +1,7 @@
 """Pages of topics and channels, and their forms."""
 
 import base64
+import logging
 import time
 
 import pytest
@@ -52,6 +53,19 @@ def test_clients_of_a_channel_and_topics_of_a_node_are_paged(browser, nsqd):
     assert ("t098" in node, "t099" in node, "The first 100" in node) == (True, False, True)
     assert "t149" in browser.get(f"/nodes/{nsqd.address}?page=2").text
     assert "all 151" in browser.get("/nodes").text
+
+
+def test_an_operator_disconnects_a_consumer(browser, submit, nsqd, caplog):
+    for page in ("/topics/orders/mail", f"/nodes/{nsqd.address}"):
+        assert '<input type="hidden" name="address" value="10.0.0.1:5000">' in browser.get(page).text
+    fields = {"action": "close_client", "node": nsqd.address, "address": "10.0.0.1:5000"}
+    with caplog.at_level(logging.INFO):
+        assert submit("/topics/orders/mail", **fields).location == "/topics/orders/mail"
+    assert nsqd.orders == ["client/close?topic=orders&channel=mail&address=10.0.0.1%3A5000"]
+    assert f"close_client address=10.0.0.1:5000 orders/mail at {nsqd.address}: done" in caplog.text
+    assert "Closed the connection of 10.0.0.1:5000" in browser.get("/topics/orders/mail").text
+    assert submit("/topics/orders/mail", next="node", **fields).location == f"/nodes/{nsqd.address}"
+    assert submit("/topics/orders", **fields).status_code == 400
 
 
 def test_inactive_topics_are_paged_and_only_channels_of_the_page_are_queried(browser, lookupd):
