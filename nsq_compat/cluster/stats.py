@@ -334,11 +334,14 @@ def _read_topic(node: Node, answer: Mapping[str, Any]) -> TopicStats:
     return reading.record(TopicStats, answer, **_origin(node, answer), channel_name="", channels=channels)
 
 
+def _read_setting(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return reading.text(value) if isinstance(value, str) else f"{reading.number(value):.15g}"
+
+
 def _read_channel(node: Node, topic_name: str, answer: Mapping[str, Any]) -> ChannelStats:
-    policy = {
-        name: reading.text(setting) if isinstance(setting, str) else f"{reading.number(setting):.15g}"
-        for name, setting in reading.mapping(answer.get("policy")).items()
-    }
+    policy = {name: _read_setting(setting) for name, setting in reading.mapping(answer.get("policy")).items()}
     clients = None
     if answer.get("clients") is not None:
         place = {"node_topology_region": node.topology_region, "node_topology_zone": node.topology_zone}

@@ -98,13 +98,13 @@ def test_a_channel_shows_its_clients(browser):
 
 
 def test_a_channel_shows_its_policies_and_their_counts(browser, nsqd):
-    policy = {"max_attempts": 5, "dead_letter_topic": "orders.archive.dead", "max_rate": 2.5}
+    policy = {"max_attempts": 5, "dead_letter_topic": "orders.archive.dead", "max_rate": 2.5, "exclusive": True}
     nsqd.has(
         topic_json("orders", channel_json("archive", policy=policy, dead_letter_count=7), channel_json("mail")),
         topic_json("orders.archive.dead"),
     )
     page = browser.get("/topics/orders/archive")
-    assert "max_attempts 5, dead_letter_topic orders.archive.dead , max_rate 2.5 7 0 0" in shown(page)
+    assert "max_attempts 5, dead_letter_topic orders.archive.dead , max_rate 2.5, exclusive true 7 0 0" in shown(page)
     assert 'href="/topics/orders.archive.dead"' in page.text
     assert 'id="policies"' not in browser.get("/topics/orders/mail").text
 
