@@ -415,6 +415,7 @@ class _Node:
         self._timeout = request_timeout
         self._session = bounded_session(1, settings.tls_context())
         self._deadline = Deadline(0.0)
+        self._may_require_tls = bool(settings.headers()) and self._url.lower().startswith("http://")
 
     def offsets(self, at: str) -> dict[str, int]:
         """The answer of /topic/offsets."""
@@ -443,9 +444,11 @@ class _Node:
     def _get(self, path: str, parameters: Mapping[str, str]) -> Answer:
         query = {"topic": self._topic, **parameters}
         self._deadline = Deadline(self._timeout + (_WAIT_SECONDS if "wait" in query else 0))
+        if self._may_require_tls:  # then the secret must not be sent without it
+            self._use_tls_if_required(self._exchange("/ping", {}, is_secret=False))
+            self._may_require_tls = False
         answer = self._exchange(path, query)
-        if answer.status == 403 and (port := _load(answer.body).get("https_port")):
-            self._url = f"https://{urlsplit(self._url).netloc.rpartition(':')[0]}:{port}"
+        if self._use_tls_if_required(answer):
             answer = self._exchange(path, query)
         if answer.status == 200:
             return answer
@@ -461,7 +464,14 @@ class _Node:
             raise LogReadError(f"answered {answer.status} {reason}", self.address)
         raise ValueError(f"answered {answer.status} {reason}")
 
-    def _exchange(self, path: str, query: Mapping[str, str]) -> Answer:
+    def _use_tls_if_required(self, answer: Answer) -> bool:
+        """Whether nsqd requires TLS, and names its port for it."""
+        port = _load(answer.body).get("https_port") if answer.status == 403 else None
+        if port:
+            self._url = f"https://{urlsplit(self._url).netloc.rpartition(':')[0]}:{port}"
+        return bool(port)
+
+    def _exchange(self, path: str, query: Mapping[str, str], *, is_secret: bool = True) -> Answer:
         return exchange(
             self._session,
             "GET",
@@ -472,7 +482,7 @@ class _Node:
             headers={
                 "Accept-Encoding": "identity",
                 "User-Agent": self._settings.user_agent,
-                **self._settings.headers(),
+                **(self._settings.headers() if is_secret else {}),
             },
         )
 

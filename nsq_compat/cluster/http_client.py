@@ -2,8 +2,8 @@
 
 One deadline covers a request from connecting to the last byte (`bounded_http`), and the size of an answer is limited.
 An address that begins with ``https://`` is asked with TLS. If a daemon at another address requires TLS, it answers 403
-with its HTTPS port, and the request is repeated there. A daemon that fails or hangs does not delay the answers of the
-others.
+with its HTTPS port, and the request is repeated there. A token is sent over plain HTTP only after a request without it
+has shown that the daemon does not require TLS. A daemon that fails or hangs does not delay the answers of the others.
 """
 
 import http.client
@@ -40,6 +40,9 @@ HTTPS: Final = "https://"
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """A thousand topics with their channels and clients take about one MiB."""
 _MAX_QUOTED_BYTES: Final = 300
+_PORT_SECONDS: Final = 60.0
+"""How long it counts whether a daemon requires TLS. Only clients with a token remember it."""
+_MAX_PORTS: Final = 10_000
 _REQUEST: Final = re.compile(r'^(?:\w+ )?"?https?://[^" ]+"?: ')
 _REFUSAL: Final = re.compile(r'^got response (\d+) .*"\{\\"message\\":\\"(\w+)(?:: (.*))?\\"\}"$')
 
@@ -93,6 +96,8 @@ class HttpClient:
             session.cert = (tls_cert, tls_key) if tls_key else tls_cert
         self._session = session
         self._token = bearer(token)
+        self._https_ports: dict[str, tuple[int, float]] = {}
+        """By address: the port of a daemon that requires TLS, 0 if it does not, and until when that counts."""
         self._exchange = partial(exchange, session, connect_timeout=connect_timeout, max_body=max_answer_bytes)
 
     @property
@@ -181,16 +186,30 @@ class HttpClient:
         deadline = Deadline(self.timeout)
         send = partial(self.exchange, method, body=body, headers=self._token, deadline=deadline, cut_at=cut_at)
         try:
-            answer = send(url)
-            if answer.status == 403 and not address.startswith(HTTPS):
-                with suppress(InvalidAnswer):
-                    if port := reading.integer(reading.mapping(reading.load(answer.body)).get("https_port")):
-                        return send(_url_of(f"{HTTPS}{address.rpartition(':')[0]}:{port}", path, parameters))
-            return answer
-        except TimedOut:
-            if self._due < math.inf:
+            if address.startswith(HTTPS):
+                return send(url)
+            port = self._https_port(address, deadline) if self._token else 0
+            if not port:
+                answer = send(url)
+                port = _https_port_in(answer)
+                if not port:
+                    return answer
+            return send(_url_of(f"{HTTPS}{address.rpartition(':')[0]}:{port}", path, parameters))
+        except UpstreamError as error:
+            self._https_ports.pop(address, None)  # it may require TLS, or have another port, when it is back
+            if isinstance(error, TimedOut) and self._due < math.inf:
                 self._silent.add(address)
             raise
+
+    def _https_port(self, address: str, deadline: Deadline) -> int:
+        """The port of a daemon that requires TLS, 0 if it does not. The daemon is asked without the token."""
+        port, until = self._https_ports.get(address, (0, 0.0))
+        if until <= time.monotonic():
+            port = _https_port_in(self.exchange("GET", _url_of(address, "ping", {}), deadline=deadline))
+            if len(self._https_ports) >= _MAX_PORTS:
+                self._https_ports.clear()
+            self._https_ports[address] = port, time.monotonic() + _PORT_SECONDS
+        return port
 
     def exchange(
         self,
@@ -209,6 +228,14 @@ class HttpClient:
             reason = reason_of(error)
         kind = TimedOut if reason == "timeout" else UpstreamError
         raise kind(f'{method.title()} "{without_user(url)}": {reason}')  # outside, so that it does not keep the socket
+
+
+def _https_port_in(answer: HttpAnswer) -> int:
+    """The HTTPS port that the answer of a daemon names which requires TLS; otherwise 0."""
+    if answer.status == 403:
+        with suppress(InvalidAnswer):
+            return reading.integer(reading.mapping(reading.load(answer.body)).get("https_port"))
+    return 0
 
 
 def _url_of(address: str, path: str, parameters: dict[str, str]) -> str:

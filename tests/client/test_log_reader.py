@@ -292,7 +292,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """Serve these answers, by path: status, headers and body, and note the requests; returns the address."""
+    """Serve these answers, by path: status, headers and body; note requests, and tokens; returns the address."""
     servers: list[ThreadingHTTPServer] = []
 
     def start(answers: dict[str, Answer], requests: list[str] | None = None) -> str:
@@ -301,7 +301,7 @@ def serve() -> Iterator[Callable[..., str]]:
                 path = self.path.partition("?")[0].removeprefix("/topic/")
                 status, headers, body = answers.get(path, (404, {}, b'{"message":"NOT_FOUND"}'))
                 if requests is not None:
-                    requests.append(self.path)
+                    requests.append(f"{self.path} {self.headers.get('Authorization', '')}".rstrip())
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
@@ -384,3 +384,19 @@ def test_an_nsqd_that_requires_tls_is_read_over_its_https_port(make_nsqd, certif
         list(LogReader("t", nsqd_http_addresses=nsqd.http_address, retry_timeout=0))
     with pytest.raises(FileNotFoundError):
         LogReader("t", nsqd_http_addresses=nsqd.http_address, tls_options={"ca_certs": "/nowhere"})
+
+
+def test_a_secret_is_not_sent_over_plain_http_to_an_nsqd_that_requires_tls(serve):
+    asked: list[str] = []
+    refusal: Answer = (403, {}, b'{"message":"TLS_REQUIRED","https_port":1}')
+    address = serve({"/ping": refusal, "offsets": refusal}, asked)
+    with pytest.raises(LogReadError, match="refused"):
+        list(LogReader("t", nsqd_http_addresses=address, auth_secret="s3cret", retry_timeout=0))
+    assert asked == ["/ping"]
+
+
+def test_a_secret_is_sent_to_an_nsqd_that_accepts_plain_http(serve):
+    asked: list[str] = []
+    with pytest.raises(LogReadError, match="does not offer /topic/offsets"):
+        list(LogReader("t", nsqd_http_addresses=serve({}, asked), auth_secret="s3cret"))
+    assert [request.partition(" ")[2] for request in asked] == ["", "Bearer s3cret"]

@@ -191,5 +191,31 @@ def test_the_token_goes_to_daemons_and_to_no_other_server(daemon):
     client = HttpClient(request_timeout=DEADLINE, token="nsq_secret")
     daemon.says("stats", {})
     client.get(daemon.address, "stats")
+    client.get(daemon.address, "stats")
     client.exchange("GET", f"http://{daemon.address}/render")
-    assert daemon.tokens == ["Bearer nsq_secret", ""]
+    assert daemon.heard == ["GET ping", "GET stats", "GET stats", "GET render"]
+    assert daemon.tokens == ["", "Bearer nsq_secret", "Bearer nsq_secret", ""]
+
+
+def test_the_token_is_not_sent_over_plain_http_to_a_daemon_that_requires_tls(daemon, no_listener):
+    client = HttpClient(request_timeout=DEADLINE, token="nsq_secret")
+    refusal = {"message": "TLS_REQUIRED", "https_port": int(no_listener.rpartition(":")[2])}
+    daemon.says("ping", refusal, 403).says("pub", refusal, 403)
+    for _ in range(2):
+        with pytest.raises(
+            UpstreamError, match=re.escape(f'Post "https://{no_listener}/pub?topic=t": connection refused')
+        ):
+            client.post(daemon.address, "pub", {"topic": "t"}, b"body")
+    # Asked again after the failure: it may have another port.
+    assert daemon.heard == ["GET ping", "GET ping"]
+    assert daemon.tokens == ["", ""]
+
+
+def test_a_daemon_that_requires_tls_since_its_restart_gets_the_token_there(daemon, no_listener):
+    client = HttpClient(request_timeout=DEADLINE, token="nsq_secret")
+    daemon.says("stats", {})
+    client.get(daemon.address, "stats")
+    port = int(no_listener.rpartition(":")[2])
+    daemon.says("stats", {"message": "TLS_REQUIRED", "https_port": port}, 403)
+    with pytest.raises(UpstreamError, match=f"https://{no_listener}"):
+        client.get(daemon.address, "stats")
