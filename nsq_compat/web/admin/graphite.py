@@ -129,6 +129,8 @@ proxy = Blueprint("proxy", __name__)
 
 _TRUSTED_TYPES: Final = ("image/", "application/json")
 """Content types that are passed on. Graphite must not send the browser anything else from our origin."""
+_POLICY: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""The scripts of a picture in SVG, which may contain what a URL of /render says, must not run in our origin."""
 
 
 @proxy.get("/render")
@@ -148,4 +150,4 @@ def render() -> Response:
         raise ApiError(502, f"UPSTREAM_ERROR: {error}") from None
     if not kind.startswith(_TRUSTED_TYPES):
         kind = "text/plain; charset=utf-8"
-    return Response(body, status, {"Content-Type": kind})
+    return Response(body, status, {"Content-Type": kind, "Content-Security-Policy": _POLICY})

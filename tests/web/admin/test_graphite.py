@@ -76,6 +76,27 @@ def test_a_proxied_graph_is_fetched_by_nsqadmin(browser, service, graphite, nsqd
     answer = browser.get("/render?target=t")
     assert (answer.status_code, answer.text) == (200, "<script>")
     assert answer.headers["Content-Type"].startswith("text/plain"), "not as a page of ours"
+    assert answer.headers["Content-Security-Policy"].startswith("sandbox; default-src 'none';")
     assert graphite.origin == ""
     service.options.proxy_graphite = False
     assert browser.get("/render").status_code == 404
+
+
+@pytest.mark.parametrize("kind", ["image/svg+xml", "image/x, text/html", "application/json"])
+def test_scripts_in_a_proxied_graph_do_not_run(browser, service, graphite, nsqd, kind):
+    service.options.proxy_graphite = True
+
+    def draw(handler):
+        body = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+        handler.send_response(200)
+        handler.send_header("Content-Type", kind)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    nsqd.does("render", draw)
+    answer = browser.get("/render?target=t&format=svg")
+    assert answer.headers["Content-Type"] == kind
+    policy = answer.headers["Content-Security-Policy"].split("; ")
+    assert {"sandbox", "default-src 'none'"} <= set(policy)
+    assert not any(directive.startswith(("script-src", "sandbox allow")) for directive in policy)
