@@ -272,4 +272,7 @@ def test_names_of_any_length_are_accepted(client: RawClient, nsqd: NsqdProcess, 
     name = os.urandom(2000).hex()
     client.identifies(client_id=name)
     client.subscribes(topic)
-    assert client_stats(nsqd, topic)["client_id"] == name
+    shown = client_stats(nsqd, topic)["client_id"]
+    # docs/differences.md: document-size
+    assert len(shown) >= 256
+    assert name.startswith(shown)
