@@ -13,9 +13,10 @@ import re2
 
 from nsq_compat.policy.access import CONSUME, PUBLISH, Token
 from nsq_compat.policy.access import MIRROR as MIRROR_TOKEN
-from nsq_compat.protocol.commands import CommandSpec
+from nsq_compat.protocol.commands import AUTH, IDENTIFY, CommandSpec
 from nsq_compat.protocol.errors import E_AUTH_FAILED, E_AUTH_FIRST, E_INVALID, E_UNAUTHORIZED, FatalClientError, quote
 from nsq_compat.protocol.go_json import INT64, STRING, JsonError, dumps, list_of, loads_object, object_of
+from nsq_compat.queue.in_flight import NEVER
 
 # nsqd: accepts answers of any size (auth-size).
 MAX_ANSWER_BYTES: Final = 256 * 1024
@@ -160,10 +161,15 @@ def _compiled(noun: str, pattern: str) -> Any:
 
 
 class Access:
-    """The permissions of one client. `ask` is given its secret and raises ``AuthFailed``."""
+    """The permissions of one client. `ask` is given its secret and raises ``AuthFailed``.
 
-    def __init__(self, ask: Callable[[bytes], Grants]) -> None:
+    Without permissions, a client costs little and soon has to authenticate (docs/differences.md: auth-first).
+    """
+
+    def __init__(self, ask: Callable[[bytes], Grants], due: float = NEVER) -> None:
         self.grants = NO_GRANTS
+        self.due = due
+        """When the client must have authenticated; monotonic seconds."""
         self.subscribed: tuple[str, str] | None = None
         """Topic and channel."""
         self._ask = ask
@@ -178,12 +184,20 @@ class Access:
         grants = self._renew()
         if not grants.authorizations:
             raise FatalClientError(E_UNAUTHORIZED, "AUTH no authorizations found")
+        self.due = NEVER
         response = {
             "identity": grants.identity,
             "identity_url": grants.identity_url,
             "permission_count": len(grants.authorizations),
         }
         return dumps(response).encode("utf-8")
+
+    def admit(self, spec: CommandSpec, *, has_identified: bool) -> None:
+        """Refuse a command of a client without permissions before its body is received. Raises ``FatalClientError``."""
+        if self.grants.authorizations or spec is AUTH:
+            return
+        if has_identified if spec is IDENTIFY else spec.body is not None:
+            raise FatalClientError(E_AUTH_FIRST, f"AUTH required before {spec.name}")
 
     def require(self, spec: CommandSpec, topic: bytes, channel: bytes, now: float) -> None:
         """Raise ``FatalClientError`` unless the client may do this. `channel` is empty for publishing."""

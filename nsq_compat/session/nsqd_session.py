@@ -95,7 +95,9 @@ class NsqdSession(Conversation):
         self._broker = broker
         self._limits = limits
         self._standby = standby
-        self._access = Access(partial(self._ask, authorize, host)) if limits.auth_required else None
+        self._access: Access | None = None
+        if limits.auth_required:
+            self._access = Access(partial(self._ask, authorize, host), due=now + limits.client_timeout_ms / 1000)
         self._now = now
         self._now_ns = now_ns
         self._connect_ts = now_ns // 1_000_000_000
@@ -304,6 +306,8 @@ class NsqdSession(Conversation):
 
     def _renew_deadline(self) -> None:
         self._deadline = self._now + (HANDSHAKE_SECONDS if self.upgrade is not None else self._command_timeout)
+        if self._access is not None:
+            self._deadline = min(self._deadline, self._access.due)
 
     def _restart_heartbeat(self) -> None:
         interval = self._delivery.heartbeat_interval / 1000
@@ -317,6 +321,10 @@ class NsqdSession(Conversation):
         if self._lacks_tls() and tokens[0] != b"IDENTIFY":
             raise tls_missing(tokens[0])
         spec = table.check(tokens, self.state, heartbeats=self._settings.heartbeat_interval > 0)
+        if spec is table.MIRROR and self._standby is None:
+            raise FatalClientError(E_INVALID, b"invalid command MIRROR")  # as without the command
+        if self._access is not None:
+            self._access.admit(spec, has_identified=self._delivery is not self._settings)
         if spec is table.DPUB:
             table.delay_of(tokens, self._limits.max_defer_timeout_ms)
         elif spec is table.MPUB:
@@ -448,8 +456,7 @@ class NsqdSession(Conversation):
 
     def _mirror(self, command: SimpleCommand) -> None:
         standby = self._standby
-        if standby is None:
-            raise FatalClientError(E_INVALID, b"invalid command MIRROR")  # as without the command
+        assert standby is not None, "otherwise there is no such command"
         if self._access is not None:
             self._access.require_mirror(command.spec, self._now)
         verb, argument = (b" ".join(command.tokens[1:]) + b" ").decode("utf-8", "replace").split(" ", 1)

@@ -245,10 +245,45 @@ def test_a_forbidden_command_gets_an_error_and_a_close(nsqd, client, server, com
     assert not nsqd.broker.topics
 
 
-def test_only_mpub_is_checked_before_its_body_is_received(client, authed, nsqd, server):
-    stranger = nsqd.connect()
-    stranger.says(b"MPUB t\n").hears(b"E_AUTH_FIRST AUTH required before MPUB").and_is_closed()
-    nsqd.connect().says(b"PUB t\n").hears().and_stays()
+def test_only_mpub_is_checked_before_its_body_is_received(authed, server, nsqd):
+    server.answers = [answer({**ALL, "topic": "^other$"})]
+    limited = nsqd.connect()
+    limited.says_with_body(b"AUTH", b"s").hears_anything()
+    limited.says(b"MPUB t\n").hears(b'E_UNAUTHORIZED AUTH failed for MPUB on "t" ""').and_is_closed()
+    authed.says(b"PUB t\n").hears().and_stays()
+
+
+@pytest.mark.parametrize("line", [b"PUB t\n", b"DPUB t 0\n", b"MPUB t\n"])
+def test_nothing_is_received_of_a_body_before_auth(client, server, line):
+    name = line.split()[0]
+    client.says(line).hears(b"E_AUTH_FIRST AUTH required before " + name).and_is_closed()
+
+
+def test_a_client_identifies_once_before_auth(nsqd, client, server):
+    client.identifies().hears(b"OK").and_stays()
+    client.says(b"IDENTIFY\n").hears(b"E_AUTH_FIRST AUTH required before IDENTIFY").and_is_closed()
+    server.answers = [answer(ALL)]
+    other = nsqd.connect().identifies()
+    other.says_with_body(b"AUTH", b"s").hears_anything()
+    other.identifies().hears(b"OK").and_stays()
+
+
+@pytest.mark.parametrize("heartbeats", [-1, 1000])
+def test_a_client_that_does_not_authenticate_is_disconnected(nsqd, client, heartbeats):
+    client.identifies(heartbeat_interval=heartbeats).hears(b"OK")
+    for _ in range(59):
+        nsqd.waits(1)
+        client.says(b"NOP\n")
+    client.hears_anything()
+    client.and_stays()
+    nsqd.waits(1)
+    client.and_is_closed()
+
+
+def test_a_client_that_has_authenticated_stays(nsqd, authed):
+    authed.identifies(heartbeat_interval=-1).hears(b"OK")
+    nsqd.waits(3600)
+    authed.and_stays()
 
 
 def test_a_run_of_publishes_ends_at_the_first_refusal(client, server):
