@@ -7,7 +7,7 @@ import errno
 import logging
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_network
@@ -50,7 +50,7 @@ class ConnectionLimits:
         self._per_address = per_address
         self._per_second = per_second
         self._open: Counter[str] = Counter()
-        self._begun: Counter[str] = Counter()  # in this second
+        self._begun: dict[str, deque[float]] = {}  # when the connections of the last second were admitted
         self._second = -1
         self._throttle = LogThrottle()
 
@@ -62,14 +62,21 @@ class ConnectionLimits:
         if 0 < self._per_address <= self._open[key]:
             raise self._refusal("per_address", f"{key} has {self._per_address}", now)
         if self._per_second > 0:
-            if int(now) != self._second:
-                self._second = int(now)
-                self._begun.clear()
-            if self._begun[key] >= self._per_second:
-                raise self._refusal("per_second", f"{key} began {self._per_second} in this second", now)
-            self._begun[key] += 1
+            begun = self._begun_since(key, now - 1)
+            if len(begun) >= self._per_second:
+                raise self._refusal("per_second", f"{key} began {self._per_second} within a second", now)
+            begun.append(now)
         self._open[key] += 1
         return key
+
+    def _begun_since(self, key: str, then: float) -> deque[float]:
+        if int(then) != self._second:
+            self._second = int(then)
+            self._begun = {key: begun for key, begun in self._begun.items() if begun and begun[-1] > then}
+        begun = self._begun.setdefault(key, deque())
+        while begun and begun[0] <= then:
+            begun.popleft()
+        return begun
 
     def release(self, key: str) -> None:
         """A connection that was admitted has ended."""

@@ -55,6 +55,12 @@ def test_an_address_begins_so_many_connections_in_a_second():
     assert limits.refused == {"per_address": 0, "per_second": 11}
 
 
+def test_any_second_has_so_many_connections_also_around_the_change_of_the_clocks_second():
+    limits = ConnectionLimits(per_second=4)
+    times = [100.5, 100.9, 101.1, 101.4, 101.5, 101.6, 101.9]
+    assert [admitted(limits, "10.0.0.1", 2, now) for now in times] == [2, 2, 0, 0, 2, 0, 2]
+
+
 def test_a_client_that_changes_its_ipv6_address_is_one_client():
     limits = ConnectionLimits(per_address=2)
     assert sum(admitted(limits, f"2001:db8:0:1::{number:x}", 1) for number in range(10)) == 2
@@ -206,7 +212,7 @@ def test_an_address_that_connects_too_often_is_refused_and_others_are_not(tmp_pa
                 statuses.append(ping(nsqd.http_address, OTHER))
                 assert ping(nsqd.http_address, f"127.0.{len(statuses) // 200 + 1}.{len(statuses) % 200 + 1}") == 200
             assert time.monotonic() - began < PATIENCE
-    assert "127.9.9.9 began 10 in this second (--max-new-connections-per-second)" in log.getvalue()
+    assert "127.9.9.9 began 10 within a second (--max-new-connections-per-second)" in log.getvalue()
 
 
 @pytest.mark.parametrize("program", ["nsqlookupd", "nsqadmin"])
