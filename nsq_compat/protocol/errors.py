@@ -7,6 +7,7 @@ after the frame of a ``FatalClientError``, and is closed without a frame by a ``
 
 import re
 from typing import Final
+from urllib.parse import unquote_plus
 
 E_INVALID: Final = "E_INVALID"
 E_BAD_TOPIC: Final = "E_BAD_TOPIC"
@@ -94,9 +95,14 @@ def _escape(character: str) -> str:
 
 HIDDEN: Final = "***"
 _USER: Final = re.compile(r"^([^/?#]*://)?[^/?#][^?#]*@")  # a password may have a slash
-_PARAMETERS: Final = re.compile(  # the last two words: OpenID Connect
-    r"(?i)([?&;](?:[\w.-]*(?:token|secret|password|key|signature)s?(?:\[\])?|code|state)=)[^&;]+"
-)
+_PARAMETER: Final = re.compile(r"([?&;])([^=&;?]*)=([^&;]+)")
+_MAX_PARAMETERS: Final = 200
+_MAX_NAME: Final = 100
+"""Characters. Of longer names, and of a query with more parameters, no value is shown: examining them takes long."""
+_is_secret: Final = re.compile(  # `code` and `state`: OpenID Connect
+    r"(?i)[\w.-]*(?:token|secret|passw(?:or)?d|passphrase|credential|key|signature)s?(?:\[.*\])?"
+    r"|.*\[(?:token|secret|password|key)s?\]|code|state|sig|jwt|pw|pwd|auth|authorization|bearer"
+).fullmatch
 
 
 def hidden(secret: str) -> str:
@@ -117,7 +123,19 @@ def without_user(url: str) -> str:
 def url_without_secrets(url: str) -> str:
     """A URL without user, password and the values of parameters that are named as secrets; or the target of a request,
     for a log line."""
-    return _PARAMETERS.sub(rf"\1{HIDDEN}", without_user(url)) if "@" in url or "=" in url else url
+    if "@" not in url and "=" not in url:
+        return url
+    shown = without_user(url)
+    if shown.count("&") + shown.count(";") > _MAX_PARAMETERS:
+        return f"{shown.partition('?')[0]}?{HIDDEN}"
+    return _PARAMETER.sub(_shown_parameter, shown)
+
+
+def _shown_parameter(parameter: re.Match[str]) -> str:
+    name = parameter[2]
+    if len(name) <= _MAX_NAME and not _is_secret(unquote_plus(name)):
+        return parameter[0]
+    return f"{parameter[1]}{name}={HIDDEN}"
 
 
 def target_without_secrets(target: bytes) -> str:

@@ -107,6 +107,11 @@ def test_secrets_are_removed_from_urls(text, shown):
         (b"/oidc/callback?code=abc&state=def&x=1", "/oidc/callback?code=***&state=***&x=1"),
         (b"/pub?topic=t&Access_Token=abc", "/pub?topic=t&Access_Token=***"),
         (b"/pub?oauth2_token=abc#def&tokens=1&token[]=2;key=3", "/pub?oauth2_token=***&tokens=***&token[]=***;key=***"),
+        (b"/pub?%74oken=abc&t%6Fken[]=1&%5Btoken%5D=2", "/pub?%74oken=***&t%6Fken[]=***&%5Btoken%5D=***"),
+        (b"/pub?passwd=a&sig=b&auth=c&jwt=d&credentials=e", "/pub?passwd=***&sig=***&auth=***&jwt=***&credentials=***"),
+        (b"/pub?topic=t" + b"&a=b" * 201, "/pub?***"),
+        (b"/pub?topic=t&" + b"a" * 101 + b"=b", "/pub?topic=t&" + "a" * 101 + "=***"),
+        (b"/pub?token=a=b&token=&monkeys2=1&keyed=2", "/pub?token=***&token=&monkeys2=1&keyed=2"),
         (b"/\xff", "/\\xff"),
     ],
 )
