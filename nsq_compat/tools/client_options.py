@@ -4,6 +4,7 @@ The last two take go-nsq's options, as ``key,value``, or ``key`` alone for true;
 that our client does not have are checked and ignored.
 """
 
+import re
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,10 +36,18 @@ _RETRY_SECONDS: Final = 2.0
 T = TypeVar("T")
 
 
+_SEPARATOR: Final = re.compile(r"[^\w-]")
+
+
 def shown_option(word: str) -> str:
-    """An option of the client library without its secret."""
-    key, comma, secret = word.partition(",")
-    return f"{key}{comma}{hidden(secret)}" if key.replace("-", "_") == "auth_secret" else word
+    """An option of the client library without its secret, also if its name is misspelled or no comma follows it."""
+    key = word.partition(",")[0].replace("-", "_")
+    return word if key in _KEYS and key != "auth_secret" else _without_value(word)
+
+
+def _without_value(word: str) -> str:
+    found = _SEPARATOR.search(word)
+    return word if found is None else f"{word[: found.end()]}{hidden(word[found.end() :])}"
 
 
 class Unreachable(Refused):
@@ -378,7 +387,10 @@ def client_settings(flag: str, words: Iterable[str]) -> dict[str, Any]:
         key, comma, text = word.partition(",")
         key = key.replace("-", "_")
         if key not in _KEYS:  # it may be a misspelled secret
-            raise Refused(f'invalid value "{key}{comma}{hidden(text)}" for flag -{flag}: invalid option {key}')
+            shown = _without_value(word)
+            name = _SEPARATOR.split(key)[0]
+            hint = f"; write {name},VALUE" if name in _KEYS else ""
+            raise Refused(f'invalid value "{shown}" for flag -{flag}: invalid option {name}{hint}')
         problem = f'invalid value "{word}" for flag -{flag}'
         read, name, low, high = _KEYS[key]
         try:

@@ -3,7 +3,7 @@ import ssl
 import pytest
 
 from nsq_compat.client.settings import SubscriptionSettings
-from nsq_compat.tools.client_options import ReadingOptions, client_settings, cluster_of
+from nsq_compat.tools.client_options import ReadingOptions, client_settings, cluster_of, shown_option
 from nsq_compat.tools.program import Refused
 
 
@@ -61,6 +61,27 @@ def test_tls_options_are_those_of_our_client():
 def test_wrong_options_are_refused_with_the_reason(word, complaint):
     with pytest.raises(Refused, match=complaint):
         client_settings("consumer-opt", [word])
+
+
+@pytest.mark.parametrize(
+    ("word", "shown", "complaint"),
+    [
+        ("auth_secret,S3CRET", "auth_secret,***", ""),
+        ("auth-secret,S3CRET", "auth-secret,***", ""),
+        ("auth_secret=S3CRET", "auth_secret=***", "invalid option auth_secret; write auth_secret,VALUE"),
+        ("auth-secret: S3CRET", "auth-secret:***", "invalid option auth_secret; write auth_secret,VALUE"),
+        ("auth_sceret,S3CRET", "auth_sceret,***", "invalid option auth_sceret"),
+        (" auth_secret,S3CRET", " ***", "invalid option "),
+        ("tls_v1", "tls_v1", ""),
+        ("tls_root_ca_file,/ca.pem", "tls_root_ca_file,/ca.pem", ""),
+    ],
+)
+def test_a_secret_is_not_shown_however_its_option_is_written(word, shown, complaint):
+    assert shown_option(word) == shown
+    if complaint:
+        with pytest.raises(Refused) as refused:
+            client_settings("consumer-opt", [word])
+        assert str(refused.value) == f'invalid value "{shown}" for flag -consumer-opt: {complaint}'
 
 
 def test_an_address_may_be_a_url(lookupd):
