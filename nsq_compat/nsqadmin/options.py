@@ -126,6 +126,10 @@ def validate(options: NsqadminOptions) -> None:
         raise OptionError("--page-timeout must be > 0")
     if options.session_idle_timeout <= 0 or options.session_timeout <= 0:
         raise OptionError("--session-idle-timeout and --session-timeout must be > 0")
+    if "_" in options.acl_http_header:  # docs/differences.md: acl-header
+        raise OptionError(
+            "--acl-http-header must not have an underscore: such a header cannot be told from that with a dash"
+        )
     _check_tls(options)
     _check_oidc(options)
     for address in lookupds:

@@ -127,6 +127,10 @@ def options(**fields):
             "failed to parse --oidc-role-map (a=none) - it must be value=role, and the role one of viewer, operator,",
         ),
         ({"session_timeout": 0}, "--session-idle-timeout and --session-timeout must be > 0"),
+        (
+            {"acl_http_header": "X_Remote_User"},
+            "--acl-http-header must not have an underscore: such a header cannot be told from that with a dash",
+        ),
         ({"allow_config_from_cidr": "a"}, "failed to parse --allow-config-from-cidr (a) - invalid CIDR address: a"),
     ],
 )

@@ -40,7 +40,8 @@ _OLD_FORM: Final = (
     "This form is out of date, because nsqadmin was restarted or your login has ended. Nothing was changed. Go back, "
     "reload the page and try again."
 )
-_LOGIN_BYTES: Final = 16 * 1024
+_FORM_BYTES: Final = 16 * 1024
+"""Of a visitor that may send no message. Parsing a form of a megabyte takes half a second."""
 _METRICS: Final = "operations.metrics"
 _WITHOUT_LOGIN: Final = (
     "operations.live",
@@ -168,12 +169,14 @@ def require(role: Role) -> None:
 
 def check() -> Response | None:
     """Check every request: changes must not come from other sites, and visitors must have logged in."""
-    if (request.endpoint or "").startswith("login."):  # these need no login, and parsing takes long
-        request.max_content_length = _LOGIN_BYTES
+    if (request.endpoint or "").startswith("login."):  # these need no login
+        request.max_content_length = _FORM_BYTES
     if request.method not in ("GET", "HEAD", "OPTIONS") and _from_another_site():
         log.warning("refused %s %s: it came from another site (%s)", request.method, request.path, request.origin)
         raise ApiError(403, "FORBIDDEN", _ANOTHER_SITE)
     needs_token = service().access is not None and request.endpoint == _METRICS
+    if visitor().role < Role.OPERATOR:
+        request.max_content_length = _FORM_BYTES
     if visitor().role is not Role.NONE or (request.endpoint in _WITHOUT_LOGIN and not needs_token):
         return None
     if request.path.startswith(("/api/", "/config/", "/metrics")) or not login_is_used():
@@ -225,7 +228,8 @@ def _identify() -> Visitor:
         name, password = basic_credentials()
         return Visitor(name, authenticate(users, name, password) if name and users is not None else Role.NONE)
     name = request.headers.get(options.acl_http_header, "")
-    return Visitor(name, Role.ADMIN if not options.admin_users or name in options.admin_users else Role.VIEWER)
+    is_admin = not options.admin_users or (name != "" and name in options.admin_users)
+    return Visitor(name, Role.ADMIN if is_admin else Role.VIEWER)
 
 
 def _bearer() -> Visitor | None:

@@ -130,6 +130,13 @@ def test_a_user_that_is_not_listed_sees_disabled_buttons(browser, service):
     assert browser.get("/topics/orders/archive/messages").status_code == 403
 
 
+@pytest.mark.parametrize("names", [("",), ("ada", "")])
+def test_an_empty_name_is_no_administrator(browser, service, names):
+    service.options.admin_users = names
+    assert status(browser, PAUSE) == 403
+    assert status(browser, PAUSE, **{"X-Forwarded-User": ""}) == 403
+
+
 def test_a_login_redirects_to_the_page_requested_before(behind_login, log_in):
     answer = log_in(next="/topics/orders?span=24h")
     assert (answer.status_code, answer.headers["Location"]) == (303, "/topics/orders?span=24h")
@@ -323,6 +330,14 @@ def test_a_large_form_of_a_visitor_without_a_login_is_not_parsed(behind_login):
     for kind in ("text/html", "application/json"):
         answer = behind_login.post("/login", data=form, headers={"Accept": kind, "Content-Type": FORM})
         assert answer.status_code == 413
+
+
+def test_a_large_form_of_a_visitor_that_may_change_nothing_is_not_parsed(behind_login):
+    form = "csrf=x&" + "&".join(f"a{number}=" for number in range(10_000))
+    headers = {"Accept": "text/html", "Content-Type": FORM}
+    for name, expected in (("vic", 413), ("olga", 400)):
+        answer = behind_login.post("/topics/orders", data=form, headers=headers, auth=(name, f"{name}-pw"))
+        assert answer.status_code == expected
 
 
 def test_a_page_of_an_error_does_not_parse_a_form(behind_login, monkeypatch):
