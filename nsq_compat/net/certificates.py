@@ -77,6 +77,11 @@ class Certificates:
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._make_tls = _read(files)
+        if files.client_policy not in ("", REQUIRE, REQUIRE_VERIFY):  # docs/differences.md: policy-name
+            log.warning(
+                "--tls-client-auth-policy=%s is neither %s nor %s: clients need no certificate",
+                files.client_policy, REQUIRE, REQUIRE_VERIFY,
+            )  # fmt: skip
 
     def make_tls(self) -> Tls:
         return self._make_tls()

@@ -88,9 +88,18 @@ def test_tls_versions_from_the_configured_minimum_are_accepted(authority, oldest
             do_handshake(certificates, client)
 
 
-def test_an_unknown_policy_requires_no_certificate(authority):
+def test_an_unknown_policy_requires_no_certificate_which_is_logged(authority, caplog):
     client = authority.client_tls(authority.client, authority.client_key)
     assert do_handshake(Certificates(authority.files(client_policy="verify")), client).facts().common_name == ""
+    assert caplog.messages == [
+        "--tls-client-auth-policy=verify is neither require nor require-verify: clients need no certificate"
+    ]
+
+
+@pytest.mark.parametrize("policy", ["", "require", "require-verify"])
+def test_a_known_policy_is_not_warned_of(authority, caplog, policy):
+    Certificates(authority.files(client_policy=policy))
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("policy", ["", "require", "require-verify"])
