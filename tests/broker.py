@@ -49,6 +49,9 @@ class Consumer:
     def close(self) -> None:
         self.closed = True
 
+    def begin_headers(self) -> None:
+        pass
+
     def stats(self) -> ClientStats:
         return ClientStats(
             client_id="c", hostname="h", version="V2", remote_address="1.2.3.4:5", state=3, ready_count=1,

@@ -10,15 +10,20 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-RESPONSE, ERROR, MESSAGE = range(3)
+RESPONSE, ERROR, MESSAGE, MESSAGE_WITH_HEADERS = range(4)
+MESSAGES = (MESSAGE, MESSAGE_WITH_HEADERS)
 GONE = (OSError, EOFError)
 """What a call raises if nsqd has closed the connection, or does not answer in time."""
 
 _HEAD = struct.Struct(">ii")
 _MESSAGE_HEAD = struct.Struct(">qH16s")
+
+
+ASKS_FOR_HEADERS: dict[str, object] = {"feature_negotiation": True, "nsq_compat": {"headers": True}}
+"""Of IDENTIFY, by a client that takes messages with headers and publishes them."""
 
 
 class Refused(Exception):
@@ -38,11 +43,27 @@ class Message(NamedTuple):
     attempts: int
     id: bytes
     body: bytes
+    headers: dict[str, str] | None = None
+    """None in a frame of NSQ."""
 
     @classmethod
     def of(cls, frame: Frame) -> Self:
         timestamp_ns, attempts, message_id = _MESSAGE_HEAD.unpack_from(frame.data)
-        return cls(timestamp_ns, attempts, message_id, frame.data[_MESSAGE_HEAD.size :])
+        body, headers = frame.data[_MESSAGE_HEAD.size :], None
+        if frame.type == MESSAGE_WITH_HEADERS:
+            headers, body = split_payload(body)
+        return cls(timestamp_ns, attempts, message_id, body, headers)
+
+
+def split_payload(payload: bytes) -> tuple[dict[str, str], bytes]:
+    """The headers before a body, and the body."""
+    end, headers = 2 + int.from_bytes(payload[:2], "big"), {}
+    rest = payload[2:end]
+    while rest:
+        name, rest = rest[1 : 1 + rest[0]], rest[1 + rest[0] :]
+        size = 2 + int.from_bytes(rest[:2], "big")
+        headers[name.decode()], rest = rest[2:size].decode(), rest[size:]
+    return headers, payload[end:]
 
 
 def split_frames(data: bytes, most: int = 1 << 62) -> tuple[list[Frame], bytes]:
@@ -75,6 +96,24 @@ def mpub(bodies: Sequence[bytes], topic: bytes = b"t") -> bytes:
 
 def dpub(body: bytes, delay_ms: int, topic: bytes = b"t") -> bytes:
     return b"DPUB %b %d\n%b" % (topic, delay_ms, sized(body))
+
+
+def payload(body: bytes, headers: Mapping[str, str]) -> bytes:
+    """A body behind its headers."""
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    block = b"".join(
+        struct.pack(">B", len(name)) + name + struct.pack(">H", len(value)) + value for name, value in pairs
+    )
+    return struct.pack(">H", len(block)) + block + body
+
+
+def hpub(body: bytes, headers: Mapping[str, str], topic: bytes = b"t", *parameters: bytes) -> bytes:
+    return b" ".join((b"HPUB", topic, *parameters)) + b"\n" + sized(payload(body, headers))
+
+
+def hmpub(messages: Sequence[tuple[bytes, Mapping[str, str]]], topic: bytes = b"t") -> bytes:
+    payloads = b"".join(sized(payload(body, headers)) for body, headers in messages)
+    return b"HMPUB %b\n%b" % (topic, sized(struct.pack(">i", len(messages)) + payloads))
 
 
 def identify(**fields: object) -> bytes:
@@ -202,7 +241,7 @@ class Client(Conversation):
         deadline = time.monotonic() + wait
         while not self.frames_heard and self._receive(deadline - time.monotonic()):
             pass
-        return list(map(Message.of, self._heard(MESSAGE)))
+        return list(map(Message.of, self._heard(*MESSAGES)))
 
     def takes(self, count: int, within: float = 30.0, finishing: bool = False) -> list[Message]:
         """Messages until there are `count`, or none arrives in time. With `finishing`, each is finished at once."""
@@ -235,14 +274,14 @@ class Client(Conversation):
         """The next frame that is no message."""
         while True:
             for frame in self.frames_heard:
-                if frame.type != MESSAGE:
+                if frame.type not in MESSAGES:
                     self.frames_heard.remove(frame)
                     return frame
             self._must_receive()
 
-    def _heard(self, kind: int) -> list[Frame]:
-        found = [frame for frame in self.frames_heard if frame.type == kind]
-        self.frames_heard = deque(frame for frame in self.frames_heard if frame.type != kind)
+    def _heard(self, *kinds: int) -> list[Frame]:
+        found = [frame for frame in self.frames_heard if frame.type in kinds]
+        self.frames_heard = deque(frame for frame in self.frames_heard if frame.type not in kinds)
         return found
 
     def _must_receive(self) -> None:

@@ -29,6 +29,7 @@ from nsq_compat.client.settings import SubscriptionSettings, address_list
 from nsq_compat.protocol.durations import parse_duration, seconds
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.frames import FrameError, FrameReader, parse_message
+from nsq_compat.protocol.headers import NO_HEADERS, Headers
 from nsq_compat.protocol.names import is_valid_name
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class LoggedMessage(NamedTuple):
     """Always 1."""
     offset: int
     nsqd: str
+    headers: Headers = NO_HEADERS
 
 
 class Gap(NamedTuple):
@@ -254,9 +256,9 @@ class LogReader:
                 self._on_gap(gap)
         try:
             for frame in FrameReader(_MAX_ANSWER_BYTES).receive_data(part.frames):
-                timestamp, attempts, message_id, body = parse_message(frame.data)
+                timestamp, attempts, message_id, body, headers = parse_message(frame.data, frame.type)
                 self._position[address] = offset + 1
-                yield LoggedMessage(message_id, timestamp, body, attempts, offset, address)
+                yield LoggedMessage(message_id, timestamp, body, attempts, offset, address, headers)
                 offset += 1
         except FrameError as error:
             raise LogReadError(f"invalid answer: {error}", address) from None

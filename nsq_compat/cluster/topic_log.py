@@ -84,13 +84,14 @@ def _messages(data: bytes, offset: int) -> Iterator[Message]:
     """The messages of an answer. The last one may be cut off within its body."""
     reader = FrameReader(_MAX_FRAME_SIZE)
     for frame in reader.receive_data(data):
-        yield _message(parse_message(frame.data), 0, offset)
+        yield _message(parse_message(frame.data, frame.type), 0, offset)
         offset += 1
     rest = reader.hand_back()
     if len(rest) > FRAME_HEADER.size:
-        size, _ = FRAME_HEADER.unpack_from(rest)
+        size, frame_type = FRAME_HEADER.unpack_from(rest)
         with suppress(FrameError):  # not even its header was read
-            yield _message(parse_message(rest[FRAME_HEADER.size :]), _SIZE_BYTES + size - len(rest), offset)
+            parsed = parse_message(rest[FRAME_HEADER.size :], frame_type)
+            yield _message(parsed, _SIZE_BYTES + size - len(rest), offset)
 
 
 def _message(parsed: Parsed, missing: int, offset: int) -> Message:

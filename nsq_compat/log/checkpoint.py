@@ -35,7 +35,7 @@ _ENTRIES_PER_STEP = 4096
 _UNKNOWN = bytes(_LOCATION.size)
 _CRC_END = HEADER.slices["crc"].stop
 
-_PAUSED, _AWAITS_CHANNELS, _INCOMPLETE = 1, 2, 4
+_PAUSED, _AWAITS_CHANNELS, _INCOMPLETE, _HAS_HEADERS = 1, 2, 4, 8
 _DUE_IMMEDIATELY = bytes(8)  # a due time of 0
 
 _HELD_BY_TOPIC = ""
@@ -158,6 +158,8 @@ class TopicState:
     """Some undelivered messages may have been in memory only, at level ``memory``, so the log lacks their numbers."""
     emptied_at: int = 0
     """The next offset when the topic was emptied last."""
+    has_headers: bool = False
+    """Messages in its files may have headers."""
     everything: ChannelState | None = None
     """If there was no checkpoint, a state with all messages, for channels without a known state. Not written."""
     gone: set[str] = field(default_factory=set)
@@ -210,6 +212,7 @@ class Encoding:
         topic, pieces = self._state, self._pieces
         named = dict(topic.channels) if topic.held is None else {**topic.channels, _HELD_BY_TOPIC: topic.held}
         flags = topic.paused * _PAUSED | topic.awaits_channels * _AWAITS_CHANNELS | topic.incomplete * _INCOMPLETE
+        flags |= topic.has_headers * _HAS_HEADERS
         header = HEADER.pack(CHECKPOINT_MAGIC, 0, *topic.end, topic.clock_offset, topic.last_id, flags, len(named))
         pieces.append(header)
         self._crc = google_crc32c.value(header[_CRC_END:])
@@ -264,9 +267,13 @@ def decode(data: bytes) -> TopicState:
     except (struct.error, ValueError, LookupError) as error:
         raise BadCheckpoint(str(error)) from None
     held = named.pop(_HELD_BY_TOPIC, None)
-    paused, awaits_channels, incomplete = (bool(flags & flag) for flag in (_PAUSED, _AWAITS_CHANNELS, _INCOMPLETE))
+    paused, awaits_channels, incomplete, has_headers = (
+        bool(flags & flag) for flag in (_PAUSED, _AWAITS_CHANNELS, _INCOMPLETE, _HAS_HEADERS)
+    )
     end = LogEnd(segment, offset, seq)
-    return TopicState(end, clock_offset, last_id, named, held, paused, awaits_channels, incomplete, emptied_at)
+    return TopicState(
+        end, clock_offset, last_id, named, held, paused, awaits_channels, incomplete, emptied_at, has_headers
+    )
 
 
 def _decode_channels(data: bytes, count: int) -> tuple[dict[str, ChannelState], int]:

@@ -1,4 +1,4 @@
-"""Control records in a topic's log: creation and deletion of channels, pauses of the topic, emptying, REQ delays.
+"""Control records in a topic's log: creation and deletion of channels, pauses, emptying, REQ delays, headers.
 
 Recovery replays them in order, so they are written when the change happens. If a write fails, the next checkpoint
 contains the change.
@@ -17,7 +17,7 @@ from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import message_id as id_of
-from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, CHANNEL_MOVED, REQUEUED
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, CHANNEL_MOVED, REQUEUED, TOPIC_HAS_HEADERS
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,10 @@ class ControlLog:
             self._write(CHANNEL_CREATED, name, seq)
         else:
             self.note(CHANNEL_CREATED, name, seq)
+
+    def note_headers(self, seq: int) -> None:
+        """Record that messages from here on may have headers. Raises ``OSError`` if they must not have any."""
+        self._write(TOPIC_HAS_HEADERS, "", seq)
 
     def note_move(self, move: "Move", seq: int) -> None:
         """Record that a channel is moved. Raises ``OSError`` if it must not be."""

@@ -10,6 +10,7 @@ The number of lost messages is known only when the next message has been found. 
 """
 
 import errno
+import re
 import struct
 from collections.abc import Container, Sequence
 from typing import Final
@@ -34,7 +35,7 @@ from nsq_compat.log.segment import (
     place_of,
     unpack_header,
 )
-from nsq_compat.protocol.frames import FRAME_HEADER, FRAME_TYPE_MESSAGE
+from nsq_compat.protocol.frames import FRAME_HEADER, FRAME_TYPE_MESSAGE, FRAME_TYPE_MESSAGE_WITH_HEADERS
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, KINDS, MAGIC_PREFIX, MESSAGES
@@ -55,7 +56,11 @@ _SECTOR: Final = 512
 
 _MAX_SCAN_FACTOR: Final = 16
 """The search for frames in a damaged group ends after computing checksums of this many times its size."""
-_FRAME_TYPE: Final = FRAME_HEADER.pack(0, FRAME_TYPE_MESSAGE)[FRAME_HEADER.offset("type") :]
+_FRAME_TYPES: Final = tuple(
+    FRAME_HEADER.pack(0, each)[FRAME_HEADER.offset("type") :]
+    for each in (FRAME_TYPE_MESSAGE, FRAME_TYPE_MESSAGE_WITH_HEADERS)
+)
+_find_frame_type: Final = re.compile(b"|".join(map(re.escape, _FRAME_TYPES))).search
 _frame_size: Final = struct.Struct(">I").unpack_from
 _SMALL_READ: Final = 1 << 12
 _INDEXED_GROUPS: Final = 512
@@ -436,13 +441,13 @@ def _find_frames(data: bytes, at: int, end: int, expected: Sequence[int]) -> lis
                 at += len(frame)
                 continue
         # Damaged: search for the next frame type, which follows the frame's size.
-        type_at = data.find(_FRAME_TYPE, at + 5, end)
-        at = type_at - 4 if type_at >= 0 else end
+        following = _find_frame_type(data, at + 5, end)
+        at = following.start() - 4 if following is not None else end
     return found
 
 
 def _plausible_frame(data: bytes, at: int, end: int) -> bytes | None:
-    if at + MESSAGE_HEADER.size > end or not data.startswith(_FRAME_TYPE, at + 4):
+    if at + MESSAGE_HEADER.size > end or not data.startswith(_FRAME_TYPES, at + 4):
         return None
     stop = at + 4 + _frame_size(data, at)[0]
     return data[at:stop] if at + MESSAGE_HEADER.size <= stop <= end else None

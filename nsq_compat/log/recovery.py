@@ -128,6 +128,9 @@ class _History:
                 state.entries += topic.held.entries
             topic.held = None
 
+    def has_headers(self, group: Group) -> None:
+        self.topic.has_headers = True
+
 
 _REPLAY = {
     records.MESSAGES: _History.messages,
@@ -142,6 +145,7 @@ _REPLAY = {
     records.TOPIC_UNPAUSED: _History.unpaused,
     records.TOPIC_AWAITS_CHANNELS: _History.paused,
     records.TOPIC_KNOWS_CHANNELS: _History.unpaused,
+    records.TOPIC_HAS_HEADERS: _History.has_headers,
 }
 _REASONS = {
     records.TOPIC_PAUSED: "paused",
@@ -176,6 +180,8 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
         if kept and group.kind in MESSAGE_KINDS:
             for each_id in message_ids(group.frames):
                 kept.pop(each_id, None)
+    if (topic.everything is not None and not log.is_whole) or log.damage.records:
+        topic.has_headers = True  # the record that says so may be lost
     topic.end = log.end._replace(seq=max(history.seq, log.end.seq))
     if topic.everything is not None and not log.is_whole:
         _give_all_messages_to_all_channels(topic, topic.everything, kept, history.requeued)

@@ -17,7 +17,7 @@ from typing import Final
 
 from nsq_compat.log.data_path import reason
 from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
-from nsq_compat.protocol.message import attempts, body, message_id, next_attempts, with_attempts
+from nsq_compat.protocol.message import attempts, message_id, next_attempts, with_attempts
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
@@ -179,7 +179,7 @@ class DeadLetterQueues:
                 target = self._broker.topic(queue.target, checked=False)
                 if not target.channels:
                     target.channel(REDRIVE_CHANNEL)
-                target.publish(list(map(body, dead.values())), now, now_ns)
+                target.republish(list(dead.values()), now, now_ns)
         except Exiting:  # the daemon drains, so consumers have to receive the messages
             frames = in_flight.frames_of(ids)
             in_flight.finish(ids)

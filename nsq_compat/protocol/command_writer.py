@@ -7,8 +7,9 @@ milliseconds.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from nsq_compat.protocol.headers import join_batch
 from nsq_compat.protocol.identify import IdentifyRequest
-from nsq_compat.protocol.layout import pack_size, sized
+from nsq_compat.protocol.layout import sized
 from nsq_compat.protocol.schema import MAGIC_V2
 
 MAGIC: Final[bytes] = MAGIC_V2.value
@@ -55,7 +56,15 @@ def publish_deferred(topic: str, body: bytes, delay_ms: int) -> bytes:
 
 def publish_many(topic: str, bodies: Sequence[bytes]) -> bytes:
     """MPUB: a line and ``schema.MPUB_BODY``."""
-    pieces = [pack_size(len(bodies))]
-    for body in bodies:
-        pieces += (pack_size(len(body)), body)
-    return f"MPUB {topic}\n".encode() + sized(b"".join(pieces))
+    return f"MPUB {topic}\n".encode() + sized(join_batch(bodies))
+
+
+def publish_with_headers(topic: str, payload: bytes, delay_ms: int = 0) -> bytes:
+    """HPUB of a payload (``protocol.headers``)."""
+    line = f"HPUB {topic} {delay_ms}\n" if delay_ms else f"HPUB {topic}\n"
+    return line.encode() + sized(payload)
+
+
+def publish_many_with_headers(topic: str, payloads: Sequence[bytes]) -> bytes:
+    """HMPUB: a line and ``schema.HMPUB_BODY``."""
+    return f"HMPUB {topic}\n".encode() + sized(join_batch(payloads))

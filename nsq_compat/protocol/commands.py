@@ -62,6 +62,7 @@ class CommandSpec:
 
 _ONE_MESSAGE = BodySpec(E_BAD_MESSAGE, "message body", "message", is_message=True)
 _MESSAGES = BodySpec(E_BAD_BODY, "body", "body", is_message=False, multiple=True)
+_PAYLOADS = BodySpec(E_BAD_BODY, "body", "body", is_message=False)
 _DOCUMENT = BodySpec(E_BAD_BODY, "body", "body", is_message=False, is_document=True)
 _CHANGES = BodySpec(E_BAD_BODY, "body", "body", is_message=False, max_size=1 << 20)
 
@@ -85,12 +86,17 @@ CLS: Final = CommandSpec("CLS", frozenset({SUBSCRIBED}))
 NOP: Final = CommandSpec("NOP", _ANY)
 MIRROR: Final = CommandSpec("MIRROR", _INIT, 2, _PARAMETERS, body=_CHANGES)
 """Not in NSQ: see ``protocol.mirror``."""
+HPUB: Final = CommandSpec("HPUB", _ANY, 2, _PARAMETERS, has_topic=True, body=_ONE_MESSAGE)
+"""Not in NSQ, as the next one: a PUB or, with a delay as third parameter, a DPUB of a message with headers."""
+HMPUB: Final = CommandSpec("HMPUB", _ANY, 2, _PARAMETERS, has_topic=True, body=_PAYLOADS)
 
 COMMANDS = {
     spec.name.encode("ascii"): spec
-    for spec in (IDENTIFY, AUTH, SUB, PUB, MPUB, DPUB, RDY, FIN, REQ, TOUCH, CLS, NOP, MIRROR)
+    for spec in (IDENTIFY, AUTH, SUB, PUB, MPUB, DPUB, RDY, FIN, REQ, TOUCH, CLS, NOP, MIRROR, HPUB, HMPUB)
 }
 """By name as on the wire; names are case-sensitive."""
+WITHOUT_HEADERS: Final = {name: spec for name, spec in COMMANDS.items() if name not in (b"HPUB", b"HMPUB")}
+"""Those for clients that did not ask for headers."""
 
 BEYOND_64_BITS: Final = 1 << 64
 """Any number that does not fit 64 bits, and would wrap around in NSQ's nsqd (docs/differences.md: numbers)."""
@@ -124,9 +130,12 @@ def not_in_flight(spec: CommandSpec, message_id: bytes, why: str) -> ClientError
     return ClientError(f"E_{spec.name}_FAILED", b"%b %b failed %b" % (spec.name.encode(), message_id, why.encode()))
 
 
-def check(tokens: Sequence[bytes], state: int, *, heartbeats: bool) -> CommandSpec:
-    """The command, if it and its parameters are valid in this state. Raises ``FatalClientError``, in nsqd's order."""
-    spec = COMMANDS.get(tokens[0])
+def check(tokens: Sequence[bytes], state: int, *, heartbeats: bool, headers: bool) -> CommandSpec:
+    """The command, if it and its parameters are valid in this state. Raises ``FatalClientError``, in nsqd's order.
+
+    `heartbeats` and `headers` say what the client has negotiated.
+    """
+    spec = (COMMANDS if headers else WITHOUT_HEADERS).get(tokens[0])
     if spec is None:
         raise FatalClientError(E_INVALID, b"invalid command " + tokens[0])
     if state not in spec.states:
@@ -148,10 +157,10 @@ def check(tokens: Sequence[bytes], state: int, *, heartbeats: bool) -> CommandSp
 
 
 def delay_of(tokens: Sequence[bytes], limit_ms: int) -> float:
-    """A DPUB's delay in seconds. Raises ``FatalClientError`` if it is not a number or beyond the limit."""
+    """The delay of a DPUB or HPUB in seconds. Raises ``FatalClientError`` if it is not a number or beyond the limit."""
     delay_ms = parse_number(tokens[2])
     if delay_ms is None:
-        raise FatalClientError(E_INVALID, b"DPUB could not parse timeout " + tokens[2])
+        raise FatalClientError(E_INVALID, tokens[0] + b" could not parse timeout " + tokens[2])
     if delay_ms > limit_ms:
-        raise FatalClientError(E_INVALID, f"DPUB timeout {delay_ms} out of range 0-{limit_ms}")
+        raise FatalClientError(E_INVALID, f"{tokens[0].decode()} timeout {delay_ms} out of range 0-{limit_ms}")
     return delay_ms / 1000

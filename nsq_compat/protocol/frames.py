@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from nsq_compat.protocol import schema
+from nsq_compat.protocol.headers import NO_HEADERS, HeaderError, Headers, decode
 from nsq_compat.protocol.layout import ReceiveBuffer, derive
 
 FRAME_TYPE_RESPONSE: Final = 0
 FRAME_TYPE_ERROR: Final = 1
 FRAME_TYPE_MESSAGE: Final = 2
+FRAME_TYPE_MESSAGE_WITH_HEADERS: Final = 3
+"""Not in NSQ: only to clients that asked for headers, and in the log."""
 
 FRAME_HEADER: Final = derive(schema.FRAME_HEADER)
 
@@ -62,7 +65,7 @@ class FrameBlock(NamedTuple):
     """Consecutive frames: frame i, including its header, is ``data[starts[i] : starts[i + 1]]``.
 
     `others` has the frames that are not messages, with their indexes. Every message is at least as long as its header.
-    If `starts` is a range, all frames are messages of one size, its step.
+    If `starts` is a range, all frames are messages of one size, its step, and without headers.
     """
 
     data: bytes
@@ -77,6 +80,7 @@ class Message(NamedTuple):
     attempts: int
     id: bytes
     body: bytes
+    headers: Headers = NO_HEADERS
 
 
 class FrameReader:
@@ -101,7 +105,7 @@ class FrameReader:
         # Hot: runs for every message that a Spark task receives.
         buffer, unpack_header, max_size = self._buffer, FRAME_HEADER.unpack_from, self._max_frame_size
         header_size, to_type = FRAME_HEADER.size, _TYPE_OFFSET
-        message_type, min_size = FRAME_TYPE_MESSAGE, _MIN_MESSAGE_SIZE
+        message_type, with_headers, min_size = FRAME_TYPE_MESSAGE, FRAME_TYPE_MESSAGE_WITH_HEADERS, _MIN_MESSAGE_SIZE
         others: list[tuple[int, Frame]] = []
         if not buffer.append(data):
             return FrameBlock(b"", [0], others)
@@ -113,7 +117,7 @@ class FrameReader:
         buffer.needed = header_size
         while position <= last_start:
             size, frame_type = unpack_header(data, position)
-            is_message = frame_type == message_type
+            is_message = frame_type in (message_type, with_headers)
             if not (min_size if is_message else _MIN_FRAME_SIZE) <= size <= max_size:
                 raise _size_error(size, max_size)
             stop = position + to_type + size
@@ -179,12 +183,19 @@ def _uniform_run(data: bytes, max_size: int) -> range:
         probe *= 8
 
 
-def parse_message(data: bytes) -> Message:
-    """Parse the data of a message frame. Raises ``FrameError`` if it is shorter than a message's header."""
+def parse_message(data: bytes, frame_type: int = FRAME_TYPE_MESSAGE) -> Message:
+    """Parse the data of a message frame. Raises ``FrameError`` if it is none, such as one that is too short."""
     if len(data) < _MESSAGE_HEADER.size:
         raise _short_message_error(len(data))
     timestamp_ns, attempts, message_id = _MESSAGE_HEADER.unpack_from(data)
-    return Message(timestamp_ns, attempts, message_id, data[_MESSAGE_HEADER.size :])
+    rest = data[_MESSAGE_HEADER.size :]
+    if frame_type != FRAME_TYPE_MESSAGE_WITH_HEADERS:
+        return Message(timestamp_ns, attempts, message_id, rest)
+    try:
+        headers, body = decode(rest)
+    except HeaderError as error:
+        raise FrameError(f"invalid headers of message {message_id!r}: {error}") from None
+    return Message(timestamp_ns, attempts, message_id, body, headers)
 
 
 def _size_error(size: int, max_size: int) -> FrameError:

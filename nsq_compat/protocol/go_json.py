@@ -159,6 +159,18 @@ def object_of(fields: Fields) -> Kind:
     return Kind(_read_object(_Members(), fields), lambda value: _read_object(value, fields))
 
 
+def lenient(kind: Kind) -> Kind:
+    """As that kind; a value of another one is its zero."""
+
+    def read(value: Any) -> Any:
+        try:
+            return kind.read(value)
+        except JsonError:
+            return kind.zero
+
+    return Kind(kind.zero, read)
+
+
 def _read_object(value: Any, fields: Fields) -> dict[str, Any]:
     if not isinstance(value, _Members):
         raise JsonError("not an object")

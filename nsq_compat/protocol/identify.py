@@ -1,10 +1,10 @@
 """The body of IDENTIFY and nsqd's response to it, encoded and decoded. The session negotiates."""
 
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 from nsq_compat.protocol.errors import E_BAD_BODY, FatalClientError
-from nsq_compat.protocol.go_json import INT32, JsonError, dumps, encode, fields_of, loads_object
+from nsq_compat.protocol.go_json import INT32, JsonError, Kind, dumps, fields_of, lenient, loads_object, object_of
 
 MAX_TEXT: Final = 256
 """Characters of a client's texts. /stats and log lines repeat them, for every consumer of a channel."""
@@ -33,6 +33,8 @@ class IdentifyRequest:
     msg_timeout: int = 0
     topology_region: str = ""
     topology_zone: str = ""
+    message_headers: bool = False
+    """Not in NSQ: messages with headers. On the wire, here and in the response, it is in an object `nsq_compat`."""
 
     def __str__(self) -> str:
         """The form of Go's log lines."""
@@ -40,7 +42,7 @@ class IdentifyRequest:
 
     def encode(self) -> bytes:
         """The JSON object, without fields that are zero."""
-        return dumps({name: value for name, value in asdict(self).items() if value}).encode("utf-8")
+        return dumps({name: value for name, value in _to_wire(self).items() if value}).encode("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,11 @@ class IdentifyResponse:
     output_buffer_timeout: int
     topology_region: str
     topology_zone: str
+    message_headers: bool = False
 
     def encode(self) -> bytes:
         """The JSON object, as the data of a response frame."""
-        return encode(self)
+        return dumps(_to_wire(self)).encode("utf-8")
 
 
 _GO_NAMES: Final = {
@@ -94,15 +97,36 @@ def _go_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# nsqd: the sample rate is the only field of 32 bits.
-_REQUEST_FIELDS: Final = fields_of(IdentifyRequest) | {"sample_rate": INT32}
-_RESPONSE_FIELDS: Final = fields_of(IdentifyResponse) | {"sample_rate": INT32}
+_EXTENSIONS: Final = "nsq_compat"
+_HEADERS: Final = "message_headers"
+_HEADERS_ON_WIRE: Final = "headers"
+
+
+def _to_wire(message: IdentifyRequest | IdentifyResponse) -> dict[str, Any]:
+    values = asdict(message)
+    return values | {_EXTENSIONS: {_HEADERS_ON_WIRE: True}} if values.pop(_HEADERS) else values
+
+
+def _from_wire(values: dict[str, Any]) -> dict[str, Any]:
+    return values | {_HEADERS: values.pop(_EXTENSIONS)[_HEADERS_ON_WIRE]}
+
+
+def _fields(message: type[IdentifyRequest | IdentifyResponse]) -> dict[str, Kind]:
+    fields = fields_of(message)
+    # Lenient, because NSQ's nsqd ignores what it does not know.
+    extensions = lenient(object_of({_HEADERS_ON_WIRE: fields.pop(_HEADERS)}))
+    # nsqd: the sample rate is the only field of 32 bits.
+    return fields | {"sample_rate": INT32, _EXTENSIONS: extensions}
+
+
+_REQUEST_FIELDS: Final = _fields(IdentifyRequest)
+_RESPONSE_FIELDS: Final = _fields(IdentifyResponse)
 
 
 def decode_identify(body: bytes) -> IdentifyRequest:
     """Decode the body of an IDENTIFY. Raises ``FatalClientError`` for anything but such a JSON object."""
     try:
-        fields = loads_object(body, _REQUEST_FIELDS)
+        fields = _from_wire(loads_object(body, _REQUEST_FIELDS))
     except JsonError:
         raise FatalClientError(E_BAD_BODY, "IDENTIFY failed to decode JSON body") from None
     for name, value in fields.items():
@@ -116,4 +140,4 @@ def decode_identify_response(data: bytes) -> IdentifyResponse:
 
     Raises ``ValueError`` for anything else.
     """
-    return IdentifyResponse(**loads_object(b"{}" if data == b"OK" else data, _RESPONSE_FIELDS))
+    return IdentifyResponse(**_from_wire(loads_object(b"{}" if data == b"OK" else data, _RESPONSE_FIELDS)))

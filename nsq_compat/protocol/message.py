@@ -17,7 +17,8 @@ from operator import itemgetter
 from typing import Final
 
 from nsq_compat.protocol import schema
-from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE
+from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE, FRAME_TYPE_MESSAGE_WITH_HEADERS
+from nsq_compat.protocol.headers import NO_HEADERS, Headers, body_begin, checked, decode, is_empty, with_no_headers
 from nsq_compat.protocol.layout import derive, pack_size
 from nsq_compat.protocol.schema import UniformBodies
 
@@ -28,6 +29,7 @@ _EMPTY_SIZE: Final = HEADER_SIZE - _UNCOUNTED
 _ID: Final = HEADER.slices["id"]
 _ATTEMPTS: Final = HEADER.slices["attempts"]
 _TIMESTAMP: Final = HEADER.slices["timestamp_ns"]
+_TYPE_END: Final[int] = HEADER.slices["type"].stop
 _MAX_ATTEMPTS: Final = 0xFFFF
 _SIZES: Final = [pack_size(_EMPTY_SIZE + length) for length in range(4096)]
 """Size fields by length of the body."""
@@ -36,11 +38,20 @@ _ID_END: Final[int] = _ID.stop
 _id_of: Final = itemgetter(_ID)
 _timestamp_of: Final = itemgetter(_TIMESTAMP)
 _uint16: Final = struct.Struct(">H")
+_TYPE_OF_MESSAGE: Final[bytes] = HEADER.pack(0, FRAME_TYPE_MESSAGE, 0, 0, b"")[_UNCOUNTED:_TYPE_END]
 
 
 def make_frame(message_id: bytes, timestamp_ns: int, body: bytes) -> bytes:
     """The frame of a body for its first delivery (attempts = 1)."""
     return HEADER.pack(_EMPTY_SIZE + len(body), FRAME_TYPE_MESSAGE, timestamp_ns, 1, message_id) + body
+
+
+def make_frame_of_payload(message_id: bytes, timestamp_ns: int, payload: bytes) -> bytes:
+    """The frame of a sound payload (``protocol.headers``) for its first delivery."""
+    if is_empty(payload):
+        return make_frame(message_id, timestamp_ns, payload[body_begin(payload, 0) :])
+    size = _EMPTY_SIZE + len(payload)
+    return HEADER.pack(size, FRAME_TYPE_MESSAGE_WITH_HEADERS, timestamp_ns, 1, message_id) + payload
 
 
 def make_frames(
@@ -125,9 +136,34 @@ def raw_timestamps(frames: Iterable[bytes]) -> list[bytes]:
     return list(map(_timestamp_of, frames))
 
 
+def has_headers(frame: bytes) -> bool:
+    """Whether the message has headers, so that its frame is not one of NSQ."""
+    return frame[_TYPE_END - 1] == FRAME_TYPE_MESSAGE_WITH_HEADERS
+
+
 def body(frame: bytes) -> bytes:
     """The message's body."""
-    return frame[HEADER_SIZE:]
+    return frame[body_begin(frame, HEADER_SIZE) if has_headers(frame) else HEADER_SIZE :]
+
+
+def headers(frame: bytes) -> Headers:
+    """The message's headers."""
+    return decode(frame[HEADER_SIZE:])[0] if has_headers(frame) else NO_HEADERS
+
+
+def payload(frame: bytes) -> bytes:
+    """The header block, which may be empty, and the body."""
+    return frame[HEADER_SIZE:] if has_headers(frame) else with_no_headers(frame[HEADER_SIZE:])
+
+
+def without_headers(frames: Sequence[bytes]) -> list[bytes]:
+    """The frames for a client that did not ask for headers."""
+    return [_without_headers(frame) if has_headers(frame) else frame for frame in frames]
+
+
+def _without_headers(frame: bytes) -> bytes:
+    rest = body(frame)
+    return pack_size(_EMPTY_SIZE + len(rest)) + _TYPE_OF_MESSAGE + frame[_TYPE_END:HEADER_SIZE] + rest
 
 
 def with_attempts(frame: bytes, number: int) -> bytes:
@@ -276,6 +312,17 @@ class FrameFactory:
     def make_from(self, bodies: Sequence[bytes], now_ns: int, first: int) -> tuple[bytes, ...]:
         """Return frames with the ids from number `first` on, which is from ``MessageIds.ahead``."""
         return _in_runs(self.ids.runs_from(first, len(bodies)), bodies, now_ns)
+
+    def make_with_headers(self, payloads: Sequence[bytes], now_ns: int) -> tuple[bytes, ...]:
+        """Return a frame for each payload (``protocol.headers``). Raises ``HeaderError``."""
+        sound = list(map(checked, payloads))
+        return tuple([make_frame_of_payload(self.ids.take_one(now_ns), now_ns, each) for each in sound])
+
+    def make_with_headers_from(self, payloads: Sequence[bytes], now_ns: int, first: int) -> tuple[bytes, ...]:
+        """As ``make_with_headers``, with the ids of ``make_from``."""
+        ids = [start + end for start, ends in self.ids.runs_from(first, len(payloads)) for end in ends]
+        pairs = zip(ids, map(checked, payloads), strict=True)
+        return tuple([make_frame_of_payload(each_id, now_ns, each) for each_id, each in pairs])
 
 
 def _in_runs(runs: Sequence[tuple[bytes, list[bytes]]], bodies: Sequence[bytes], now_ns: int) -> tuple[bytes, ...]:

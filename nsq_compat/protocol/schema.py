@@ -90,6 +90,47 @@ MESSAGE_FRAME: Final = cs.Struct(
     "body" / cs.Bytes(cs.this.size - 4 - MESSAGE_HEADER.sizeof()),
 )
 
+# --- Message headers: not in NSQ (docs/decisions/0031) ----------------------------------------------------------------
+
+MAX_HEADERS: Final = 64
+"""Headers of one message."""
+MAX_HEADER_NAME: Final = 128
+"""Bytes."""
+MAX_HEADER_VALUE: Final = 8192
+"""Bytes: the longest `baggage` of W3C."""
+MAX_HEADER_BLOCK: Final = 16384
+"""Bytes of all headers of a message, with the sizes between them."""
+
+HEADER: Final = cs.Struct(
+    "name" / cs.Prefixed(cs.Int8ub, cs.GreedyBytes),
+    "value" / cs.Prefixed(cs.Int16ub, cs.GreedyBytes),
+)
+"""`name` is a token as in HTTP, in lower case. `value` is UTF-8 without control characters, except for the tab."""
+
+SHORT_SIZE: Final = cs.Struct("size" / cs.Int16ub)
+"""The number of bytes of a header block, or of a value in it."""
+
+HEADER_BLOCK: Final = cs.Prefixed(
+    cs.Int16ub, cs.FocusedSeq("headers", "headers" / cs.GreedyRange(HEADER), cs.Terminated)
+)
+"""The headers of a message, each name once."""
+
+PAYLOAD: Final = cs.Struct("headers" / HEADER_BLOCK, "body" / cs.GreedyBytes)
+"""The body of HPUB, after its size, and each message of HMPUB. There, names may be in upper case, too."""
+
+HMPUB_BODY: Final = cs.Prefixed(
+    cs.Int32sb, cs.FocusedSeq("payloads", "payloads" / cs.PrefixedArray(cs.Int32sb, SIZED_BODY), cs.Terminated)
+)
+"""Follows an HMPUB line. Unlike that of an MPUB, its size has to be right."""
+
+MESSAGE_FRAME_WITH_HEADERS: Final = cs.Struct(
+    "size" / cs.Rebuild(cs.Int32sb, lambda context: 4 + MESSAGE_HEADER.sizeof() + len(PAYLOAD.build(context.payload))),
+    "type" / cs.Const(3, cs.Int32sb),
+    *MESSAGE_HEADER.subcons,
+    "payload" / cs.FixedSized(cs.this.size - 4 - MESSAGE_HEADER.sizeof(), PAYLOAD),
+)
+"""A message that has headers: in the log, and to clients that asked for headers. Up to the id it is as without them."""
+
 # --- nsqlookupd -------------------------------------------------------------------------------------------------------
 
 LOOKUPD_IDENTIFY: Final = cs.Struct("line" / cs.Const(b"IDENTIFY\n"), "body" / SIZED_BODY)

@@ -40,7 +40,8 @@ TOPIC_AWAITS_CHANNELS: Final = 9
 TOPIC_KNOWS_CHANNELS: Final = 10
 REQUEUED: Final = 11
 CHANNEL_MOVED: Final = 12
-KINDS: Final = range(MESSAGES, CHANNEL_MOVED + 1)
+TOPIC_HAS_HEADERS: Final = 13
+KINDS: Final = range(MESSAGES, TOPIC_HAS_HEADERS + 1)
 
 SEGMENT_HEADER: Final = cs.Struct(
     "magic" / cs.Bytes(len(SEGMENT_MAGIC)),
@@ -133,7 +134,7 @@ CHECKPOINT_HEADER: Final = cs.Struct(
 """`crc`: CRC-32C of everything that follows it. `log_*`: the end of the log at that time, where recovery begins to
 replay. `clock_offset` turns the entries' monotonic due times into seconds since 1970. `last_id`: the greatest message
 id given out. `held_back`: flags; 1: the topic is paused, 2: it waits until its channels are known, 4: messages may be
-missing in the log."""
+missing in the log, 8: messages may have headers."""
 
 CHECKPOINT_CHANNEL: Final = cs.Struct(
     "name_length" / cs.Int8ub,

@@ -75,6 +75,9 @@ class Consumer(Waiting, Protocol):
     def close(self) -> None:
         """The channel is closed or deleted."""
 
+    def begin_headers(self) -> None:
+        """Frames may have headers from now on."""
+
     def stats(self) -> ClientStats:
         """Return its values in /stats."""
 
@@ -127,6 +130,8 @@ class Channel:
         self.name = name
         self.paused = False
         self.exiting = False
+        self.has_headers = False
+        """Messages may have headers."""
         self.message_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
@@ -277,6 +282,12 @@ class Channel:
         if self._notified is not None:
             self._notified.delivered(consumer, len(frames), room, len(self.backlog), now)
         return frames
+
+    def begin_headers(self) -> None:
+        """Note, for consumers that did not ask for headers, that messages from now on may have some."""
+        self.has_headers = True
+        for consumer in self.consumers:
+            consumer.begin_headers()
 
     def leave_wait_queue(self, consumer: Consumer) -> None:
         """Note that the consumer takes nothing for now. If it was woken, another one is woken instead."""

@@ -34,10 +34,12 @@ MAX_POSTED: Final = 64
 """Messages. Gathering more saves little, and would exceed CPU caches."""
 MAX_AT_ONCE: Final = 16384
 """Messages published without steps, at about 0.3 us each."""
+_MAX_WITH_HEADERS_AT_ONCE: Final = 2048
 _MAX_BYTES_AT_ONCE: Final = 1 << 20
 _MIN_MESSAGES: Final = 256
 """Fewer messages are never published in steps. A step has at least one message, so little would be gained."""
 _STEP: Final = 4096
+_STEP_WITH_HEADERS: Final = 1024
 _STEP_BYTES: Final = 1 << 20
 _FREED_AT_ONCE: Final = 1 << 15
 _AHEAD_NS: Final = 60_000_000_000
@@ -146,15 +148,24 @@ def is_large(bodies: Sequence[bytes]) -> bool:
     return count > _MIN_MESSAGES and (count > MAX_AT_ONCE or sum(map(len, bodies)) > _MAX_BYTES_AT_ONCE)
 
 
+def is_large_with_headers(payloads: Sequence[bytes]) -> bool:
+    """As ``is_large``, for messages with headers, which are checked one by one."""
+    count = len(payloads)
+    return count > _MAX_WITH_HEADERS_AT_ONCE or (count > _MIN_MESSAGES and sum(map(len, payloads)) > _MAX_BYTES_AT_ONCE)
+
+
 class LargeBatch:
     """A publish in steps, for bodies that are ``is_large``: to be stepped to its end, or cancelled.
 
     Of a topic's large batches only the first one proceeds. `bodies` are consumed. The messages are written to a file of
     their own, which becomes a part of the log. Without one they stay in memory. Of the frames, those that the channels
-    may hold in memory and those of the last step are kept.
+    may hold in memory and those of the last step are kept. With `with_headers`, the bodies are payloads
+    (``protocol.headers``), and ``step`` raises ``HeaderError``, too.
     """
 
-    def __init__(self, topic: Topic, bodies: list[bytes], now: float, now_ns: int) -> None:
+    def __init__(
+        self, topic: Topic, bodies: list[bytes], now: float, now_ns: int, *, with_headers: bool = False
+    ) -> None:
         self.count = len(bodies)
         self.size = 0
         self.kept: list[Sequence[bytes]] = []
@@ -162,6 +173,7 @@ class LargeBatch:
         self.staged: StagedBatch | None = None
         self.is_published = False
         self._topic = topic
+        self._with_headers = with_headers
         self._bodies = bodies
         self._now = now
         self._now_ns = now_ns
@@ -224,12 +236,12 @@ class LargeBatch:
             self._first_id = self._topic.frames.ids.ahead(self._now_ns + self._ahead_ns, self._room)
             if self._store is not None:
                 self.staged = self._store.stage()
-        begin, count = self._next, _STEP
+        begin, count = self._next, _STEP_WITH_HEADERS if self._with_headers else _STEP
         bodies = self._bodies[begin : begin + count]
         while (size := sum(map(len, bodies))) > _STEP_BYTES and count > 1:
             count //= 2
             bodies = bodies[:count]
-        frames = self._topic.frames.make_from(bodies, self._now_ns, self._first_id + begin)
+        frames = self._make(bodies, self._first_id + begin)
         if self._store is not None and self.staged is not None:
             self._store.add_to(self.staged, frames)
         if begin < self._keep:
@@ -237,6 +249,14 @@ class LargeBatch:
         self.latest = frames
         self.size += size
         self._next = begin + len(bodies)
+
+    def _make(self, bodies: list[bytes], first_id: int) -> Sequence[bytes]:
+        factory = self._topic.frames
+        if not self._with_headers:
+            return factory.make_from(bodies, self._now_ns, first_id)
+        frames = factory.make_with_headers_from(bodies, self._now_ns, first_id)
+        self._topic.note_headers(frames)
+        return frames
 
     def _start_again(self) -> None:
         self._discard()

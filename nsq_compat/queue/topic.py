@@ -22,7 +22,7 @@ from nsq_compat.log.offsets import Retention, id_at, number_at, offset_of_number
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol import storage_schema as records
-from nsq_compat.protocol.message import FrameFactory, attempts, message_id
+from nsq_compat.protocol.message import HEADER_SIZE, FrameFactory, attempts, body, has_headers, message_id, payload
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, Cursor
 from nsq_compat.queue.channel import Channel
@@ -77,6 +77,8 @@ class Topic:
         self.paused = False
         self.awaits_channels = False
         self.exiting = False
+        self.has_headers = False
+        """Messages may have headers. Consumers that did not ask for headers get them without these."""
         self.admission: Callable[[int, float], None] | None = None
         """Called before each publish with the number of messages and `now`; may raise ``Refused``. NSQ has none."""
         self.channels: dict[str, Channel] = {}
@@ -144,6 +146,18 @@ class Topic:
         self.add(bodies, now, now_ns, defer)
         self.commit()
 
+    def publish_with_headers(self, payloads: Sequence[bytes], now: float, now_ns: int, defer: float = 0.0) -> None:
+        """As ``publish``, for messages with headers (``protocol.headers``). Raises ``HeaderError``, too."""
+        self.add_with_headers(payloads, now, now_ns, defer)
+        self.commit()
+
+    def republish(self, frames: Sequence[bytes], now: float, now_ns: int) -> None:
+        """Publish messages of another topic, with their headers; raises as ``publish`` does."""
+        if any(map(has_headers, frames)):
+            self.publish_with_headers(list(map(payload, frames)), now, now_ns)
+        else:
+            self.publish(list(map(body, frames)), now, now_ns)
+
     def commit(self) -> None:
         """Wait until published messages are as durable as an OK says. Raises ``OSError`` if they may not be."""
         if self.store is not None and self.store.commits:
@@ -162,6 +176,33 @@ class Topic:
         self.message_bytes += size
         if self._recent is not None:
             self._recent.note(frames, now_ns + int(defer * _NS_PER_SECOND) if defer > 0 else 0)
+
+    def add_with_headers(self, payloads: Sequence[bytes], now: float, now_ns: int, defer: float = 0.0) -> None:
+        """As ``add``, for messages with headers (``protocol.headers``). Raises ``HeaderError``, too."""
+        if self.admission is not None:
+            self.admission(len(payloads), now)
+        frames = self.frames.make_with_headers(payloads, now_ns)
+        self.note_headers(frames)
+        if defer > 0:
+            self._defer(frames, now + defer, now_ns + int(defer * _NS_PER_SECOND))
+        else:
+            self._deliver(frames, b"")
+        self.message_count += len(payloads)
+        self.message_bytes += sum(map(len, frames)) - HEADER_SIZE * len(frames)
+        if self._recent is not None:
+            self._recent.note(frames, now_ns + int(defer * _NS_PER_SECOND) if defer > 0 else 0)
+
+    def note_headers(self, frames: Iterable[bytes]) -> None:
+        """Note if one of these has headers, before it is written. Raises ``OSError``, having noted nothing."""
+        if not self.has_headers and any(map(has_headers, frames)):
+            self._control_log.note_headers(self.seq)
+            self._begin_headers()
+            self._note_change()
+
+    def _begin_headers(self) -> None:
+        self.has_headers = True
+        for channel in self.channels.values():
+            channel.begin_headers()
 
     def publish_prepared(
         self, count: int, size: int, first: Sequence[Sequence[bytes]], last: Sequence[bytes], *, is_logged: bool
@@ -251,6 +292,8 @@ class Topic:
             on_change=self._note_change,
             on_requeued=None if store is None else self._control_log.note_requeued,
         )
+        if self.has_headers:
+            channel.begin_headers()
         self.channels[name] = channel
         return channel
 
@@ -275,6 +318,7 @@ class Topic:
         Raises ``OSError``.
         """
         assert self.store is not None, "only topics with a log are mirrored"
+        self.note_headers(frame for _, frame in messages)
         self.store.keep([frame for _, frame in messages])
         entries = [
             (
@@ -525,7 +569,7 @@ class Topic:
         state.channels = {name: each.state() for name, each in self.channels.items() if not each.ephemeral}
         state.held = self.backlog.state() if self.is_holding else None
         state.paused, state.awaits_channels = self.paused, self.awaits_channels
-        state.emptied_at = self.store.log.emptied_at
+        state.emptied_at, state.has_headers = self.store.log.emptied_at, self.has_headers
         self.store.note_missing(state)
         return state
 
@@ -589,6 +633,7 @@ class Topic:
         self.frames.ids.start_after(before.last_id)
         self.paused = before.paused
         self.awaits_channels = before.awaits_channels
+        self.has_headers = before.has_headers
         held = before.held
         stands = self.seq if held is None else held.position
         for name, state in before.channels.items():
@@ -601,6 +646,8 @@ class Topic:
                 self._note(records.CHANNEL_CREATED, name, stands)
             if self.paused:
                 self._note(records.TOPIC_PAUSED, "", stands)
+            if self.has_headers:
+                self._note(records.TOPIC_HAS_HEADERS, "", stands)
             if self.awaits_channels:
                 self._note(records.TOPIC_AWAITS_CHANNELS, "", stands)
         begin = ChannelState(stands) if held is not None or before.everything is None else before.everything

@@ -23,13 +23,14 @@ from nsq_compat.log.data_path import reason
 from nsq_compat.protocol import commands as table
 from nsq_compat.protocol.command_reader import Publish
 from nsq_compat.protocol.commands import CommandSpec
-from nsq_compat.protocol.errors import FatalClientError
+from nsq_compat.protocol.errors import E_BAD_MESSAGE, FatalClientError
 from nsq_compat.protocol.frames import OK
-from nsq_compat.protocol.message import message_ids
+from nsq_compat.protocol.headers import HeaderError
+from nsq_compat.protocol.message import message_ids, without_headers
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import InFlight
-from nsq_compat.queue.publish_batch import LargeBatch, PublishBatch, is_large
+from nsq_compat.queue.publish_batch import LargeBatch, PublishBatch, is_large, is_large_with_headers
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import ClientStats, Refused
 from nsq_compat.queue.wait_queue import Locality
@@ -41,8 +42,10 @@ IN_STEPS: Final = 2
 
 
 def failed(spec: CommandSpec, error: Exception) -> FatalClientError:
-    """The error of a command that the queue or the operating system refused."""
+    """The error of a command that was refused: by the queue, for its headers, or by the operating system."""
     # Of a system error only the reason: clients need not know paths.
+    if isinstance(error, HeaderError):
+        return FatalClientError(E_BAD_MESSAGE, f"{spec.name} {error}")
     text = reason(error) if isinstance(error, OSError) else str(error)
     return FatalClientError(f"E_{spec.name}_FAILED", f"{spec.name} failed {text}")
 
@@ -110,6 +113,25 @@ class Publisher:
             raise failed(command.spec, error) from None
         self._confirm(command, len(bodies))
 
+    def publish_with_headers(
+        self, command: Publish, payloads: list[bytes], now: float, now_ns: int, delay: float = 0.0
+    ) -> None:
+        """As ``publish``, for an HPUB or HMPUB, whose bodies are these payloads (``protocol.headers``)."""
+        name = command.tokens[1]
+        if self._require is not None:
+            self._require(command.spec, name)
+        try:
+            topic = self._broker.topic(name.decode("ascii"))
+            if is_large_with_headers(payloads):
+                command.bodies = ()
+                self._large = LargeBatch(topic, payloads, now, now_ns, with_headers=True)
+                self._command, self.state = command, IN_STEPS
+                return
+            topic.publish_with_headers(payloads, now, now_ns, delay)
+        except (Refused, HeaderError, OSError) as error:
+            raise failed(command.spec, error) from None
+        self._confirm(command, len(payloads))
+
     def publish_step(self) -> bool:
         """Take the next step of a publish that is ``IN_STEPS``; return whether it is done.
 
@@ -126,7 +148,7 @@ class Publisher:
         try:
             if large.step():
                 self._confirm(command, large.count)
-        except (Refused, OSError) as error:
+        except (Refused, HeaderError, OSError) as error:
             self._done()
             raise failed(command.spec, error) from None
         return False
@@ -167,14 +189,15 @@ class Publisher:
     def _confirm(self, command: Publish, count: int) -> None:
         name, counts = command.tokens[1], self.counts
         counts[name] = counts.get(name, 0) + count
-        self._reply(OK if count == 1 or command.spec is table.MPUB else OK * count)
+        self._reply(OK * count if count > 1 and command.spec is table.PUB else OK)
 
 
 class Subscription:
     """From SUB to the end of the connection. It is the ``queue.channel.Consumer`` of its channel.
 
-    `msg_timeout` is the time limit of a delivery in seconds, `touch_timeout` the seconds that a TOUCH adds. `stats`
-    returns the client's figures for /stats. Raises ``Exiting`` and ``TooManyConsumers``.
+    `msg_timeout` is the time limit of a delivery in seconds, `touch_timeout` the seconds that a TOUCH adds. With
+    `has_headers`, messages are delivered with their headers. `stats` returns the client's figures for /stats. Raises
+    ``Exiting`` and ``TooManyConsumers``.
     """
 
     def __init__(
@@ -185,6 +208,7 @@ class Subscription:
         touch_timeout: float,
         locality: Locality,
         sample_rate: int,
+        has_headers: bool,
         wake: Callable[[], None],
         close: Callable[[], None],
         stats: Callable[[], ClientStats],
@@ -200,11 +224,13 @@ class Subscription:
         self._msg_timeout = msg_timeout
         self._touch_timeout = touch_timeout
         self._sample_rate = sample_rate
+        self._has_headers = has_headers
         self._traced_as = ""  # the name of the client in the log; empty unless deliveries are logged
-        self._is_examined = sample_rate > 0  # whether frames are sampled or logged
+        self._is_examined = False  # whether frames are sampled, logged, or looked through for headers
         self._message_count = 0
         self._finish_count = 0
         self._requeue_count = 0
+        self._note_examined()
         channel.add_consumer(self)
 
     def counts(self) -> dict[str, Any]:
@@ -240,7 +266,14 @@ class Subscription:
     def trace(self, name: str) -> None:
         """Log deliveries with this name of the client from now on, or none if it is empty."""
         self._traced_as = name
-        self._is_examined = bool(name or self._sample_rate)
+        self._note_examined()
+
+    def begin_headers(self) -> None:
+        self._note_examined()
+
+    def _note_examined(self) -> None:
+        strips = self.channel.has_headers and not self._has_headers
+        self._is_examined = bool(strips or self._traced_as or self._sample_rate)
 
     def _examine(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         if self._sample_rate:
@@ -249,6 +282,8 @@ class Subscription:
         if self._traced_as and frames:
             in_flight = len(self.in_flight.frames) - len(frames)
             log_delivery(self._traced_as, frames, self.ready_count, in_flight)
+        if not self._has_headers and self.channel.has_headers:
+            frames = without_headers(frames)
         return frames
 
     def _sample(self, frames: Sequence[bytes]) -> list[bytes]:

@@ -25,6 +25,7 @@ from nsq_compat.protocol.frames import (
     DEFAULT_MAX_FRAME_SIZE,
     FRAME_TYPE_ERROR,
     FRAME_TYPE_MESSAGE,
+    FRAME_TYPE_MESSAGE_WITH_HEADERS,
     FRAME_TYPE_RESPONSE,
     Frame,
     FrameError,
@@ -113,6 +114,8 @@ class ClientSession:
         """Tickets of unanswered commands, oldest first. After a `failure` they were not executed. If the connection
         ends without one, they may have been."""
         self.response: IdentifyResponse | None = None
+        self.has_headers = False
+        """nsqd has granted messages with headers."""
         self._request = request
         self._auth_secret = auth_secret
         self._reader = FrameReader(max_frame_size)
@@ -179,6 +182,9 @@ class ClientSession:
             if frame.type == FRAME_TYPE_MESSAGE:
                 messages.append(parse_message(frame.data))
                 continue
+            if frame.type == FRAME_TYPE_MESSAGE_WITH_HEADERS and self.has_headers:
+                messages.append(parse_message(frame.data, frame.type))
+                continue
             if messages:
                 events.append(Received(messages))
                 messages = []
@@ -240,6 +246,7 @@ class ClientSession:
         except ValueError as error:
             raise ProtocolError(f"invalid response to IDENTIFY: {data[:80]!r}") from error
         self.response = response
+        self.has_headers = self._request.message_headers and response.message_headers
         if self._request.tls_v1:
             # Continuing without TLS would disclose the data.
             if not response.tls_v1:

@@ -84,6 +84,36 @@ class HttpLimits:
     """How long a refused client's input is read and dropped, so that it can read the refusal."""
 
 
+# --- Headers of messages ----------------------------------------------------------------------------------------------
+
+HEADER_PREFIX: Final = b"x-nsq-header-"
+_TRACE_HEADERS: Final = (b"traceparent", b"tracestate")
+_CONTENT_TYPE: Final = b"content-type"
+_FORM_TYPES: Final = (b"application/x-www-form-urlencoded", b"multipart/form-data")
+"""The types of forms, the first of which curl sends with every body."""
+
+
+def has_message_headers(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a request to /pub has headers for its message."""
+    return any(name.startswith(HEADER_PREFIX) or name in _TRACE_HEADERS for name in headers)
+
+
+def message_headers(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    """The headers for the message of a request to /pub, which may be invalid.
+
+    A content type is one of them only beside others: HTTP libraries send one unasked.
+    """
+    found = [(name, headers[name].strip()) for name in _TRACE_HEADERS if name in headers]
+    for name in headers:
+        if name.startswith(HEADER_PREFIX):
+            found.append((name[len(HEADER_PREFIX) :], headers[name].strip()))
+    content_type = headers.get(_CONTENT_TYPE, b"")
+    is_named = any(name == _CONTENT_TYPE for name, _ in found)
+    if found and content_type and not is_named and not content_type.lower().startswith(_FORM_TYPES):
+        found.append((_CONTENT_TYPE, content_type))
+    return found
+
+
 # --- Responses as bytes -----------------------------------------------------------------------------------------------
 
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus} | {413: "Request Entity Too Large"}

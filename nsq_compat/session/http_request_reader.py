@@ -19,7 +19,15 @@ from urllib.parse import unquote
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from nsq_compat.session.http_message import TEXT, Admission, HttpLimits, Request, Response, transport_error
+from nsq_compat.session.http_message import (
+    TEXT,
+    Admission,
+    HttpLimits,
+    Request,
+    Response,
+    has_message_headers,
+    transport_error,
+)
 
 BAD_REQUEST: Final = transport_error(400)
 MISSING_HOST: Final = transport_error(400, "missing required Host header")
@@ -163,8 +171,8 @@ class RequestReader:
         )
 
     def _remember(self, data: bytes, request: Request) -> None:
-        """Remember the head of `request`, which is all of `data`, if it has a Content-Length."""
-        if b"content-length" not in request.headers or not request.keep_alive:
+        """Remember the head of `request`, which is all of `data`, if it has a Content-Length and no message headers."""
+        if b"content-length" not in request.headers or not request.keep_alive or has_message_headers(request.headers):
             return
         self._unused_heads_left -= 1
         head = data[: len(data) - len(request.body)]

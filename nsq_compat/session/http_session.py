@@ -29,6 +29,7 @@ from nsq_compat.session.http_message import (
     Request,
     Response,
     encode_response,
+    has_message_headers,
     http_date,
 )
 from nsq_compat.session.http_request_reader import Phase, RequestReader
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _NS_PER_SECOND: Final = 1_000_000_000
 MAX_IMMEDIATE_BODY: Final = 8 * 1024
-"""Bytes. Publishing larger bodies may take long, which only `read_on` may."""
+"""Bytes. Publishing larger bodies may take long, which only `read_on` may. It publishes messages with headers, too."""
 MAX_REQUESTS: Final = 128
 """Immediate requests answered in one call of `receive_data` or `read_on`."""
 
@@ -148,7 +149,7 @@ class HttpSession(HttpConversation):
             self.upgrade.received += data
             return
         self._now_ns = now_ns
-        known = self._reader.read_known(data)
+        known = self._reader.read_known(data)  # which has no message headers
         if known is not None:
             if known.path in self._paths and known.method == "POST" and len(known.body) <= MAX_IMMEDIATE_BODY:
                 self._publish(known, now, now_ns, is_alone=True)
@@ -256,7 +257,7 @@ class HttpSession(HttpConversation):
             request = requests[0]
             if isinstance(request, Response):
                 self._answer(requests.popleft())
-            elif request.path in self._paths and request.method == "POST" and len(request.body) <= MAX_IMMEDIATE_BODY:
+            elif self._is_immediate(request):
                 requests.popleft()
                 is_alone = not requests and not count and request.keep_alive
                 self._publish(request, now, now_ns, is_alone=is_alone)
@@ -278,6 +279,14 @@ class HttpSession(HttpConversation):
             self._reader.expects_continue = False
         if not self._deadline_is_due:
             self._move_deadline(now, answered=False)
+
+    def _is_immediate(self, request: Request) -> bool:
+        return (
+            request.path in self._paths
+            and request.method == "POST"
+            and len(request.body) <= MAX_IMMEDIATE_BODY
+            and not has_message_headers(request.headers)
+        )
 
     def _forget_requests(self) -> None:
         self.has_unread = False

@@ -125,6 +125,7 @@ def grant(settings: IdentifyRequest, limits: NsqdLimits) -> IdentifyResponse:
         output_buffer_timeout=settings.output_buffer_timeout,
         topology_region=limits.topology_region,
         topology_zone=limits.topology_zone,
+        message_headers=settings.message_headers,
     )
 
 

@@ -14,11 +14,13 @@ from functools import partial
 from typing import Final, Protocol
 
 from nsq_compat.protocol import commands as table
+from nsq_compat.protocol import headers
 from nsq_compat.protocol.command_reader import Command, CommandReader, Finish, Publish, SimpleCommand
 from nsq_compat.protocol.commands import INIT, CommandSpec, parse_number, tls_missing
 from nsq_compat.protocol.compression import Deflate, Snappy
 from nsq_compat.protocol.errors import (
     E_AUTH_DISABLED,
+    E_BAD_BODY,
     E_BAD_PROTOCOL,
     E_IDENTIFY_FAILED,
     E_INVALID,
@@ -49,7 +51,7 @@ MAX_COMMANDS: Final = 128
 """Commands executed in one call. The most expensive ones, which fail and are logged, take about 30 us each."""
 _MIRROR_EFFORT: Final = 32
 _DPUB_EFFORT: Final = 4
-"""The number of commands a DPUB counts for: it is a log write of its own, of about 20 us."""
+"""The number of commands a DPUB or HPUB counts for: it is a log write of its own, of about 20 us."""
 
 
 class Standby(Protocol):
@@ -109,6 +111,7 @@ class NsqdSession(Conversation):
         self._command_timeout = command_timeout(self._settings)
         # nsqd: the first IDENTIFY fixes the settings of deliveries; another one changes the rest.
         self._delivery = self._settings  # the same object until then
+        self._has_headers = False  # the client has negotiated messages with headers
         self._layers = Layers()
         self._heartbeat_due = NEVER
         self._deadline = NEVER
@@ -320,14 +323,15 @@ class NsqdSession(Conversation):
         # checks permissions.
         if self._lacks_tls() and tokens[0] != b"IDENTIFY":
             raise tls_missing(tokens[0])
-        spec = table.check(tokens, self.state, heartbeats=self._settings.heartbeat_interval > 0)
+        heartbeats = self._settings.heartbeat_interval > 0
+        spec = table.check(tokens, self.state, heartbeats=heartbeats, headers=self._has_headers)
         if spec is table.MIRROR and self._standby is None:
             raise FatalClientError(E_INVALID, b"invalid command MIRROR")  # as without the command
         if self._access is not None:
             self._access.admit(spec, has_identified=self._delivery is not self._settings)
-        if spec is table.DPUB:
+        if spec is table.DPUB or (spec is table.HPUB and len(tokens) > 2):
             table.delay_of(tokens, self._limits.max_defer_timeout_ms)
-        elif spec is table.MPUB:
+        elif spec is table.MPUB or spec is table.HMPUB:
             # nsqd: only MPUB checks permission, and creates its topic, before its body is received.
             self._require(spec, tokens[1])
             try:
@@ -346,6 +350,21 @@ class NsqdSession(Conversation):
         publish = Publish(command.spec, command.tokens, [command.body])
         self._publisher.publish(publish, self._now, self._now_ns, delay)
         self._effort += _DPUB_EFFORT - 1
+
+    def _publish_with_headers(self, command: SimpleCommand) -> None:
+        delay = 0.0
+        try:
+            if command.spec is table.HMPUB:
+                payloads = headers.split_batch(command.body, self._limits.max_msg_size)
+            else:
+                payloads = [command.body]
+                if len(command.tokens) > 2:
+                    delay = table.delay_of(command.tokens, self._limits.max_defer_timeout_ms)
+        except headers.HeaderError as error:
+            raise FatalClientError(E_BAD_BODY, f"{command.spec.name} {error}") from None
+        publish = Publish(command.spec, command.tokens, payloads)
+        self._publisher.publish_with_headers(publish, payloads, self._now, self._now_ns, delay)
+        self._effort += MAX_COMMANDS if self._publisher.state == IN_STEPS else _DPUB_EFFORT - 1
 
     def _finish(self, command: Finish) -> None:
         subscription = self._subscribed(table.FIN)
@@ -385,6 +404,7 @@ class NsqdSession(Conversation):
                 touch_timeout=self._settings.msg_timeout / 1000,
                 locality=negotiation.locality(self._delivery, self._limits),
                 sample_rate=self._delivery.sample_rate,
+                has_headers=self._has_headers,
                 wake=self.wake,
                 close=self.abort,
                 stats=self.stats,
@@ -424,10 +444,12 @@ class NsqdSession(Conversation):
         if is_first:
             self._delivery = replace(self._settings)
             self._restart_heartbeat()
+        self._has_headers = False
         if not request.feature_negotiation:
             self._replies.append(OK)
             return
         response = negotiation.grant(self._settings, self._limits)
+        self._has_headers = response.message_headers
         self._layers.want(response)
         self._replies.append(response_frame(response.encode()))
         self._begin_upgrade(self._reader.hand_back)
@@ -528,6 +550,8 @@ _ON_LINE: dict[str, Callable[[NsqdSession, SimpleCommand], None]] = {
     "AUTH": NsqdSession._authenticate,
     "SUB": NsqdSession._subscribe,
     "DPUB": NsqdSession._publish_deferred,
+    "HPUB": NsqdSession._publish_with_headers,
+    "HMPUB": NsqdSession._publish_with_headers,
     "RDY": NsqdSession._ready,
     "FIN": lambda session, command: session._finish(Finish([command.tokens[1]])),
     "REQ": NsqdSession._requeue,

@@ -19,7 +19,7 @@ from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.access import ADMIN, CONSUME, OPERATE
 from nsq_compat.policy.enforcer import CreationRefused
 from nsq_compat.policy.policies import PolicyError
-from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
+from nsq_compat.protocol.message import attempts, body, has_headers, headers, message_id, timestamp_ns
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.channel import MAX_BATCH, Channel
 from nsq_compat.queue.topic import MAX_RECENT, Topic
@@ -237,7 +237,7 @@ class Administration:
         frames = list(aside.frames.values())
         try:
             if frames:
-                self._broker.topic(to).publish(list(map(body, frames)), now, self._service.now_ns())
+                self._broker.topic(to).republish(frames, now, self._service.now_ns())
         except (Refused, OSError) as failure:
             channel.return_set_aside(aside)
             text = reason(failure) if isinstance(failure, OSError) else str(failure)
@@ -328,7 +328,7 @@ def _offsets(topic: Topic, frames: Sequence[bytes]) -> Mapping[bytes, int]:
 
 
 def _message_json(frame: bytes, offsets: Mapping[bytes, int]) -> dict[str, object]:
-    """`offset` is null if the message is not in the log any more, or in memory only."""
+    """`offset` is null if the message is only in memory, or no more in the log; `headers` are there if it has any."""
     message_body = body(frame)
     return {
         "id": message_id(frame).decode("ascii"),
@@ -337,6 +337,7 @@ def _message_json(frame: bytes, offsets: Mapping[bytes, int]) -> dict[str, objec
         "attempts": attempts(frame),
         "size": len(message_body),
         "body": base64.b64encode(message_body[:MAX_SHOWN_BODY_BYTES]).decode("ascii"),
+        **({"headers": dict(headers(frame))} if has_headers(frame) else {}),
     }
 
 

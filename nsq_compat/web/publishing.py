@@ -11,12 +11,13 @@ from nsq_compat.log.data_path import NotMirrored, reason
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.access import PUBLISH
 from nsq_compat.policy.enforcer import CreationRefused, Full
+from nsq_compat.protocol.headers import HeaderError, encode_raw
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.publish_batch import LargeBatch, Producer, PublishBatch, is_large
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import Refused
-from nsq_compat.session.http_message import Admission, Request, Response
+from nsq_compat.session.http_message import HEADER_PREFIX, Admission, Request, Response, message_headers
 from nsq_compat.web.application import (
     MAX_CACHED_LENGTH,
     OK,
@@ -82,6 +83,11 @@ class Publishing:
 
     def publish(self, request: Request) -> Response:
         """Publish in as many steps as the messages need. Waits for the disk where that is synced first."""
+        if headers := message_headers(request.headers):
+            if request.path in _MESSAGE_PATHS:
+                return self._publish_with_headers(request, headers)
+            if any(name.startswith(HEADER_PREFIX) for name in request.headers):
+                raise ApiError(400, "INVALID_HEADER: only the message of a /pub has headers")
         topic, parts, defer = self._read(request)
         bodies: list[bytes] = []
         for part in parts:
@@ -95,6 +101,21 @@ class Publishing:
                 self._publish_in_steps(topic, bodies)
             else:
                 topic.publish(bodies, self._service.now(), self._service.now_ns(), defer)
+        except (Refused, OSError) as failure:
+            return self.outcome(failure)
+        return OK
+
+    def _publish_with_headers(self, request: Request, headers: list[tuple[bytes, bytes]]) -> Response:
+        """Publish the message of a /pub with its headers."""
+        topic, parts, defer = self._read(request)
+        try:
+            payload = b"".join([encode_raw(headers), *chain.from_iterable(parts)])
+        except HeaderError as failure:
+            raise ApiError(400, f"INVALID_HEADER: {failure}") from None
+        if len(payload) > self._max_msg_size:
+            raise ApiError(413, "MSG_TOO_BIG")
+        try:
+            topic.publish_with_headers([payload], self._service.now(), self._service.now_ns(), defer)
         except (Refused, OSError) as failure:
             return self.outcome(failure)
         return OK

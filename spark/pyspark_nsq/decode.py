@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from nsq_compat.protocol import command_writer, schema
+from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE_WITH_HEADERS
 from nsq_compat.protocol.layout import derive
 from nsq_compat.session.client_session import ReceivedFrames
 from pyspark_nsq.rows import SPOOLED
@@ -18,6 +19,8 @@ from pyspark_nsq.rows import SPOOLED
 _HEADER: Final = derive(schema.MESSAGE_FRAME_HEADER)
 _ID: Final = _HEADER.slices["id"]
 _ID_SIZE: Final = _ID.stop - _ID.start
+_TYPE_END: Final = _HEADER.slices["type"].stop
+_SHORT_SIZE: Final = derive(schema.SHORT_SIZE).size
 _HEADERS: Final = np.dtype(
     {
         "names": ["timestamp_ns", "attempts"],
@@ -83,12 +86,22 @@ def _split_frames(blocks: Sequence[ReceivedFrames]) -> tuple[Bytes, pa.Array]:
     data, places = _joined(blocks)
     count = len(places) - 1
     everywhere = np.ndarray((len(data) - _HEADER.size + 1, _HEADER.size), np.uint8, data, strides=(1, 1))
+    rows = everywhere[places[:-1]]
     # As an Arrow array the bytes are header, body, header, body; every second element is taken.
     offsets = np.empty(2 * count + 1, np.int32)
     offsets[::2] = places
-    offsets[1::2] = places[:-1] + _HEADER.size
+    offsets[1::2] = _body_begins(rows, data, places[:-1] + _HEADER.size)
     both = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    return everywhere[places[:-1]], both.take(_array(pa.int32(), np.arange(1, 2 * count, 2, dtype=np.int32)))
+    return rows, both.take(_array(pa.int32(), np.arange(1, 2 * count, 2, dtype=np.int32)))
+
+
+def _body_begins(rows: Bytes, data: bytes, begins: Numbers) -> Numbers:
+    """Where the bodies begin: after the headers of messages that have some (``schema.PAYLOAD``)."""
+    having = np.flatnonzero(rows[:, _TYPE_END - 1] == FRAME_TYPE_MESSAGE_WITH_HEADERS)
+    if len(having):
+        at, octets = begins[having], np.frombuffer(data, np.uint8)
+        begins[having] += _SHORT_SIZE + (octets[at].astype(np.int64) << 8 | octets[at + 1])
+    return begins
 
 
 def _joined(blocks: Sequence[ReceivedFrames]) -> tuple[bytes, Numbers]:

@@ -80,6 +80,7 @@ END""",
     "docs/coming-from-pynsq.md": Setup(CLIENTS),
     "docs/dedupe.md": Setup(CLIENTS),
     "docs/nsqadmin.md": Setup(CLUSTER),
+    "docs/headers.md": Setup(),
     "docs/mirroring.md": Setup(hosts={"primary": "127.0.0.1", "standby": "127.0.0.2"}),
     "docs/operations.md": Setup(
         """

@@ -109,6 +109,8 @@ class Client:
 
     def close(self) -> None: ...
 
+    def begin_headers(self) -> None: ...
+
     def stats(self) -> ClientStats:
         raise AssertionError("no test asks for stats")
 

@@ -19,8 +19,8 @@ def tcp_address(nsqd: NsqdProcess) -> tuple[str, int]:
     return host, int(port)
 
 
-def connect(nsqd: NsqdProcess) -> Client:
-    return Client(tcp_address(nsqd))
+def connect(nsqd: NsqdProcess, **fields: object) -> Client:
+    return Client(tcp_address(nsqd), **fields)  # type: ignore[arg-type]
 
 
 class Nsqlookupd(Daemon):

@@ -20,7 +20,7 @@ from nsq_conformance.nsqadmin_process import NsqadminProcess
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.nsqd.conftest import connect
-from tests.v2_client import Client, Refused, pub, sized
+from tests.v2_client import ASKS_FOR_HEADERS, Client, Refused, hmpub, hpub, pub, sized
 
 ALL = ("read", "publish", "consume", "operate", "admin", "mirror", "register")
 
@@ -63,8 +63,8 @@ def nsqd(access: AccessFile, tmp_path: Path) -> Iterator[NsqdProcess]:
         yield nsqd
 
 
-def authorized(nsqd: NsqdProcess, token: str) -> Client:
-    client = connect(nsqd)
+def authorized(nsqd: NsqdProcess, token: str, **fields: object) -> Client:
+    client = connect(nsqd, **fields)
     try:
         client.says(b"AUTH\n" + sized(token.encode())).answer()
     except BaseException:
@@ -90,12 +90,14 @@ COMMAND_LINES = {
     "PUB": pub(b"m"),
     "MPUB": b"MPUB t\n" + sized(b"\0\0\0\1" + sized(b"m")),
     "DPUB": b"DPUB t 1000\n" + sized(b"m"),
+    "HPUB": hpub(b"m", {"a": "b"}),
+    "HMPUB": hmpub([(b"m", {"a": "b"})]),
     "MIRROR": b"MIRROR hello\n" + sized(b"{}"),
 }
 """The commands that need a permission."""
 WITHOUT_EFFECT = {"RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP", "IDENTIFY", "AUTH"}
 """Those that act on a subscription, which needs SUB, or on the connection."""
-NEEDED = {"SUB": "consume", "PUB": "publish", "MPUB": "publish", "DPUB": "publish", "MIRROR": "mirror"}
+NEEDED = dict.fromkeys(COMMAND_LINES, "publish") | {"SUB": "consume", "MIRROR": "mirror"}
 
 
 def test_every_command_is_in_one_of_the_lists():
@@ -104,14 +106,14 @@ def test_every_command_is_in_one_of_the_lists():
 
 @pytest.mark.parametrize("command", COMMAND_LINES)
 def test_a_command_needs_auth_and_its_permission(nsqd, access, command):
-    with connect(nsqd) as stranger, pytest.raises(Refused, match="E_AUTH_FIRST"):
+    with connect(nsqd, **ASKS_FOR_HEADERS) as stranger, pytest.raises(Refused, match="E_AUTH_FIRST"):
         stranger.says(COMMAND_LINES[command]).answer()
     access.has("weaker", *(each for each in ALL if each not in (NEEDED[command], "admin")))
     access.has("right", NEEDED[command])
     reload(nsqd, access)
-    with authorized(nsqd, "weaker") as client, pytest.raises(Refused, match="E_UNAUTHORIZED"):
+    with authorized(nsqd, "weaker", **ASKS_FOR_HEADERS) as client, pytest.raises(Refused, match="E_UNAUTHORIZED"):
         client.says(COMMAND_LINES[command]).answer()
-    with authorized(nsqd, "right") as client:
+    with authorized(nsqd, "right", **ASKS_FOR_HEADERS) as client:
         if command == "MIRROR":
             with pytest.raises(Refused, match="E_MIRROR_FAILED"):  # the hello is not a valid one
                 client.says(COMMAND_LINES[command]).answer()

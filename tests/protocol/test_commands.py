@@ -10,7 +10,7 @@ ID = b"0123456789abcdef"
 def test_commands_are_found_by_their_exact_name():
     assert {name.decode("ascii") for name in COMMANDS} == {spec.name for spec in COMMANDS.values()}
     assert COMMANDS[b"PUB"] is PUB
-    assert len(COMMANDS) == 13
+    assert len(COMMANDS) == 15
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,8 @@ def test_commands_are_found_by_their_exact_name():
         (b"PUB t", [INIT, SUBSCRIBED, CLOSING]),
         (b"MPUB t", [INIT, SUBSCRIBED, CLOSING]),
         (b"DPUB t 10", [INIT, SUBSCRIBED, CLOSING]),
+        (b"HPUB t", [INIT, SUBSCRIBED, CLOSING]),
+        (b"HMPUB t", [INIT, SUBSCRIBED, CLOSING]),
         (b"RDY", [SUBSCRIBED, CLOSING]),
         (b"FIN " + ID, [SUBSCRIBED, CLOSING]),
         (b"REQ " + ID + b" 0", [SUBSCRIBED, CLOSING]),
@@ -34,7 +36,7 @@ def test_a_valid_line_passes_in_the_states_of_its_command(line, states):
     tokens = line.split(b" ")
     spec = COMMANDS[tokens[0]]
     assert spec.states == set(states)
-    assert all(check(tokens, state, heartbeats=True) is spec for state in states)
+    assert all(check(tokens, state, heartbeats=True, headers=True) is spec for state in states)
 
 
 @pytest.mark.parametrize(("raw", "value"), [(b"", 0), (b"0", 0), (b"007", 7), (b"2500", 2500), (b"0" * 30 + b"9", 9)])

@@ -87,7 +87,7 @@ def read_blocks(pieces, max_frame_size=1000):
             block = reader.receive_block(piece)
             others = dict(block.others)
             for number, data in enumerate(frames_in(block)):
-                frames.append(others.get(number, Frame(2, data[8:])))
+                frames.append(others.get(number, Frame(data[7], data[8:])))
     except FrameError as error:
         return frames, str(error)
     return frames, reader.hand_back()
@@ -95,7 +95,7 @@ def read_blocks(pieces, max_frame_size=1000):
 
 @given(FRAMES, st.binary(max_size=7), st.lists(st.integers(0, 400)))
 def test_blocks_have_the_same_frames_however_the_input_is_split(frames, rest, points):
-    whole = [frame._replace(data=bytes(26) + frame.data) if frame.type == 2 else frame for frame in frames]
+    whole = [frame._replace(data=bytes(26) + frame.data) if frame.type in (2, 3) else frame for frame in frames]
     wire = b"".join(schema.FRAME.build({"type": frame.type, "data": frame.data}) for frame in whole) + rest
     assert read_blocks(cut(wire, points)) == (whole, rest)
 

@@ -53,6 +53,9 @@ class Client:
     def close(self) -> None:
         self.closed = True
 
+    def begin_headers(self) -> None:
+        pass
+
     def stats(self) -> ClientStats:
         raise AssertionError("no test asks for stats")
 

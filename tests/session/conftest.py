@@ -4,6 +4,7 @@
 order: a response by its data, an error by its data, a message by its body.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Self
@@ -16,7 +17,19 @@ from nsq_compat.queue.values import ClientStats, QueueLimits
 from nsq_compat.session.authorization import Authorize, not_asked
 from nsq_compat.session.negotiation import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
-from tests.v2_client import ERROR, MESSAGE, RESPONSE, Conversation, Frame, Message, mpub, sized, split_frames
+from tests.v2_client import (
+    ASKS_FOR_HEADERS,
+    ERROR,
+    MESSAGE,
+    MESSAGES,
+    RESPONSE,
+    Conversation,
+    Frame,
+    Message,
+    mpub,
+    sized,
+    split_frames,
+)
 
 TURNS_AT_MOST = 10_000
 
@@ -160,6 +173,12 @@ class Client(Conversation):
         assert heard == expected
         return self
 
+    def asks_for_headers(self) -> Self:
+        """Negotiate messages with headers."""
+        self.identifies(**ASKS_FOR_HEADERS)
+        assert json.loads(self.hears_anything()[0].data)["nsq_compat"] == {"headers": True}
+        return self
+
     def hears_anything(self) -> list[Frame]:
         """The frames that came since the last time, whatever they are."""
         heard, self._unheard = self._unheard, []
@@ -213,7 +232,7 @@ class Client(Conversation):
         frames, self.unparsed = split_frames(self.unparsed + data)
         assert len(self.unparsed) < 8, "a frame is always sent whole"
         for frame in frames:
-            if frame.type == MESSAGE:
+            if frame.type in MESSAGES:
                 self.received.append(Message.of(frame))
                 self._unheard.append(Frame(MESSAGE, self.received[-1].body))
             else:

@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 
 from nsq_compat.protocol.message import MessageIds
 from tests.cuts import cut
+from tests.v2_client import ASKS_FOR_HEADERS, identify, payload
 
 SMALL = {"max_msg_size": 50, "max_body_size": 200, "max_rdy_count": 20}
 MOST_BYTES_PER_BYTE = 64
 """No input may earn more reply than this: a client that is not read from must not make nsqd hold ever more."""
 
-FRAMES_THAT_CLOSE = (b"E_INVALID", b"E_BAD_", b"E_SUB_FAILED", b"E_AUTH", b"E_PUB", b"E_MPUB", b"E_DPUB", b"E_IDENTIFY")
+FRAMES_THAT_CLOSE = (
+    *(b"E_INVALID", b"E_BAD_", b"E_SUB_FAILED", b"E_AUTH", b"E_PUB", b"E_MPUB", b"E_DPUB", b"E_HPUB", b"E_HMPUB"),
+    b"E_IDENTIFY",
+)
 
 numbers = st.sampled_from([b"", b"0", b"1", b"5", b"20", b"21", b"-1", b"x", b"3600000", b"3600001", b"9" * 30])
 names = st.sampled_from([b"t", b"u", b"c", b"", b"a b", b"bad!", b"x#ephemeral", b"n" * 64, b"n" * 65, b"\xff"])
@@ -71,12 +75,34 @@ def mpubs(draw):
     )
 
 
+payloads = st.one_of(
+    st.binary(max_size=12),
+    st.builds(
+        payload,
+        st.binary(max_size=4),
+        st.dictionaries(st.sampled_from(["a", "Bc", "a b", ""]), st.text(max_size=3), max_size=2),
+    ),
+)
+
+
+@st.composite
+def hmpubs(draw):
+    messages = draw(st.lists(payloads, max_size=3))
+    count = draw(st.sampled_from([len(messages)] * 5 + [-1, 0, 1]))
+    content = sized(b"", count)[:4] + b"".join(map(sized, messages))
+    return b"HMPUB %b\n%b" % (draw(names), draw(st.sampled_from([sized(content)] * 3 + [sized(content, 1)])))
+
+
 commands = st.one_of(
     st.builds(lambda name, body: b"PUB %b\n%b" % (name, sized(body)), names, bodies),
     st.builds(lambda body: b"PUB t\n" + sized(body), st.binary(min_size=1, max_size=5)),
     st.builds(lambda body, size: b"PUB t\n%b" % sized(body, size), bodies, sizes),
     st.builds(lambda name, delay, body: b"DPUB %b %b\n%b" % (name, delay, sized(body)), names, numbers, bodies),
     mpubs(),
+    st.just(identify(**ASKS_FOR_HEADERS)),
+    st.builds(lambda name, body: b"HPUB %b\n%b" % (name, sized(body)), names, payloads),
+    st.builds(lambda delay, body: b"HPUB t %b\n%b" % (delay, sized(body)), numbers, payloads),
+    hmpubs(),
     st.builds(lambda topic, channel: b"SUB %b %b\n" % (topic, channel), names, names),
     st.just(b"SUB t c\n"),
     st.builds(lambda count: b"RDY %b\n" % count, numbers),

@@ -191,6 +191,9 @@ class Drain:
     def close(self) -> None:
         pass
 
+    def begin_headers(self) -> None:
+        pass
+
     def stats(self) -> ClientStats:
         raise NotImplementedError
 

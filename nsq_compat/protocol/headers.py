@@ -1,0 +1,172 @@
+"""The headers of messages, which NSQ does not have: names and values beside the body (docs/decisions/0031).
+
+A *payload* is what a producer sends and a frame with headers has after the id: the header block, then the body
+(``schema.PAYLOAD``). A message without headers has no block: its frame is NSQ's.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from nsq_compat.protocol import schema
+from nsq_compat.protocol.errors import quote
+from nsq_compat.protocol.layout import SIZE_OF_SIZE, derive, pack_size, read_size
+from nsq_compat.protocol.schema import MAX_HEADER_BLOCK, MAX_HEADER_NAME, MAX_HEADER_VALUE, MAX_HEADERS
+
+Headers = Mapping[str, str]
+
+NO_HEADERS: Final[Headers] = MappingProxyType({})
+
+_SHORT_SIZE: Final = derive(schema.SHORT_SIZE)
+_SIZE: Final[int] = _SHORT_SIZE.size
+_pack_short: Final = _SHORT_SIZE.pack
+_read_short: Final = _SHORT_SIZE.unpack_from
+_is_name: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+").fullmatch
+_is_ascii_value: Final = re.compile(rb"[\t\x20-\x7e]*").fullmatch
+_has_control: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]").search
+_SHOWN: Final = 40
+_EMPTY_BLOCK: Final[bytes] = _pack_short(0)
+
+
+class HeaderError(ValueError):
+    """Headers that break a rule or a limit. The text says which."""
+
+
+def encode(headers: Iterable[tuple[str, str]]) -> bytes:
+    """The header block. Names become lower case. Raises ``HeaderError``."""
+    return encode_raw([(_encoded(name, "name"), _encoded(value, "value")) for name, value in headers])
+
+
+def encode_raw(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """As ``encode``, for names and values in UTF-8."""
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        _add(found, name, value)
+    return _block(found)
+
+
+def decode(payload: bytes) -> tuple[dict[str, str], bytes]:
+    """The headers and the body of a payload. Raises ``HeaderError``."""
+    found, begin = _read(payload)
+    return {name.decode("ascii"): value.decode("utf-8") for name, value in found.items()}, payload[begin:]
+
+
+def checked(payload: bytes) -> bytes:
+    """A payload that a client sent, with names in lower case. Raises ``HeaderError``."""
+    found, begin = _read(payload)
+    if begin == len(payload):
+        raise HeaderError("invalid message body size 0")
+    block = _block(found)
+    return payload if payload.startswith(block) else block + payload[begin:]
+
+
+def body_begin(data: bytes, begin: int) -> int:
+    """Where the body begins in data that has a sound payload at `begin`."""
+    size: int = _read_short(data, begin)[0]
+    return begin + _SIZE + size
+
+
+def is_empty(payload: bytes) -> bool:
+    """Whether a sound payload has no headers."""
+    return payload.startswith(_EMPTY_BLOCK)
+
+
+def with_no_headers(body: bytes) -> bytes:
+    """The payload of a body."""
+    return _EMPTY_BLOCK + body
+
+
+def split_batch(body: bytes, max_msg_size: int) -> list[bytes]:
+    """The payloads in the body of an HMPUB, which are not checked. Raises ``HeaderError``."""
+    end = len(body)
+    count = read_size(body, 0)[0] if end >= SIZE_OF_SIZE else 0
+    if count <= 0 or count > end:
+        raise HeaderError(f"invalid message count {count}")
+    payloads: list[bytes] = []
+    begin = SIZE_OF_SIZE
+    for number in range(count):
+        begin += SIZE_OF_SIZE
+        size: int = read_size(body, begin - SIZE_OF_SIZE)[0] if begin <= end else 0
+        if size <= 0 or begin + size > end:
+            raise HeaderError(f"invalid message({number}) body size {size}")
+        if size > max_msg_size:
+            raise HeaderError(f"message too big {size} > {max_msg_size}")
+        payloads.append(body[begin : begin + size])
+        begin += size
+    if begin != end:
+        raise HeaderError(f"has {end - begin} bytes after its last message")
+    return payloads
+
+
+def join_batch(payloads: Sequence[bytes]) -> bytes:
+    """The body of an HMPUB, without its size."""
+    pieces = [pack_size(len(payloads))]
+    for payload in payloads:
+        pieces += (pack_size(len(payload)), payload)
+    return b"".join(pieces)
+
+
+def _encoded(text: str, what: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise HeaderError(f"a header has a {what} that is not UTF-8: {text!r:.80}") from None
+
+
+def _read(payload: bytes) -> tuple[dict[bytes, bytes], int]:
+    """The headers by name, in lower case, and where the body begins. Raises ``HeaderError``."""
+    # Hot: runs for every message published with headers.
+    if len(payload) < _SIZE:
+        raise HeaderError("the message is shorter than the size of its header block")
+    found: dict[bytes, bytes] = {}
+    begin: int = _SIZE
+    end = body_begin(payload, 0)
+    if end > len(payload):
+        raise HeaderError(f"the header block of {end - _SIZE} bytes is longer than the message")
+    if end - _SIZE > MAX_HEADER_BLOCK:
+        raise HeaderError(f"a header block of {end - _SIZE} bytes is too long, {MAX_HEADER_BLOCK} are allowed")
+    while begin < end:
+        name_end = begin + 1 + payload[begin]
+        value_begin = name_end + _SIZE
+        if value_begin > end:
+            raise HeaderError("the header block ends within a header")
+        size: int = _read_short(payload, name_end)[0]
+        value_end = value_begin + size
+        if value_end > end:
+            raise HeaderError("the header block ends within a header")
+        _add(found, payload[begin + 1 : name_end], payload[value_begin:value_end])
+        begin = value_end
+    return found, end
+
+
+def _add(found: dict[bytes, bytes], name: bytes, value: bytes) -> None:
+    """Add a header if it is valid. Raises ``HeaderError``."""
+    name = name.lower()
+    if len(name) > MAX_HEADER_NAME or not _is_name(name):
+        raise HeaderError(f"invalid header name {quote(name[:_SHOWN])}, 1 to {MAX_HEADER_NAME} token characters")
+    if name in found:
+        raise HeaderError(f"the header {name.decode()} is there twice")
+    if len(found) == MAX_HEADERS:
+        raise HeaderError(f"a message may have at most {MAX_HEADERS} headers")
+    if len(value) > MAX_HEADER_VALUE:
+        raise HeaderError(f"the value of header {name.decode()} has {len(value)} bytes, {MAX_HEADER_VALUE} are allowed")
+    if not _is_ascii_value(value):
+        try:
+            text = value.decode("utf-8")
+        except UnicodeDecodeError:
+            raise HeaderError(f"the value of header {name.decode()} is not UTF-8") from None
+        if _has_control(text):
+            raise HeaderError(f"the value of header {name.decode()} has a control character")
+    found[name] = value
+
+
+def _block(found: dict[bytes, bytes]) -> bytes:
+    """The block of valid headers. Raises ``HeaderError`` if it is too long."""
+    pieces = [b""]
+    for name, value in found.items():
+        pieces += (bytes([len(name)]), name, _pack_short(len(value)), value)
+    joined = b"".join(pieces)
+    if len(joined) > MAX_HEADER_BLOCK:
+        raise HeaderError(f"a header block of {len(joined)} bytes is too long, {MAX_HEADER_BLOCK} are allowed")
+    return _pack_short(len(joined)) + joined

@@ -1,0 +1,124 @@
+"""Header blocks, payloads and batches: as declared, within their limits, and for any bytes."""
+
+import contextlib
+
+import pytest
+from construct import ConstructError, StreamError, TerminatedError
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol import headers, message, schema
+from nsq_compat.protocol.headers import HeaderError, checked, decode, encode, join_batch, split_batch
+
+names = st.text(alphabet="abcz019-_.!~", min_size=1, max_size=20)
+values = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=30)
+some_headers = st.dictionaries(names, values, max_size=8)
+bodies = st.binary(min_size=1, max_size=40)
+
+
+def raw(pairs):
+    return [{"name": name.encode(), "value": value.encode()} for name, value in pairs.items()]
+
+
+@given(some_headers, bodies)
+def test_a_payload_is_as_declared_and_is_read_as_it_was_written(pairs, body):
+    payload = encode(pairs.items()) + body
+    assert payload == schema.PAYLOAD.build({"headers": raw(pairs), "body": body})
+    assert decode(payload) == (pairs, body)
+    assert checked(payload) == payload
+
+
+@given(some_headers)
+def test_names_are_kept_in_lower_case(pairs):
+    body = b"body"
+    upper = schema.PAYLOAD.build(
+        {"headers": [{"name": each["name"].upper(), "value": each["value"]} for each in raw(pairs)], "body": body}
+    )
+    assert checked(upper) == encode(pairs.items()) + body == encode((n.upper(), v) for n, v in pairs.items()) + body
+
+
+@given(st.binary(max_size=60))
+@example(b"\0\5\1a\0\1bbody")
+@example(b"\0\4\1a\0\1body")
+def test_any_bytes_are_a_payload_exactly_if_the_declaration_says_so(data):
+    try:
+        declared = schema.PAYLOAD.parse(data)
+    except (StreamError, TerminatedError):
+        with pytest.raises(HeaderError):
+            decode(data)
+        return
+    with contextlib.suppress(HeaderError):  # of a name or a value, which the declaration does not restrict
+        found, body = decode(data)
+        assert list(found.values()) == [each.value.decode() for each in declared.headers]
+        assert list(found) == [each.name.decode().lower() for each in declared.headers]
+        assert body == declared.body
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=10))
+def test_a_batch_is_as_declared_and_is_split_as_it_was_joined(payloads):
+    body = join_batch(payloads)
+    assert schema.HMPUB_BODY.build(payloads) == len(body).to_bytes(4, "big") + body
+    assert split_batch(body, 20) == payloads
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_batch_or_a_header_error(data):
+    with contextlib.suppress(HeaderError):
+        payloads = split_batch(data, 50)
+        assert join_batch(payloads) == data
+        assert list(schema.HMPUB_BODY.parse(len(data).to_bytes(4, "big") + data)) == payloads
+
+
+@given(some_headers, bodies, st.integers(0, 1 << 62), st.integers(1, 0xFFFF))
+def test_a_frame_with_headers_is_as_declared(pairs, body, timestamp_ns, attempts):
+    payload = encode(pairs.items()) + body
+    message_id = b"0123456789abcdef"
+    frame = message.with_attempts(message.make_frame_of_payload(message_id, timestamp_ns, payload), attempts)
+    fields = {"timestamp_ns": timestamp_ns, "attempts": attempts, "id": message_id}
+    plain = schema.MESSAGE_FRAME.build({**fields, "body": body})
+    if pairs:
+        assert frame == schema.MESSAGE_FRAME_WITH_HEADERS.build(
+            {**fields, "payload": {"headers": raw(pairs), "body": body}}
+        )
+    else:
+        assert frame == plain
+    assert message.has_headers(frame) is bool(pairs)
+    assert (message.body(frame), message.headers(frame), message.payload(frame)) == (body, pairs, payload)
+    assert message.without_headers([frame, plain]) == [plain, plain]
+    assert (message.message_id(frame), message.attempts(frame), message.timestamp_ns(frame)) == (
+        message_id, attempts, timestamp_ns
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("", "v"),
+        ("a b", "v"),
+        ("ä", "v"),
+        ("n" * 129, "v"),
+        ("n", "x" * 8193),
+        ("n", "a\nb"),
+        ("n", "\0"),
+        ("n", "\udc80"),
+    ],
+)
+def test_invalid_headers_are_not_encoded(name, value):
+    with pytest.raises(HeaderError):
+        encode([(name, value)])
+
+
+def test_the_limits_of_a_block():
+    encode((f"n{number}", "") for number in range(schema.MAX_HEADERS))
+    with pytest.raises(HeaderError, match="at most 64 headers"):
+        encode((f"n{number}", "") for number in range(schema.MAX_HEADERS + 1))
+    rest = schema.MAX_HEADER_BLOCK - 2 * 4 - schema.MAX_HEADER_VALUE
+    encode([("a", "x" * schema.MAX_HEADER_VALUE), ("b", "x" * rest)])
+    with pytest.raises(HeaderError, match="16385 bytes is too long"):
+        encode([("a", "x" * schema.MAX_HEADER_VALUE), ("b", "x" * (rest + 1))])
+
+
+def test_a_declared_block_has_no_rest():
+    with pytest.raises(ConstructError):
+        schema.HEADER_BLOCK.parse(b"\0\5\1a\0\0x")
+    assert headers.is_empty(headers.with_no_headers(b"body"))
