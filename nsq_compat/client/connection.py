@@ -158,6 +158,11 @@ class Connection:
         return response is not None and response.auth_required and not self.settings.secret()
 
     @property
+    def has_headers(self) -> bool:
+        """Whether nsqd takes messages with headers, and delivers them."""
+        return self._session.has_headers
+
+    @property
     def msg_timeout(self) -> float:
         """Seconds that nsqd waits for an answer to a message."""
         response = self._session.response
@@ -264,7 +269,9 @@ class Connection:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Received):
             address = self.address
-            messages = [Message(m.id, m.body, m.timestamp_ns, m.attempts, self, address) for m in event.messages]
+            messages = [
+                Message(m.id, m.body, m.timestamp_ns, m.attempts, self, address, m.headers) for m in event.messages
+            ]
             with self._lock:
                 self.in_flight += len(messages)
             self._observer.received(self, messages)

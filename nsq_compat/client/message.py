@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from nsq_compat.protocol.headers import NO_HEADERS, Headers
+
 log = logging.getLogger(__name__)
 
 
@@ -36,6 +38,8 @@ class Message:
     _connection: Delivery
     nsqd: str = ""
     """The address of its nsqd. Ids are unique only together with it and the topic."""
+    headers: Headers = field(default_factory=lambda: NO_HEADERS)
+    """By name, in lower case. Only an nsqd of nsq_compat has any."""
     is_answered: bool = field(default=False, init=False)
     is_deferred: bool = field(default=False, init=False)
     """The handler has called ``enable_async``."""

@@ -22,6 +22,13 @@ class Outcome(enum.Enum):
     """The message was sent and not answered: the node may have it."""
 
 
+class HeadersNotTaken(NsqError):
+    """nsqd does not take messages with headers, and was not sent any. Another one may."""
+
+    def __init__(self) -> None:
+        super().__init__("it does not take messages with headers, which only an nsqd of nsq_compat does")
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """The outcome at one node."""

@@ -14,10 +14,11 @@ from typing import Any, Self
 
 from nsq_compat.client.batching import Batcher
 from nsq_compat.client.connection import Connection, ConnectionLost, NotExecuted, do_together, start_thread
-from nsq_compat.client.nodes import Attempt, Candidates, Nodes, Outcome, Published, result_of
+from nsq_compat.client.nodes import Attempt, Candidates, HeadersNotTaken, Nodes, Outcome, Published, result_of
 from nsq_compat.client.settings import ConnectionSettings, address_list, split_address
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import NsqError
+from nsq_compat.protocol.headers import NO_HEADERS, Headers, encode, with_no_headers
 from nsq_compat.protocol.names import is_valid_name
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class Producer:
         self._connections: dict[str, Connection] = {}
         self._connecting = {address: threading.Lock() for address in self._nodes.addresses}
         self._batcher = Batcher(
-            lambda topic, bodies, defer: self._publish(_command(topic, bodies, defer), None),
+            lambda topic, bodies, defer: self._publish(topic, bodies, defer, None),
             max_messages=batch_messages,
             max_bytes=batch_bytes,
             linger=batch_linger,
@@ -64,28 +65,47 @@ class Producer:
 
     # --- Publishing ---------------------------------------------------------------------------------------------------
 
-    def publish(self, topic: str, body: bytes, *, defer: float = 0.0, timeout: float | None = None) -> Published:
-        """Publish with PUB, or with DPUB to defer the message by `defer` seconds.
+    def publish(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        headers: Headers = NO_HEADERS,
+        defer: float = 0.0,
+        timeout: float | None = None,
+    ) -> Published:
+        """Publish with PUB, or with DPUB to defer the message by `defer` seconds; with HPUB if it has headers.
 
-        Raises ``Refused``, ``Unknown`` or ``TooFewCopies``; ``ValueError`` for an invalid topic or an empty body.
+        Raises ``Refused``, ``Unknown`` or ``TooFewCopies``; ``ValueError`` for an invalid topic, an empty body or
+        invalid headers. An nsqd that does not take headers refuses a message that has some before anything is sent.
         """
-        _check(topic, [body])
-        return self._publish(_command(topic, [body], defer), timeout)
+        return self._publish(topic, _checked(topic, [body], [headers]), defer, timeout)
 
-    def publish_many(self, topic: str, bodies: Sequence[bytes], *, timeout: float | None = None) -> Published:
-        """Publish all messages or none, with MPUB. Raises like `publish`."""
-        _check(topic, bodies)
-        return self._publish(command_writer.publish_many(topic, bodies), timeout)
+    def publish_many(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        *,
+        headers: Sequence[Headers] = (),
+        timeout: float | None = None,
+    ) -> Published:
+        """Publish all messages or none, with MPUB; with HMPUB if they have `headers`, one element for each body.
 
-    def publish_async(self, topic: str, body: bytes, *, defer: float = 0.0) -> Future[Published]:
+        Raises like `publish`.
+        """
+        return self._publish(topic, _checked(topic, bodies, headers), 0.0, timeout)
+
+    def publish_async(
+        self, topic: str, body: bytes, *, headers: Headers = NO_HEADERS, defer: float = 0.0
+    ) -> Future[Published]:
         """`publish` in the background, in batches. Blocks only while 64 MiB wait. The future raises like `publish`."""
-        _check(topic, [body])
-        return self._batcher.add(topic, [body], defer)
+        return self._batcher.add(topic, _checked(topic, [body], [headers]), defer)
 
-    def publish_many_async(self, topic: str, bodies: Sequence[bytes]) -> Future[Published]:
+    def publish_many_async(
+        self, topic: str, bodies: Sequence[bytes], *, headers: Sequence[Headers] = ()
+    ) -> Future[Published]:
         """`publish_many` in the background."""
-        _check(topic, bodies)
-        return self._batcher.add(topic, bodies)
+        return self._batcher.add(topic, _checked(topic, bodies, headers))
 
     @property
     def connections(self) -> list[Connection]:
@@ -137,32 +157,35 @@ class Producer:
         finally:
             self._connecting[node].release()
 
-    def _publish(self, command: bytes, timeout: float | None) -> Published:
+    def _publish(self, topic: str, bodies: Sequence[bytes], defer: float, timeout: float | None) -> Published:
+        command, has_headers = _command(topic, bodies, defer), _has_headers(bodies)
         deadline = time.monotonic() + (self._publish_timeout if timeout is None else timeout)
         candidates = Candidates(self._nodes.in_order(time.monotonic()), self._copies)
-        do_together([lambda: self._publish_copy(command, candidates, deadline)] * self._copies)
+        do_together([lambda: self._publish_copy(command, has_headers, candidates, deadline)] * self._copies)
         return result_of(candidates.attempts, self._copies)
 
-    def _publish_copy(self, command: bytes, candidates: Candidates, deadline: float) -> None:
+    def _publish_copy(self, command: bytes, has_headers: bool, candidates: Candidates, deadline: float) -> None:
         """Publish one copy: try nodes until one has it, or no node or time is left."""
         while (left := deadline - time.monotonic()) > 0:
             with self._lock:
                 node = candidates.take()
             if node is None:
                 return
-            attempt = self._attempt(node, command, time.monotonic() + left / (candidates.left + 1))
-            # NotExecuted: the connection had ended, which says nothing about the node.
-            if not isinstance(attempt.error, NotExecuted):
+            attempt = self._attempt(node, command, has_headers, time.monotonic() + left / (candidates.left + 1))
+            # Neither says anything about the node: NotExecuted means that the connection had ended.
+            if not isinstance(attempt.error, NotExecuted | HeadersNotTaken):
                 self._nodes.note(attempt, time.monotonic())
             with self._lock:
                 if candidates.note(attempt):
                     return
 
-    def _attempt(self, node: str, command: bytes, deadline: float) -> Attempt:
+    def _attempt(self, node: str, command: bytes, has_headers: bool, deadline: float) -> Attempt:
         try:
             connection = self._connect(node, deadline)
         except ConnectionLost as error:
             return Attempt(node, Outcome.REFUSED, error)
+        if has_headers and not connection.has_headers:
+            return Attempt(node, Outcome.REFUSED, HeadersNotTaken())
         try:
             connection.ask(command).result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
@@ -176,18 +199,38 @@ class Producer:
         return Attempt(node, Outcome.SENT)
 
 
+class _Payload(bytes):
+    """A header block and a body, in a list of bodies."""
+
+
 def _command(topic: str, bodies: Sequence[bytes], defer: float) -> bytes:
-    if defer:
-        (body,) = bodies
-        return command_writer.publish_deferred(topic, body, int(defer * 1000))
-    if len(bodies) == 1:
-        return command_writer.publish(topic, bodies[0])
-    return command_writer.publish_many(topic, bodies)
+    delay_ms = int(defer * 1000)
+    if not _has_headers(bodies):
+        if defer:
+            (body,) = bodies
+            return command_writer.publish_deferred(topic, body, delay_ms)
+        if len(bodies) == 1:
+            return command_writer.publish(topic, bodies[0])
+        return command_writer.publish_many(topic, bodies)
+    payloads = [body if isinstance(body, _Payload) else with_no_headers(body) for body in bodies]
+    if len(payloads) == 1:
+        return command_writer.publish_with_headers(topic, payloads[0], delay_ms)
+    return command_writer.publish_many_with_headers(topic, payloads)
 
 
-def _check(topic: str, bodies: Sequence[bytes]) -> None:
+def _has_headers(bodies: Sequence[bytes]) -> bool:
+    return any(type(body) is _Payload for body in bodies)
+
+
+def _checked(topic: str, bodies: Sequence[bytes], headers: Sequence[Headers]) -> Sequence[bytes]:
+    """The bodies, or payloads for those that have headers. Raises ``ValueError``."""
     # nsqd would close the connection, which other threads share.
     if not is_valid_name(topic):
         raise ValueError(f"{topic!r} is not a valid topic name")
     if not bodies or not all(bodies):
         raise ValueError("an NSQ message cannot be empty")
+    if not any(headers):
+        return bodies
+    if len(headers) != len(bodies):
+        raise ValueError(f"{len(bodies)} messages cannot have {len(headers)} sets of headers")
+    return [_Payload(encode(each.items()) + body) if each else body for body, each in zip(bodies, headers, strict=True)]

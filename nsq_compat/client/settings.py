@@ -20,6 +20,7 @@ class ConnectionSettings:
     `timeout` limits opening the connection, including negotiation. `tls_options` is an ``ssl.SSLContext``, or a dict
     with pynsq's keys (``ca_certs``, ``cert_reqs``, ``certfile``, ``keyfile``, ``ciphers``) and ``check_hostname``,
     which is False by default, as in pynsq. Without it, the system's authorities are used and the host name is verified.
+    `message_headers` asks nsqd for messages with headers.
     """
 
     timeout: float = 5.0
@@ -39,6 +40,7 @@ class ConnectionSettings:
     auth_secret: str | bytes | None = field(default=None, repr=False)
     topology_region: str = ""
     topology_zone: str = ""
+    message_headers: bool = True
 
     def __post_init__(self) -> None:
         for name, allowed, rule in self._rules():
