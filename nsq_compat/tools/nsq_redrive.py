@@ -163,7 +163,10 @@ def _move(
                 moved < count and not stop.is_set() and (batch := _take(messages, min(batch_size, count - moved), stop))
             ):
                 # The producer makes batches that nsqd accepts, however large the messages are.
-                outcomes = [(message, producer.publish_async(destination, message.body)) for message in batch]
+                outcomes = [
+                    (message, producer.publish_async(destination, message.body, headers=message.headers))
+                    for message in batch
+                ]
                 errors = {message: error for message, outcome in outcomes if (error := outcome.exception()) is not None}
                 messages.finish([message for message in batch if message not in errors])
                 moved += len(batch) - len(errors)

@@ -17,7 +17,7 @@ from typing import Final
 
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING
 from nsq_compat.cli.options import option, repeated
-from nsq_compat.client import LogReader, LogReadError, PublishError
+from nsq_compat.client import LoggedMessage, LogReader, LogReadError, Producer, PublishError
 from nsq_compat.client.connection import start_thread
 from nsq_compat.log.data_path import reason
 from nsq_compat.protocol.names import is_valid_name
@@ -42,7 +42,7 @@ _SAVE_SECONDS: Final = 1.0
 _AWAY_SECONDS: Final = 60.0
 """For which an nsqd may be away without --retry, after the start."""
 
-Sink = Callable[[Sequence[bytes]], object]
+Sink = Callable[[Sequence[LoggedMessage]], object]
 
 
 @dataclass(kw_only=True)
@@ -105,7 +105,7 @@ def main(options: Options) -> None:
         if addresses:
             producer = closing.enter_context(options.producer(addresses))
             options.reached(partial(reach, addresses, producer.settings, "producer-opt"), stopping)
-            sink = partial(producer.publish_many, destination)
+            sink = partial(_publish, producer, destination)
         reader = _stopped_by(stopping, make_reader(retry_timeout=None if options.retry else _AWAY_SECONDS))
         replay = Replay(reader, position_file, options.rate, stopping)
         total = sum(map(len, ranges.values()))
@@ -129,8 +129,13 @@ def _stopped_by(stopping: Stopping, reader: LogReader) -> LogReader:
     return reader
 
 
-def _print(bodies: Sequence[bytes]) -> None:
-    sys.stdout.buffer.write(b"".join(body + b"\n" for body in bodies))
+def _publish(producer: Producer, topic: str, messages: Sequence[LoggedMessage]) -> None:
+    headers = [message.headers for message in messages]
+    producer.publish_many(topic, [message.body for message in messages], headers=headers)
+
+
+def _print(messages: Sequence[LoggedMessage]) -> None:
+    sys.stdout.buffer.write(b"".join(message.body + b"\n" for message in messages))
     sys.stdout.buffer.flush()
 
 
@@ -149,9 +154,9 @@ class Replay:
         """Return at the end, or after a signal. Raises what `sink` raises, and ``LogReadError``."""
         began, saved_at, position = time.monotonic(), 0.0, self._reader.position
         try:
-            for bodies in self._batches():
-                sink(bodies)
-                self.count += len(bodies)
+            for messages in self._batches():
+                sink(messages)
+                self.count += len(messages)
                 position = self._reached
                 if time.monotonic() >= saved_at + _SAVE_SECONDS:
                     self._file.save(position)
@@ -161,24 +166,24 @@ class Replay:
         finally:
             self._file.save(position)
 
-    def _batches(self) -> Iterator[Sequence[bytes]]:
-        """Batches of bodies; `_reached` is the position after the one that was returned last."""
-        bodies: list[bytes] = []
+    def _batches(self) -> Iterator[Sequence[LoggedMessage]]:
+        """Batches of messages; `_reached` is the position after the one that was returned last."""
+        messages: list[LoggedMessage] = []
         size = 0
         failure: LogReadError | None = None
         self._reached = self._reader.position
         try:
             for message in self._reader:
-                if bodies and (len(bodies) == self._batch_size or size + len(message.body) > _BATCH_BYTES):
-                    yield bodies
-                    bodies, size = [], 0
-                bodies.append(message.body)
+                if messages and (len(messages) == self._batch_size or size + len(message.body) > _BATCH_BYTES):
+                    yield messages
+                    messages, size = [], 0
+                messages.append(message)
                 size += len(message.body)
                 self._reached = self._reader.position
         except LogReadError as error:  # after what was read before
             failure = error
-        if bodies:
-            yield bodies
+        if messages:
+            yield messages
         self._reached = self._reader.position
         if failure is not None:
             raise failure

@@ -17,9 +17,10 @@ from functools import partial
 from nsq_compat.bounded_http import reason_of
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING
 from nsq_compat.cli.options import option, repeated
-from nsq_compat.client import Consumer, LogReader, LogReadError, Message
+from nsq_compat.client import Consumer, LoggedMessage, LogReader, LogReadError, Message
 from nsq_compat.client.connection import start_thread
 from nsq_compat.client.message import Handler
+from nsq_compat.protocol.go_json import dumps
 from nsq_compat.tools.channel_places import BeginningOptions
 from nsq_compat.tools.client_options import log_settings, refusing
 from nsq_compat.tools.program import Rule, Stopping, console_script, log_plainly, refuse, unless_one_kind
@@ -32,6 +33,7 @@ class Options(BeginningOptions):
     channel: str = option(STRING, "", "channel to read from; by default a temporary one, or none with --from")
     n: int = option(INTEGER, 0, "number of messages of each topic to print; by default no limit")
     print_topic: bool = option(BOOLEAN, False, "begin each line with the topic")
+    headers: bool = option(BOOLEAN, False, "print headers before each body, as a JSON object and a tab")
 
     @property
     def reads_log(self) -> bool:
@@ -59,7 +61,7 @@ def main(options: Options) -> None:
         sources: list[Consumer | _LogTail] = []
         for topic in options.topic:
             print(f"Adding consumer for topic: {topic}", file=sys.stderr)
-            show = screen.printer(f"{topic} | " if options.print_topic else "")
+            show = screen.printer(f"{topic} | " if options.print_topic else "", options.headers)
             if options.reads_log:
                 tail = _LogTail(topic, options, show, stopping)
                 screen.before_end.append(tail.reader.stop)
@@ -76,13 +78,13 @@ def main(options: Options) -> None:
         stopping.wait()
 
 
-Show = Callable[[bytes], bool]
-"""Prints a body as a line; returns whether it was printed."""
+Show = Callable[[Message | LoggedMessage], bool]
+"""Prints a message as a line; returns whether it was printed."""
 
 
 def _handler(show: Show) -> Handler:
     def handle(message: Message) -> None:
-        if show(message.body):
+        if show(message):
             message.finish()
         else:
             message.requeue(delay=0, backoff=False)
@@ -120,7 +122,7 @@ class _LogTail:
     def _run(self) -> None:
         try:
             for message in self.reader:
-                self._show(message.body)
+                self._show(message)
         except LogReadError as error:
             self._stopping.fail(str(error))
 
@@ -142,13 +144,14 @@ class _Screen:
         self._is_over = True
         self._stopping.set()
 
-    def printer(self, prefix: str) -> Show:
+    def printer(self, prefix: str, with_headers: bool) -> Show:
         """Prints the messages of one topic."""
         numbers = itertools.count(1)
 
-        def show(body: bytes) -> bool:
+        def show(message: Message | LoggedMessage) -> bool:
+            headers = dumps(dict(message.headers)).encode("utf-8") + b"\t" if with_headers else b""
             with self._lock:
-                printed = not self._is_over and self._print(prefix.encode("ascii") + body)
+                printed = not self._is_over and self._print(prefix.encode("ascii") + headers + message.body)
                 # The last message stops the consumers before its FIN makes room for another.
                 if printed and next(numbers) == self._limit:
                     self.end()
