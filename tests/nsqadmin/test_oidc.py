@@ -184,6 +184,14 @@ def test_local_users_log_in_beside_the_provider(browser):
     assert browser.role == "ada (admin)"
 
 
+def test_the_audit_log_tells_an_account_from_a_user_of_the_same_name(browser, provider):
+    provider.does(claims={**OLGA, "preferred_username": "ada"})
+    browser.logs_in()
+    token = browser.opens("/docs").body.decode().partition('name="csrf" value="')[2].partition('"')[0]
+    assert browser.opens("/logout", "POST", csrf=token).status == 303
+    assert browser.nsqadmin.logs("AUDIT: ada '0815' logged out")
+
+
 def test_a_logout_ends_the_login_and_offers_to_end_that_at_the_provider(browser, provider):
     browser.logs_in()
     copied = Browser(browser.nsqadmin)

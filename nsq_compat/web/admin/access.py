@@ -42,6 +42,8 @@ _OLD_FORM: Final = (
 )
 _FORM_BYTES: Final = 16 * 1024
 """Of a visitor that may send no message. Parsing a form of a megabyte takes half a second."""
+_OF_PROVIDER: Final = "provider "
+"""Begins the user of a session at the provider. No name of the user file has a blank."""
 _METRICS: Final = "operations.metrics"
 _WITHOUT_LOGIN: Final = (
     "operations.live",
@@ -129,6 +131,12 @@ def service() -> AdminService:
 class Visitor:
     name: str
     role: Role
+    subject: str = ""
+    """Identifies an account of the login provider, unlike the name, which people can often choose."""
+
+    def __str__(self) -> str:
+        """As the audit log names the visitor."""
+        return f"{self.name} {self.subject!r}" if self.subject else self.name or "anonymous"
 
     def may(self, role: str) -> bool:
         """Whether the visitor's role is at least this one."""
@@ -222,7 +230,8 @@ def _identify() -> Visitor:
         is_of_user = "X-Refresh" not in request.headers and request.endpoint not in _WITHOUT_LOGIN
         user = service().sessions.user_of(session, _basis_of, renew=is_of_user)
         if user and "role" in session:
-            return Visitor(str(session["name"]), Role[str(session["role"]).upper()])
+            subject = user.removeprefix(_OF_PROVIDER)
+            return Visitor(str(session["name"]), Role[str(session["role"]).upper()], subject)
         if user and users is not None:
             return Visitor(user, users.role_of(user))
         name, password = basic_credentials()
@@ -323,8 +332,7 @@ def finish() -> "Response | tuple[str, int]":
     except LoginFailed as failure:
         log.warning("AUDIT: %s failed to log in at %s: %s", request.remote_addr, provider.host, failure)
         return _page(next_path, error=str(failure)), failure.status
-    # No name of the user file has a blank.
-    user = f"provider {account.subject}"
+    user = f"{_OF_PROVIDER}{account.subject}"
     service().sessions.begin(session, user, provider.basis, name=account.name, role=str(account.role))
     facts = (request.remote_addr, account.name, account.role, provider.host, account.subject)
     log.info("AUDIT: %s logged in as %s (%s) at %s, where it is %r", *facts)
@@ -334,7 +342,7 @@ def finish() -> "Response | tuple[str, int]":
 @login.post("/logout")
 def log_out() -> Response:
     check_form()
-    log.info("AUDIT: %s logged out", visitor().name)
+    log.info("AUDIT: %s logged out", visitor())
     ended = "here" if "role" in session else None
     service().sessions.end(session)
     return redirect(url_for("login.show", ended=ended), 303)  # type: ignore[return-value]

@@ -356,7 +356,7 @@ def _notify(action: str, topic: str, channel: str = "", node: str = "", errors: 
 
 def _audit(action: str, topic: str, channel: str, node: str, errors: Errors) -> None:
     service().history.changed_at = service().now()
-    user, address = visitor().name or "anonymous", request.environ.get("nsqadmin.remote_address", "")
+    user, address = visitor(), request.environ.get("nsqadmin.remote_address", "")
     target = f"{topic}/{channel}" if channel else topic
     outcome = f"failed at {len(errors)}: {'; '.join(map(named, errors))}" if errors else "done"
     what = " ".join(filter(None, (action, target, f"at {node}" if node else "")))

@@ -195,7 +195,7 @@ def _start(topic: str, channel: str, to: str) -> Errors:
         return (refusal,)
     stats = Queries().channel(topic, channel)
     left = {part.node: part.depth for part in stats.nodes if part.depth}
-    user, total = visitor().name or "anonymous", sum(left.values())
+    user, total = str(visitor()), sum(left.values())
     _redrives().start(Redrive(topic, channel, to, total, left, user, service().now()))
     actions.audit_redrive(f"of {count_of(total, 'message')} begun", topic, channel, to)
     return ()
