@@ -170,9 +170,9 @@ class Provider:
         """The claims of the ID token, checked."""
         signed, settings = token.get("id_token"), self.settings
         supported = self._known(client).get("id_token_signing_alg_values_supported") or _ALGORITHMS
-        registry = JWSRegistry(
-            algorithms=[name for name in _ALGORITHMS if name in supported], strict_check_header=False
-        )
+        # Without a name, the registry would permit its own choice, in which symmetric algorithms are.
+        algorithms = [name for name in _ALGORITHMS if name in supported] or _ALGORITHMS
+        registry = JWSRegistry(algorithms=algorithms, strict_check_header=False)
         options: Any = {
             "iss": {"essential": True, "value": settings.issuer},
             "aud": {"essential": True, "value": settings.client_id},

@@ -3,6 +3,8 @@
 import threading
 
 import pytest
+from joserfc import jwt
+from joserfc.jwk import OctKey
 
 from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.web.admin import oidc
@@ -99,6 +101,27 @@ def test_a_login_that_took_too_long_is_refused(provider, clock):
     _, attempt = provider.begin("http://localhost/login/callback")
     clock.now += 600
     with pytest.raises(LoginFailed, match="took too long"):
+        provider.finish(attempt, {"state": attempt["state"], "code": "x"}, "http://localhost/login/callback")
+
+
+def test_a_symmetric_signature_is_refused_even_if_the_provider_has_no_other(provider, daemon, clock):
+    issuer = provider.settings.issuer
+    key = OctKey.generate_key(256)
+    daemon.says(
+        ".well-known/openid-configuration",
+        {
+            "issuer": issuer,
+            "authorization_endpoint": f"{issuer}/authorize",
+            "token_endpoint": f"{issuer}/token",
+            "jwks_uri": f"{issuer}/keys",
+            "id_token_signing_alg_values_supported": ["HS256"],
+        },
+    )
+    daemon.says("keys", {"keys": [key.as_dict(private=True)]})
+    _, attempt = provider.begin("http://localhost/login/callback")
+    claims = {"iss": issuer, "aud": "nsqadmin", "sub": "1", "nonce": attempt["nonce"], "iat": 1000, "exp": 2000}
+    daemon.says("token", {"access_token": "a", "id_token": jwt.encode({"alg": "HS256"}, claims, key)})
+    with pytest.raises(LoginFailed, match="Algorithm of 'HS256' is not allowed"):
         provider.finish(attempt, {"state": attempt["state"], "code": "x"}, "http://localhost/login/callback")
 
 
