@@ -289,7 +289,8 @@ class RequestReader:
     def _prepare_body(self) -> None:
         headers = self._headers
         encoding = headers.get(b"transfer-encoding")
-        if encoding is not None and encoding.lower() != b"chunked":
+        # RFC 9112, 6.1: HTTP/1.0 has no chunks, so a proxy may see another end of the body.
+        if encoding is not None and (encoding.lower() != b"chunked" or self._head.version == "1.0"):
             raise _Refused(UNKNOWN_ENCODING)
         length = int(headers.get(b"content-length", 0))
         self._body_limit, self._too_big = self._admit(self._head)

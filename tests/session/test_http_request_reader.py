@@ -45,6 +45,14 @@ def test_how_the_input_is_cut_changes_nothing(requests, places):
     assert read_all(cut(data, places)) == read_all([data])
 
 
+def test_http_1_0_has_no_chunks():
+    """A proxy that takes it for a request without a body would see another request in its chunks."""
+    head = b"POST /pub HTTP/1.0\r\nTransfer-Encoding: chunked\r\nConnection: keep-alive\r\n\r\n"
+    (refusal,) = read_all([head + b"1\r\na\r\n0\r\n\r\n" + REQUESTS[0]])
+    assert isinstance(refusal, Response)
+    assert (refusal.status, refusal.close) == (501, True)
+
+
 class ParserOnly(RequestReader):
     """Knows no head: everything goes through the parser."""
 
