@@ -6,8 +6,10 @@
     dedupe          handles each message once           memcached       de-duplication for many consumers
     log_reader      reads by offset, without a channel
 
-    connection      a socket, two threads, a session    discovery       the nsqd that nsqlookupd lists
-    settings        options                             ready           RDY counts, backoff
+    connection      a socket, two threads, a session    link            what both kinds of connections share
+    coordinator     decisions of a consumer             discovery       the nsqd that nsqlookupd lists
+    ready           RDY counts, backoff                 log_reading     requests and answers of a log reader
+    settings        options                             publishing      the commands of a producer
 
 A pynsq program needs only ``import nsq_compat.client as nsq``. All waiting uses the standard library's sockets and
 locks, so a program that monkey-patches with gevent gets greenlets; the client never imports gevent.
@@ -15,9 +17,11 @@ locks, so a program that monkey-patches with gevent gets greenlets; the client n
 May import ``bounded_http``, ``session`` and ``protocol``. Read ``consumer`` first, then ``connection``.
 """
 
-from nsq_compat.client.connection import Connection, ConnectionLost
+from nsq_compat.client.connection import Connection
 from nsq_compat.client.consumer import Consumer
-from nsq_compat.client.log_reader import Gap, LoggedMessage, LogReader, LogReadError, OffsetGone
+from nsq_compat.client.link import ConnectionLost
+from nsq_compat.client.log_reader import LogReader
+from nsq_compat.client.log_reading import Gap, LoggedMessage, LogReadError, OffsetGone
 from nsq_compat.client.message import AlreadyAnswered, Message
 from nsq_compat.client.nodes import (
     Attempt,

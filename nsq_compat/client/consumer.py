@@ -1,16 +1,8 @@
 """Consumers: the subscription to a topic and channel at several nsqd, and handlers in threads.
 
-A subscription discovers nodes, connects and reconnects, distributes max_in_flight, backs off when handling fails, and
-collects the messages.
-
-One thread runs timers, each connection has two threads, and each query of an nsqlookupd has one. The lock protects the
-connections, RDY, the pace and what is known of nodes; no thread waits for a socket while holding it.
-
-Invariants:
-
-- There is at most one connection to an address, including attempts to connect.
-- Named nodes are retried with a delay that doubles. Discovered nodes are retried only when a later poll lists them.
-- RDY counts and messages in flight together never exceed max_in_flight, as far as the client can know.
+`coordinator` decides to which nodes to connect, and how max_in_flight is distributed. Here are the threads: one runs
+timers, each connection has two, and each query of an nsqlookupd has one. The lock protects the coordinator; no thread
+waits for a socket while holding it.
 """
 
 import contextlib
@@ -23,24 +15,19 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import wait
 from typing import Any, Self
 
-from nsq_compat.bounded_http import FAILURES, reason_of
-from nsq_compat.client.connection import Connection, ConnectionLost, Observer, do_together, start_thread, why
-from nsq_compat.client.discovery import Discovery, ask
+from nsq_compat.client.connection import Connection, do_together, start_thread
+from nsq_compat.client.coordinator import Coordinator
+from nsq_compat.client.discovery import ask, note_failure
+from nsq_compat.client.link import ConnectionLost, Observer
 from nsq_compat.client.message import Handler, Message, finish_or_requeue, log_giving_up, requeue_after_error
-from nsq_compat.client.ready import Backoff, Pace, ReadyCounts
-from nsq_compat.client.settings import SubscriptionSettings, address_list, split_address
+from nsq_compat.client.settings import SubscriptionSettings, split_address
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import without_secrets
-from nsq_compat.protocol.names import is_valid_name
 
 log = logging.getLogger(__name__)
 
-REDISTRIBUTE_INTERVAL = 5.0
-SETTLE_SECONDS = 0.25
-"""Time, in addition to the round trip, in which a connection may still receive messages for an earlier, higher RDY."""
 
-
-class Subscription(Observer):
+class Subscription(Observer[Connection]):
     """`deliver` is called with the number of new `waiting` messages, in their connection's thread; it must be quick.
 
     `unreachable` is called in a thread of its own when the first attempt to subscribe at a named nsqd fails, with the
@@ -58,41 +45,17 @@ class Subscription(Observer):
         heartbeat: Callable[[Connection], object] | None = None,
         unreachable: Callable[[str, Exception], object] | None = None,
     ) -> None:
-        for noun, name in (("topic", topic), ("channel", channel)):
-            if not is_valid_name(name):
-                raise ValueError(f"{name!r} is not a valid {noun} name")
         self.topic = topic
         self.channel = channel
-        self.settings = settings = SubscriptionSettings(**options)
-        self.max_in_flight = settings.max_in_flight
-        self.waiting: deque[Message] = deque()
-        """Messages that no handler has begun, oldest first."""
+        self._coordinator: Coordinator[Connection] = Coordinator(
+            topic, channel, nsqd_tcp_addresses, lookupd_http_addresses, options, unreachable is not None
+        )
         self._deliver = deliver
         self._heartbeat = heartbeat
         self._unreachable = unreachable
-        nsqds, lookupds = address_list(nsqd_tcp_addresses), address_list(lookupd_http_addresses)
-        for address in nsqds:
-            split_address(address)
-        if not nsqds and not lookupds:
-            raise ValueError("nsqd_tcp_addresses or lookupd_http_addresses is required")
-        self._discovery = Discovery(topic, lookupds, settings)
         self._lock = threading.Lock()
-        self._connections: dict[str, Connection] = {}
-        self._retry_at = dict.fromkeys(nsqds, 0.0)
-        """When a named node is tried again, if it is not connected."""
-        self._untried = set(nsqds)
-        """Named nodes to which the first attempt to connect has no outcome yet."""
-        self._retry_delays = dict.fromkeys(nsqds, settings.reconnect_delay)
-        self._ready: ReadyCounts[Connection] = ReadyCounts(
-            self.max_in_flight, settings.low_rdy_idle_timeout, settle_time=SETTLE_SECONDS
-        )
-        self._backoff = Backoff(
-            settings.first_backoff_duration, settings.max_backoff_duration if settings.backoff else 0.0
-        )
-        self._redistribute_due = 0.0
         self._next_due = 0.0
         self._wake_timer = threading.Event()
-        self._stopping = False
         self._answers = threading.Condition()
 
     # --- Interface ----------------------------------------------------------------------------------------------------
@@ -105,10 +68,9 @@ class Subscription(Observer):
     def stop(self, timeout: float) -> None:
         """Send CLS, wait up to `timeout` seconds for all answers, requeue waiting messages, close the connections."""
         deadline = time.monotonic() + timeout
+        coordinator = self._coordinator
         with self._lock:
-            self._stopping = True
-            self._share_out()
-            connections = list(self._ready.shares)
+            connections = coordinator.stop(time.monotonic())
         self._wake_timer.set()
         # No message arrives after the responses to CLS.
         wait([connection.ask(command_writer.CLS) for connection in connections], timeout)
@@ -119,130 +81,101 @@ class Subscription(Observer):
             if self.in_flight:
                 log.warning("%d messages are still being handled; nsqd will deliver them again", self.in_flight)
         with self._lock:
-            connections = list(self._connections.values())
+            connections = list(coordinator.connections.values())
         do_together(connection.close for connection in connections)
         with self._answers:
-            self._answers.wait_for(lambda: not self._connections, self.settings.timeout)
+            self._answers.wait_for(lambda: not coordinator.connections, self.settings.timeout)
 
     def requeue_waiting(self) -> None:
         """Let nsqd deliver the waiting messages again at once, here or elsewhere."""
-        with contextlib.suppress(IndexError):  # none is left
-            while True:
-                self.waiting.popleft().requeue(delay=0, backoff=False)
+        self._coordinator.requeue_waiting()
+
+    @property
+    def settings(self) -> SubscriptionSettings:
+        return self._coordinator.settings
+
+    @property
+    def max_in_flight(self) -> int:
+        return self._coordinator.max_in_flight
+
+    @property
+    def waiting(self) -> deque[Message]:
+        """Messages that no handler has begun, oldest first."""
+        return self._coordinator.waiting
 
     @property
     def connections(self) -> list[Connection]:
         """The subscribed connections."""
         with self._lock:
-            return list(self._ready.shares)
+            return self._coordinator.subscribed
 
     @property
     def in_flight(self) -> int:
         """Messages received and not yet answered."""
         with self._lock:
-            return sum(max(0, connection.in_flight) for connection in self._ready.shares)
+            return self._coordinator.in_flight
 
     def is_starved(self) -> bool:
         """Whether to answer collected messages: none is waiting, and a connection has 85 % of its RDY in flight."""
         with self._lock:
-            return not self.waiting and self._ready.is_starved
+            return self._coordinator.is_starved
 
     def set_max_in_flight(self, count: int) -> None:
         """Change the limit; 0 pauses."""
-        if count < 0:
-            raise ValueError(f"max_in_flight must be 0 or more, not {count!r}")
         with self._lock:
-            self.max_in_flight = count
-            self._share_out()
+            self._coordinator.set_max_in_flight(count, time.monotonic())
+            self._wake_if_earlier()
 
     def connect(self, address: str) -> None:
         """Connect to another nsqd, once. Does nothing if it is connected."""
         split_address(address)
         with self._lock:
-            self._connect(address)
+            self._connect([address])
 
     def poll_lookupd(self) -> None:
         """Query every nsqlookupd now."""
         with self._lock:
-            self._discovery.poll_all()
+            self._coordinator.discovery.poll_all()
         self._wake_timer.set()
 
     # --- Events of connections ----------------------------------------------------------------------------------------
 
     def received(self, connection: Connection, messages: list[Message]) -> None:
         with self._lock:
-            self._ready.received(connection, len(messages), time.monotonic())
-            self._send_changes()
+            self._coordinator.received(connection, len(messages), time.monotonic())
+            self._wake_if_earlier()
         self.waiting.extend(messages)
         self._deliver(len(messages))
 
     def answered(self, connection: Connection, succeeded: bool | None) -> None:
         # Hot: runs for every message. Usually none of the conditions holds.
-        if self._stopping:
+        coordinator = self._coordinator
+        if coordinator.is_stopping:
             with self._answers:
                 self._answers.notify_all()
-        if succeeded is False or (succeeded and self._backoff.pace is not Pace.FLOWING):
-            self._count_outcome(succeeded)
-        elif self._ready.is_short:
+        if coordinator.concerns(succeeded):
             with self._lock:
-                self._ready.answered(time.monotonic())
-                self._send_changes()
+                coordinator.answered(succeeded, time.monotonic())
+                self._wake_if_earlier()
 
     def heartbeat(self, connection: Connection) -> None:
         if self._heartbeat is not None:
             self._heartbeat(connection)
 
     def closed(self, connection: Connection, reason: Exception) -> None:
-        address, now = connection.address, time.monotonic()
         with self._lock:
-            if self._connections.get(address) is connection:
-                del self._connections[address]
-            self._ready.remove(connection, now)
-            self._send_changes()
-            delay = self._retry_delays.get(address)
-            if delay is not None:
-                self._retry_at[address] = now + delay
+            is_unreachable = self._coordinator.closed(connection, reason, time.monotonic())
         with self._answers:
             self._answers.notify_all()  # the connection's messages are no longer in flight
-            is_first = address in self._untried
-            self._untried.discard(address)
-        if self._stopping:
-            return
-        if is_first and self._unreachable is not None:
-            self._unreachable(address, reason)
-            return
-        log.warning("[%s/%s] (%s) %s", self.topic, self.channel, address, why(reason))
-        if delay is not None:
-            log.info("[%s/%s] (%s) re-connecting in %g s", self.topic, self.channel, address, delay)
-            self._retry_delays[address] = min(2 * delay, self.settings.max_reconnect_delay)
+        if is_unreachable and self._unreachable is not None:
+            self._unreachable(connection.address, reason)
         self._wake_timer.set()
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
-    def _count_outcome(self, succeeded: bool) -> None:
-        now, backoff = time.monotonic(), self._backoff
-        with self._lock:
-            if not (backoff.succeeded(now) if succeeded else backoff.failed(now)):
-                return
-            self._share_out()
-        if backoff.pace is Pace.FLOWING:
-            log.info("[%s/%s] resuming", self.topic, self.channel)
-        else:
-            seconds = backoff.until - now
-            log.warning("[%s/%s] backing off for %.3g s (level %d)", self.topic, self.channel, seconds, backoff.level)
-            self._wake_timer.set()
-
-    def _share_out(self) -> None:
-        """Distribute the permits at the current pace. The caller holds the lock."""
-        permits = 0 if self._stopping else self.max_in_flight
-        self._ready.set_permits(self._backoff.permits(permits), time.monotonic())
-        self._send_changes()
-
-    def _send_changes(self) -> None:
-        for connection, count in self._ready.changes:
-            connection.send(command_writer.ready(count))
-        self._ready.changes.clear()
-        if self._ready.settles_at < self._next_due:
+    def _wake_if_earlier(self) -> None:
+        """Wake the timer if it sleeps for too long. The caller holds the lock."""
+        if self._coordinator.due() < self._next_due:
             self._wake_timer.set()
 
     def _query(self, lookupd: str) -> None:
@@ -250,25 +183,18 @@ class Subscription(Observer):
         listing = None
         try:
             listing = ask(lookupd, self.topic, self.settings)
-        except FAILURES as error:
-            log.warning("[%s] nsqlookupd %s: %s", self.topic, without_secrets(lookupd), reason_of(error))
-        except Exception:  # the top of a thread
-            log.exception("[%s] nsqlookupd %s: internal error", self.topic, without_secrets(lookupd))
+        except Exception as error:  # the top of a thread
+            note_failure(self.topic, lookupd, error)
         with self._lock:
-            for address in sorted(self._discovery.responded(lookupd, listing, time.monotonic())):
-                self._connect(address)
-            if self._discovery.due < self._next_due:
-                self._wake_timer.set()
+            self._connect(self._coordinator.responded(lookupd, listing, time.monotonic()))
+            self._wake_if_earlier()
 
-    def _connect(self, address: str) -> None:
-        """Connect if not connected. The caller holds the lock."""
-        if address in self._connections or self._stopping:
-            return
-        connection = Connection(address, self.settings, self, (self.topic, self.channel))
-        connection.requeue_delay = self.settings.requeue_delay
-        connection.max_requeue_delay = self.settings.max_requeue_delay
-        start_thread(f"nsqd {address}", self._serve, connection)  # if it fails, the address is tried again
-        self._connections[address] = connection
+    def _connect(self, addresses: Iterable[str]) -> None:
+        """Connect to nodes that are not connected. The caller holds the lock."""
+        for address in filter(self._coordinator.may_connect, addresses):
+            connection = Connection(address, self.settings, self, (self.topic, self.channel))
+            start_thread(f"nsqd {address}", self._serve, connection)  # if it fails, the address is tried again
+            self._coordinator.connecting(connection)
 
     def _serve(self, connection: Connection) -> None:
         try:
@@ -279,51 +205,32 @@ class Subscription(Observer):
             self.closed(connection, error)
             return
         with self._lock:
-            self._untried.discard(connection.address)
-            if self._stopping:
+            if self._coordinator.is_stopping:
                 connection.abort()
-            elif connection.address in self._retry_delays:
-                self._retry_delays[connection.address] = self.settings.reconnect_delay
-            self._ready.add(connection, time.monotonic())
-            self._send_changes()
-        log.info("[%s/%s] (%s) subscribed", self.topic, self.channel, connection.address)
+            self._coordinator.opened(connection, time.monotonic())
         connection.run()
 
     # --- Timers -------------------------------------------------------------------------------------------------------
 
     def _timer_loop(self) -> None:
-        while not self._stopping:
+        while not self._coordinator.is_stopping:
             self._wake_timer.clear()
             try:
                 with self._lock:
-                    due = self._run_due(time.monotonic())
+                    self._run_due()
             except Exception:  # the top of a thread, which reconnects
                 log.exception("[%s/%s] internal error", self.topic, self.channel)
-                due = time.monotonic() + 1.0
-            self._wake_timer.wait(max(0.0, due - time.monotonic()))
+                self._next_due = time.monotonic() + 1.0
+            self._wake_timer.wait(max(0.0, self._next_due - time.monotonic()))
 
-    def _run_due(self, now: float) -> float:
-        """Do what is due, and return when to run again. The caller holds the lock."""
-        for address, due in self._retry_at.items():
-            if due <= now:
-                self._connect(address)
-        if now >= self._discovery.due:
-            for lookupd in self._discovery.poll(now):
-                start_thread(f"lookup {without_secrets(lookupd)}", self._query, lookupd)
-                self._discovery.querying.add(lookupd)
-        if self._backoff.passed(now):
-            log.info("[%s/%s] testing with one message", self.topic, self.channel)
-            self._share_out()
-        self._ready.settle(now)
-        if now >= self._redistribute_due:
-            self._redistribute_due = now + REDISTRIBUTE_INTERVAL
-            self._ready.redistribute(now)
-        self._send_changes()
-        waits = [due for address, due in self._retry_at.items() if address not in self._connections]
-        if self._backoff.pace is Pace.WAITING:
-            waits.append(self._backoff.until)
-        self._next_due = min([self._redistribute_due, self._ready.settles_at, self._discovery.due, *waits])
-        return self._next_due
+    def _run_due(self) -> None:
+        """Do what is due. The caller holds the lock."""
+        due = self._coordinator.run_due(time.monotonic())
+        self._connect(due.connect)
+        for lookupd in due.query:
+            start_thread(f"lookup {without_secrets(lookupd)}", self._query, lookupd)
+            self._coordinator.asking(lookupd)
+        self._next_due = self._coordinator.due()
 
 
 class Consumer(Subscription):
@@ -393,8 +300,8 @@ class Consumer(Subscription):
         A handler cannot call it, because it would wait for itself; it calls ``stop_soon``.
         """
         with self._lock:
-            is_stopping, self._stopping = self._stopping, True
-        if not is_stopping:
+            is_first, self._coordinator.is_stopping = not self._coordinator.is_stopping, True
+        if is_first:
             super().stop(timeout)
             for _ in range(self._concurrency):
                 self._wakeups.put(False)

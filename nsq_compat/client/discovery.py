@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from nsq_compat.bounded_http import Deadline, bounded_session, exchange
+from nsq_compat.bounded_http import FAILURES, Answer, Deadline, bounded_session, exchange, reason_of
 from nsq_compat.client.settings import SubscriptionSettings
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.names import address_error, printable
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 FIRST_POLL_DELAY = 1.0
 """Seconds until an nsqlookupd is asked again, if no nsqd has the topic. The delay doubles up to the usual interval."""
-_MAX_ANSWER_BYTES = 16 << 20
+MAX_ANSWER_BYTES = 16 << 20
 _MAX_LOGGED = 5
 _NOT_NSQLOOKUPD = "is this nsqlookupd's HTTP address?"
 
@@ -55,10 +55,19 @@ def ask(address: str, topic: str, settings: SubscriptionSettings, port: str = "T
             url,
             Deadline(settings.lookupd_request_timeout),
             connect_timeout=settings.lookupd_connect_timeout,
-            max_body=_MAX_ANSWER_BYTES,
-            headers={"Accept": "application/vnd.nsq; version=1.0", **settings.headers()},
+            max_body=MAX_ANSWER_BYTES,
+            headers=lookup_headers(settings),
             follow_redirects=True,
         )
+    return listing_of(answer, port)
+
+
+def lookup_headers(settings: SubscriptionSettings) -> dict[str, str]:
+    return {"Accept": "application/vnd.nsq; version=1.0", **settings.headers()}
+
+
+def listing_of(answer: Answer, port: str) -> Listing:
+    """The nodes in the answer of an nsqlookupd, by their TCP or HTTP `port`. Raises ``ValueError``."""
     if answer.status == 404 and b"TOPIC_NOT_FOUND" in answer.body:
         return Listing(set())
     if answer.status >= 400:
@@ -80,6 +89,15 @@ def _listing(answer: Any, kind: str) -> Listing:
         else:
             nodes.add(f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}")
     return Listing(nodes, tuple(skipped))
+
+
+def note_failure(topic: str, lookupd: str, error: Exception) -> None:
+    """Log why an nsqlookupd could not be queried."""
+    shown = without_secrets(lookupd)
+    if isinstance(error, FAILURES):
+        log.warning("[%s] nsqlookupd %s: %s", topic, shown, reason_of(error))
+    else:
+        log.error("[%s] nsqlookupd %s: internal error", topic, shown, exc_info=error)
 
 
 class Discovery:

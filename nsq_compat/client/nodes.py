@@ -1,11 +1,14 @@
-"""The nodes of a producer: the order in which to try them, and the results of attempts. Without I/O and threads."""
+"""The decisions of a producer: which nodes to try, for how long, and what attempts result in. Without I/O and threads.
+
+Used by the producer in threads and by the one on an event loop.
+"""
 
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat.client.connection import ConnectionLost
+from nsq_compat.client.link import ConnectionLost, NotExecuted
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, E_BAD_TOPIC, E_INVALID, NsqError
 
 _MESSAGE_ERRORS: Final = frozenset({E_INVALID, E_BAD_TOPIC, E_BAD_BODY, E_BAD_MESSAGE})
@@ -46,6 +49,12 @@ class Attempt:
     def is_final(self) -> bool:
         """Whether nsqd refused the message itself, as every other node would."""
         return isinstance(self.error, NsqError) and self.error.code in _MESSAGE_ERRORS
+
+
+def failed_attempt(address: str, error: Exception, *, was_sent: bool) -> Attempt:
+    """The attempt that failed with this error, before or after the command was given to a connection."""
+    is_unknown = was_sent and not isinstance(error, NsqError | NotExecuted)
+    return Attempt(address, Outcome.UNKNOWN if is_unknown else Outcome.REFUSED, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,11 @@ class Nodes:
         self._penalties: dict[str, tuple[float, float]] = {}
         """For nodes that have failed: the time until which they are tried last, and the next penalty."""
 
+    def check_copies(self, copies: int) -> None:
+        """Raises ``ValueError`` if a message cannot be published to so many nodes."""
+        if not 1 <= copies <= (count := len(self.addresses)):
+            raise ValueError(f"copies must be 1 to {count}, the number of nodes, not {copies!r}")
+
     def in_order(self, now: float) -> list[str]:
         """The nodes in the order to try them: each call begins with the next node; penalized nodes are last."""
         turn = self._turn
@@ -141,28 +155,43 @@ class Nodes:
 
 
 class Candidates:
-    """The nodes to try for one publish, and the attempts. Each is tried twice: an idle connection may have ended."""
+    """One publish: the nodes to try, each with a share of the time, and the attempts.
 
-    def __init__(self, nodes: Sequence[str], copies: int) -> None:
+    Each node is tried twice, because an idle connection may have ended. `now` and `deadline` are seconds.
+    """
+
+    def __init__(self, nodes: Nodes, copies: int, now: float, deadline: float) -> None:
         self.attempts: list[Attempt] = []
-        self.left = max(2, len(nodes)) + copies - 1
+        self.left = max(2, len(nodes.addresses)) + copies - 1
         """The number of further attempts."""
-        self._order = [*nodes, *nodes]
+        self._nodes = nodes
+        self._copies = copies
+        self._deadline = deadline
+        self._order = nodes.in_order(now) * 2
         self._taken: set[str] = set()
 
-    def take(self) -> str | None:
-        """The next node that no other copy uses; None if there is none, or no attempt is left."""
-        node = next((node for node in self._order if node not in self._taken), None) if self.left > 0 else None
-        if node is not None:
-            self._order.remove(node)
-            self._taken.add(node)
-            self.left -= 1
-        return node
+    def take(self, now: float) -> tuple[str, float] | None:
+        """The next node that no other copy uses, and the deadline for it; None if no node, attempt or time is left."""
+        if self.left > 0 and now < self._deadline:
+            for node in self._order:
+                if node not in self._taken:
+                    self._order.remove(node)
+                    self._taken.add(node)
+                    self.left -= 1
+                    return node, now + (self._deadline - now) / (self.left + 1)
+        return None
 
-    def note(self, attempt: Attempt) -> bool:
+    def note(self, attempt: Attempt, now: float) -> bool:
         """Record an attempt at a node from `take`. Returns whether its copy needs no attempt at another node."""
         self.attempts.append(attempt)
+        # Neither says anything about the node: NotExecuted means that the connection had ended.
+        if not isinstance(attempt.error, NotExecuted | HeadersNotTaken):
+            self._nodes.note(attempt, now)
         if attempt.outcome is Outcome.SENT or attempt.is_final:
             return True
         self._taken.discard(attempt.address)
         return False
+
+    def result(self) -> Published:
+        """Raises a ``PublishError`` if there are too few copies."""
+        return result_of(self.attempts, self._copies)

@@ -13,13 +13,13 @@ from concurrent.futures import Future
 from typing import Any, Self
 
 from nsq_compat.client.batching import Batcher
-from nsq_compat.client.connection import Connection, ConnectionLost, NotExecuted, do_together, start_thread
-from nsq_compat.client.nodes import Attempt, Candidates, HeadersNotTaken, Nodes, Outcome, Published, result_of
+from nsq_compat.client.connection import Connection, do_together, start_thread
+from nsq_compat.client.link import ConnectionLost
+from nsq_compat.client.nodes import Attempt, Candidates, HeadersNotTaken, Nodes, Outcome, Published, failed_attempt
+from nsq_compat.client.publishing import Publish, checked, publish_of
 from nsq_compat.client.settings import ConnectionSettings, address_list, split_address
-from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import NsqError
-from nsq_compat.protocol.headers import NO_HEADERS, Headers, encode, with_no_headers
-from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.protocol.headers import NO_HEADERS, Headers
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,7 @@ class Producer:
         self._nodes = Nodes(address_list(nsqd_tcp_addresses))
         for address in self._nodes.addresses:
             split_address(address)
-        if not 1 <= copies <= (count := len(self._nodes.addresses)):
-            raise ValueError(f"copies must be 1 to {count}, the number of nodes, not {copies!r}")
+        self._nodes.check_copies(copies)
         self._publish_timeout = publish_timeout
         self._copies = copies
         self._lock = threading.Lock()
@@ -79,7 +78,7 @@ class Producer:
         Raises ``Refused``, ``Unknown`` or ``TooFewCopies``; ``ValueError`` for an invalid topic, an empty body or
         invalid headers. An nsqd that does not take headers refuses a message that has some before anything is sent.
         """
-        return self._publish(topic, _checked(topic, [body], [headers]), defer, timeout)
+        return self._publish(topic, checked(topic, [body], [headers]), defer, timeout)
 
     def publish_many(
         self,
@@ -93,19 +92,19 @@ class Producer:
 
         Raises like `publish`.
         """
-        return self._publish(topic, _checked(topic, bodies, headers), 0.0, timeout)
+        return self._publish(topic, checked(topic, bodies, headers), 0.0, timeout)
 
     def publish_async(
         self, topic: str, body: bytes, *, headers: Headers = NO_HEADERS, defer: float = 0.0
     ) -> Future[Published]:
         """`publish` in the background, in batches. Blocks only while 64 MiB wait. The future raises like `publish`."""
-        return self._batcher.add(topic, _checked(topic, [body], [headers]), defer)
+        return self._batcher.add(topic, checked(topic, [body], [headers]), defer)
 
     def publish_many_async(
         self, topic: str, bodies: Sequence[bytes], *, headers: Sequence[Headers] = ()
     ) -> Future[Published]:
         """`publish_many` in the background."""
-        return self._batcher.add(topic, _checked(topic, bodies, headers))
+        return self._batcher.add(topic, checked(topic, bodies, headers))
 
     @property
     def connections(self) -> list[Connection]:
@@ -158,79 +157,37 @@ class Producer:
             self._connecting[node].release()
 
     def _publish(self, topic: str, bodies: Sequence[bytes], defer: float, timeout: float | None) -> Published:
-        command, has_headers = _command(topic, bodies, defer), _has_headers(bodies)
-        deadline = time.monotonic() + (self._publish_timeout if timeout is None else timeout)
-        candidates = Candidates(self._nodes.in_order(time.monotonic()), self._copies)
-        do_together([lambda: self._publish_copy(command, has_headers, candidates, deadline)] * self._copies)
-        return result_of(candidates.attempts, self._copies)
+        publish, now = publish_of(topic, bodies, defer), time.monotonic()
+        deadline = now + (self._publish_timeout if timeout is None else timeout)
+        candidates = Candidates(self._nodes, self._copies, now, deadline)
+        do_together([lambda: self._publish_copy(publish, candidates)] * self._copies)
+        return candidates.result()
 
-    def _publish_copy(self, command: bytes, has_headers: bool, candidates: Candidates, deadline: float) -> None:
+    def _publish_copy(self, publish: Publish, candidates: Candidates) -> None:
         """Publish one copy: try nodes until one has it, or no node or time is left."""
-        while (left := deadline - time.monotonic()) > 0:
+        while True:
             with self._lock:
-                node = candidates.take()
-            if node is None:
+                taken = candidates.take(time.monotonic())
+            if taken is None:
                 return
-            attempt = self._attempt(node, command, has_headers, time.monotonic() + left / (candidates.left + 1))
-            # Neither says anything about the node: NotExecuted means that the connection had ended.
-            if not isinstance(attempt.error, NotExecuted | HeadersNotTaken):
-                self._nodes.note(attempt, time.monotonic())
+            attempt = self._attempt(*taken, publish)
             with self._lock:
-                if candidates.note(attempt):
+                if candidates.note(attempt, time.monotonic()):
                     return
 
-    def _attempt(self, node: str, command: bytes, has_headers: bool, deadline: float) -> Attempt:
+    def _attempt(self, node: str, deadline: float, publish: Publish) -> Attempt:
         try:
             connection = self._connect(node, deadline)
         except ConnectionLost as error:
-            return Attempt(node, Outcome.REFUSED, error)
-        if has_headers and not connection.has_headers:
-            return Attempt(node, Outcome.REFUSED, HeadersNotTaken())
+            return failed_attempt(node, error, was_sent=False)
+        if publish.has_headers and not connection.has_headers:
+            return failed_attempt(node, HeadersNotTaken(), was_sent=False)
         try:
-            connection.ask(command).result(max(0.0, deadline - time.monotonic()))
+            connection.ask(publish.command).result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             # Aborted, so that other threads do not wait for this node.
             connection.abort(ConnectionLost("no answer in time"))
-            return Attempt(node, Outcome.UNKNOWN, TimeoutError("no answer in time"))
-        except (NsqError, NotExecuted) as error:
-            return Attempt(node, Outcome.REFUSED, error)
-        except ConnectionLost as error:
-            return Attempt(node, Outcome.UNKNOWN, error)
+            return failed_attempt(node, TimeoutError("no answer in time"), was_sent=True)
+        except (NsqError, ConnectionLost) as error:
+            return failed_attempt(node, error, was_sent=True)
         return Attempt(node, Outcome.SENT)
-
-
-class _Payload(bytes):
-    """A header block and a body, in a list of bodies."""
-
-
-def _command(topic: str, bodies: Sequence[bytes], defer: float) -> bytes:
-    delay_ms = int(defer * 1000)
-    if not _has_headers(bodies):
-        if defer:
-            (body,) = bodies
-            return command_writer.publish_deferred(topic, body, delay_ms)
-        if len(bodies) == 1:
-            return command_writer.publish(topic, bodies[0])
-        return command_writer.publish_many(topic, bodies)
-    payloads = [body if isinstance(body, _Payload) else with_no_headers(body) for body in bodies]
-    if len(payloads) == 1:
-        return command_writer.publish_with_headers(topic, payloads[0], delay_ms)
-    return command_writer.publish_many_with_headers(topic, payloads)
-
-
-def _has_headers(bodies: Sequence[bytes]) -> bool:
-    return any(type(body) is _Payload for body in bodies)
-
-
-def _checked(topic: str, bodies: Sequence[bytes], headers: Sequence[Headers]) -> Sequence[bytes]:
-    """The bodies, or payloads for those that have headers. Raises ``ValueError``."""
-    # nsqd would close the connection, which other threads share.
-    if not is_valid_name(topic):
-        raise ValueError(f"{topic!r} is not a valid topic name")
-    if not bodies or not all(bodies):
-        raise ValueError("an NSQ message cannot be empty")
-    if not any(headers):
-        return bodies
-    if len(headers) != len(bodies):
-        raise ValueError(f"{len(bodies)} messages cannot have {len(headers)} sets of headers")
-    return [_Payload(encode(each.items()) + body) if each else body for body, each in zip(bodies, headers, strict=True)]

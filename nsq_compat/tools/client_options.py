@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, parse_bool
 from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Connection, ConnectionLost, Consumer, Gap, Producer
-from nsq_compat.client.connection import Observer, do_together, start_thread, why
+from nsq_compat.client.connection import do_together, start_thread
+from nsq_compat.client.link import Observer, why
 from nsq_compat.client.message import Handler
 from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.cluster.cluster import Cluster
@@ -314,7 +315,7 @@ def reach(addresses: Iterable[str], settings: ConnectionSettings, flag: str, *, 
         raise Unreachable("; ".join(failures))
 
 
-class _Reason(Observer):
+class _Reason(Observer[Connection]):
     """The error with which nsqd ended a connection."""
 
     refusal: NsqError | None = None

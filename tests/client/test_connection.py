@@ -11,14 +11,8 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.client.connection import (
-    Connection,
-    ConnectionLost,
-    NotExecuted,
-    Observer,
-    TlsStream,
-    start_thread,
-)
+from nsq_compat.client.connection import Connection, start_thread
+from nsq_compat.client.link import ConnectionLost, NotExecuted, Observer, TlsStream
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings, split_address
 from nsq_compat.protocol import command_writer
@@ -30,7 +24,7 @@ from tests.client.fake_nsqd import CLOSE
 from tests.client.waiting import wait_until
 
 
-class Told(Observer):
+class Told(Observer[Connection]):
     """Records the observer's events."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nsq_compat.client import Gap, LogReader, LogReadError, OffsetGone, Producer
-from nsq_compat.client.log_reader import LoggedMessage
+from nsq_compat.client.log_reading import LoggedMessage
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.daemon_process import own_host
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd

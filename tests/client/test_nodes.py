@@ -1,5 +1,6 @@
 import pytest
 
+from nsq_compat.client.link import ConnectionLost, NotExecuted
 from nsq_compat.client.nodes import (
     Attempt,
     Candidates,
@@ -9,6 +10,7 @@ from nsq_compat.client.nodes import (
     Refused,
     TooFewCopies,
     Unknown,
+    failed_attempt,
     result_of,
 )
 from nsq_compat.protocol.errors import E_BAD_TOPIC, NsqError
@@ -79,18 +81,51 @@ def test_an_error_of_the_message_is_not_the_nodes(nodes):
 
 
 def test_candidates_are_tried_in_order_twice(nodes):
-    candidates, seen = Candidates(nodes.addresses, 4), []
-    while (node := candidates.take()) is not None:
-        seen.append(node)
-        assert not candidates.note(Attempt(node, Outcome.REFUSED))
+    candidates, seen = Candidates(nodes, 4, 0, 60), []
+    while (taken := candidates.take(0)) is not None:
+        seen.append(taken[0])
+        assert not candidates.note(Attempt(taken[0], Outcome.REFUSED), 0)
     assert seen == ["a:1", "b:1", "c:1"] * 2
     assert candidates.left == 0
     assert [attempt.address for attempt in candidates.attempts] == seen
 
 
+def taken(candidates: Candidates, count: int) -> list[str | None]:
+    return [each and each[0] for each in (candidates.take(0) for _ in range(count))]
+
+
 def test_a_node_in_use_for_one_copy_is_not_used_for_another(nodes):
-    candidates = Candidates(nodes.addresses, 100)
-    assert [candidates.take(), candidates.take()] == ["a:1", "b:1"]
-    assert candidates.note(SENT)
-    assert not candidates.note(REFUSED)
-    assert [candidates.take(), candidates.take(), candidates.take()] == ["c:1", "b:1", None]
+    candidates = Candidates(nodes, 100, 0, 60)
+    assert taken(candidates, 2) == ["a:1", "b:1"]
+    assert candidates.note(SENT, 0)
+    assert not candidates.note(REFUSED, 0)
+    assert taken(candidates, 3) == ["c:1", "b:1", None]
+
+
+def test_each_attempt_has_a_share_of_the_time_that_is_left(nodes):
+    candidates = Candidates(nodes, 1, 0, 60)
+    assert candidates.take(0) == ("a:1", 20)
+    assert candidates.take(10) == ("b:1", 35)
+    assert candidates.take(50) == ("c:1", 60)
+    assert Candidates(nodes, 1, 0, 60).take(60) is None
+
+
+def test_a_connection_that_had_ended_says_nothing_about_the_node(nodes):
+    candidates = Candidates(nodes, 1, 0, 60)
+    candidates.take(0)
+    candidates.note(failed_attempt("a:1", NotExecuted("closed"), was_sent=True), 0)
+    assert {nodes.in_order(0)[0] for _ in range(3)} == {"a:1", "b:1", "c:1"}
+
+
+@pytest.mark.parametrize(
+    ("error", "was_sent", "outcome"),
+    [
+        (ConnectionLost("refused"), False, Outcome.REFUSED),
+        (ConnectionLost("broke"), True, Outcome.UNKNOWN),
+        (TimeoutError(), True, Outcome.UNKNOWN),
+        (NotExecuted("closed"), True, Outcome.REFUSED),
+        (NsqError(E_BAD_TOPIC, "no topic"), True, Outcome.REFUSED),
+    ],
+)
+def test_the_outcome_is_unknown_only_if_nsqd_may_have_executed_the_command(error, was_sent, outcome):
+    assert failed_attempt("a:1", error, was_sent=was_sent).outcome is outcome

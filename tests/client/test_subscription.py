@@ -21,7 +21,7 @@ def subscribed(fake: FakeNsqd) -> bool:
 
 def waits_in(caplog: pytest.LogCaptureFixture) -> list[float]:
     """The delays of reconnections, in seconds."""
-    return [record.args[3] for record in caplog.records if "re-connecting" in record.msg]  # type: ignore[index,misc]
+    return [record.args[-1] for record in caplog.records if "re-connecting" in record.msg]  # type: ignore[index,misc]
 
 
 # --- Connecting -------------------------------------------------------------------------------------------------------
@@ -259,24 +259,24 @@ def test_failures_stop_all_nodes_then_one_is_tested_then_all_resume(make_nsqd, s
     for fake in (a, b):
         fake.send_messages([b"x"])
     wait_until(lambda: a.peer.said("REQ") and b.peer.said("REQ"))
-    wait_until(lambda: consumer._backoff.pace is Pace.TESTING)
+    wait_until(lambda: consumer._coordinator.backoff.pace is Pace.TESTING)
     wait_until(lambda: sorted(fake.peer.said("RDY")[-1] for fake in (a, b)) == ["RDY 0", "RDY 1"])
     asked = a if a.peer.said("RDY")[-1] == "RDY 1" else b
     failing = False
     asked.send_messages([b"x"])
     wait_until(lambda: a.peer.said("RDY")[-1] == b.peer.said("RDY")[-1] == "RDY 10")
-    assert consumer._backoff.pace is Pace.FLOWING
+    assert consumer._coordinator.backoff.pace is Pace.FLOWING
 
 
 def test_a_requeue_without_backoff_does_not_change_the_pace(fake, start_consumer):
     consumer = start_consumer(lambda message: message.requeue(backoff=False), nsqd_tcp_addresses=fake.address)
     fake.send_messages([b"x"])
     wait_until(lambda: fake.peer.said("REQ"))
-    assert consumer._backoff.pace is Pace.FLOWING
+    assert consumer._coordinator.backoff.pace is Pace.FLOWING
 
 
 def test_backing_off_can_be_turned_off(fake: FakeNsqd, start_consumer: StartConsumer, make_nsqd: MakeNsqd):
     consumer = start_consumer(lambda message: False, nsqd_tcp_addresses=fake.address, backoff=False)
     fake.send_messages([b"x"])
     wait_until(lambda: fake.peer.said("REQ"))
-    assert consumer._backoff.pace is Pace.FLOWING
+    assert consumer._coordinator.backoff.pace is Pace.FLOWING
