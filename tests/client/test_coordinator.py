@@ -1,0 +1,129 @@
+"""The decisions of a consumer, without connections: time is a number."""
+
+import pytest
+
+from nsq_compat.client.coordinator import Coordinator, Due
+from nsq_compat.client.discovery import Listing
+from nsq_compat.client.link import ConnectionLost, Link
+from nsq_compat.client.message import Message
+from nsq_compat.client.settings import ConnectionSettings
+
+LOST = ConnectionLost("closed by nsqd")
+
+
+class Recorded(Link):
+    """Records the commands that it is given."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, ConnectionSettings())
+        self.sent: list[bytes] = []
+
+    def send(self, command: bytes) -> None:
+        self.sent.append(command)
+
+
+def coordinator(nsqds="a:1", lookupds=(), **options) -> Coordinator[Recorded]:
+    return Coordinator("t", "c", nsqds, lookupds, options)
+
+
+def connect(decides: Coordinator[Recorded], address: str, now: float = 0) -> Recorded:
+    connection = Recorded(address)
+    decides.connecting(connection)
+    decides.opened(connection, now)
+    return connection
+
+
+def test_named_nodes_are_connected_to_at_once_and_no_two_connections_are_made():
+    decides = coordinator(["a:1", "b:1"])
+    assert decides.due() <= 0
+    assert decides.run_due(0) == Due(["a:1", "b:1"], [])
+    decides.connecting(Recorded("a:1"))
+    assert decides.run_due(0) == Due(["b:1"], [])
+    assert not decides.may_connect("a:1")
+
+
+def test_a_named_node_is_tried_again_with_a_delay_that_doubles_until_it_is_open():
+    decides = coordinator(reconnect_delay=8, max_reconnect_delay=20, low_rdy_idle_timeout=1000)
+    now = 0.0
+    for delay in (8, 16, 20, 20):
+        connection = Recorded("a:1")
+        decides.connecting(connection)
+        assert not decides.closed(connection, LOST, now)
+        assert decides.run_due(now + delay - 0.1).connect == []
+        now += delay
+        assert decides.run_due(now).connect == ["a:1"]
+    decides.closed(connect(decides, "a:1", now), LOST, now)
+    assert decides.run_due(now + 8).connect == ["a:1"]
+
+
+def test_a_discovered_node_is_connected_to_when_a_poll_lists_it():
+    decides = coordinator((), ["l:1"])
+    assert decides.run_due(0) == Due([], ["l:1"])
+    decides.asking("l:1")
+    assert decides.responded("l:1", Listing({"a:1"}), 0) == ["a:1"]
+    connection = connect(decides, "a:1")
+    assert decides.responded("l:1", Listing({"a:1"}), 0) == []
+    decides.closed(connection, LOST, 0)
+    assert decides.run_due(50).connect == []
+    assert decides.responded("l:1", Listing({"a:1"}), 60) == ["a:1"]
+
+
+def test_only_the_first_attempt_at_a_named_node_is_reported_as_unreachable():
+    decides: Coordinator[Recorded] = Coordinator("t", "c", "a:1", (), {}, reports_unreachable=True)
+    for expected in (True, False):
+        connection = Recorded("a:1")
+        decides.connecting(connection)
+        assert decides.closed(connection, LOST, 0) is expected
+
+
+def test_failures_stop_deliveries_until_a_test_succeeds():
+    decides = coordinator(max_in_flight=10, first_backoff_duration=2)
+    connection = connect(decides, "a:1")
+    decides.received(connection, 1, 0)
+    assert connection.sent == [b"RDY 1\n", b"RDY 10\n"]
+    assert decides.concerns(False)
+    assert not decides.concerns(True)
+    decides.answered(False, 0)
+    assert connection.sent[-1] == b"RDY 0\n"
+    assert decides.due() <= 2
+    decides.run_due(2)
+    assert connection.sent[-1] == b"RDY 1\n"
+    assert decides.concerns(True)
+    decides.answered(True, 2)
+    assert connection.sent[-1] == b"RDY 10\n"
+
+
+@pytest.mark.parametrize("succeeded", [True, False, None])
+def test_any_answer_frees_a_permit_for_a_connection_that_waits_for_one(succeeded):
+    decides = coordinator(["a:1", "b:1"], max_in_flight=2, backoff=False)
+    first = connect(decides, "a:1")
+    first.in_flight = 2
+    second = connect(decides, "b:1")
+    assert second.sent == []
+    first.in_flight = 0
+    assert decides.concerns(succeeded)
+    decides.answered(succeeded, 0)
+    assert second.sent == [b"RDY 1\n"]
+
+
+def test_stopping_takes_all_permits_and_connects_no_more():
+    decides = coordinator(["a:1", "b:1"], max_in_flight=10)
+    connection = connect(decides, "a:1")
+    assert decides.stop(0) == [connection]
+    assert connection.sent == [b"RDY 1\n", b"RDY 0\n"]
+    assert decides.run_due(0).connect == []
+    assert not decides.closed(connection, LOST, 0)
+
+
+def test_waiting_messages_are_requeued_at_once():
+    answers: list[object] = []
+
+    class Answers(Recorded):
+        def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
+            answers.append((message.body, delay, backoff))
+
+    decides = coordinator()
+    decides.waiting += [Message(b"0" * 16, body, 0, 1, Answers("a:1")) for body in (b"1", b"2")]
+    decides.requeue_waiting()
+    assert answers == [(b"1", 0, False), (b"2", 0, False)]
+    assert not decides.waiting
