@@ -4,7 +4,7 @@
     pynsq           pynsq's Reader, Writer and run      batching        publishing in the background
     message         a delivered message                 nodes           the order of nodes, results of a publish
     dedupe          handles each message once           memcached       de-duplication for many consumers
-    log_reader      reads by offset, without a channel
+    log_reader      reads by offset, without a channel  aio             the same for programs on asyncio
 
     connection      a socket, two threads, a session    link            what both kinds of connections share
     coordinator     decisions of a consumer             discovery       the nsqd that nsqlookupd lists
@@ -12,7 +12,8 @@
     settings        options                             publishing      the commands of a producer
 
 A pynsq program needs only ``import nsq_compat.client as nsq``. All waiting uses the standard library's sockets and
-locks, so a program that monkey-patches with gevent gets greenlets; the client never imports gevent.
+locks, so a program that monkey-patches with gevent gets greenlets; the client never imports gevent. ``aio`` waits on
+the event loop instead.
 
 May import ``bounded_http``, ``session`` and ``protocol``. Read ``consumer`` first, then ``connection``.
 """

@@ -15,6 +15,7 @@ from nsq_compat.client.message import Handler
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.client.fake_lookupd import FakeLookupd
 from tests.client.fake_nsqd import FakeNsqd, MakeNsqd
+from tests.client.on_loop import LoopConsumer, end_loops
 from tests.client.waiting import wait_until
 
 _topic_numbers = itertools.count(1)
@@ -60,18 +61,19 @@ def lookupd() -> Iterator[FakeLookupd]:
 StartConsumer = Callable[..., Consumer]
 
 
-@pytest.fixture
-def start_consumer() -> Iterator[StartConsumer]:
+@pytest.fixture(params=[Consumer, LoopConsumer], ids=["threads", "asyncio"])
+def start_consumer(request: pytest.FixtureRequest) -> Iterator[StartConsumer]:
     """Start a consumer, by default of topic `t` and channel `c`; it is stopped at the end of the test."""
     started: list[Consumer] = []
 
     def start(handler: Handler, topic: str = "t", channel: str = "c", **options: object) -> Consumer:
-        started.append(Consumer(topic, channel, handler, **options))  # type: ignore[arg-type]
+        started.append(request.param(topic, channel, handler, **options))
         return started[-1].start()
 
     yield start
     for consumer in started:
         consumer.stop(timeout=0.5)
+    end_loops()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import pytest
 
 from nsq_compat.client.batching import Batcher, Closed
 from nsq_compat.client.nodes import Attempt, Outcome, Published, Refused, Unknown
+from nsq_compat.client.producer import Producer
 from nsq_compat.protocol.errors import E_BAD_MESSAGE, NsqError
 from tests.client.waiting import wait_until
 
@@ -198,3 +199,30 @@ def test_a_cancelled_entry_is_not_sent(nsqd):
     assert other.result(20) is PUBLISHED
     assert batcher.close(20)
     assert ("t", [b"2"], 0.0) in nsqd.batches
+
+
+# --- Producer ---------------------------------------------------------------------------------------------------------
+
+
+def test_background_publishes_arrive_in_order_and_batched(fake):
+    sent = [b"%d" % number for number in range(2000)]
+    with Producer(fake.address) as producer:
+        futures = [producer.publish_async("t", body) for body in sent]
+        assert producer.flush(20)
+        assert all(future.result().nodes == (fake.address,) for future in futures)
+    assert [body for body in fake.peer.bodies if body.isdigit()] == sent
+    assert len(fake.peer.said("MPUB")) < 1000
+
+
+def test_closing_publishes_waiting_messages(fake):
+    producer = Producer(fake.address, batch_linger=3600)
+    future = producer.publish_async("t", b"body")
+    assert producer.close()
+    assert future.result().nodes == (fake.address,)
+
+
+def test_invalid_topics_and_bodies_are_refused_at_once(fake):
+    with Producer(fake.address) as producer:
+        for topic, body in (("no spaces", b"x"), ("t", b"")):
+            with pytest.raises(ValueError, match="valid topic|empty"):
+                producer.publish_async(topic, body)

@@ -2,6 +2,7 @@
 
 import contextlib
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -11,7 +12,8 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.client.connection import Connection, start_thread
+from nsq_compat.client.connection import Connection as ThreadedConnection
+from nsq_compat.client.connection import start_thread
 from nsq_compat.client.link import ConnectionLost, NotExecuted, Observer, TlsStream
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings, split_address
@@ -21,10 +23,21 @@ from nsq_compat.protocol.frames import OK, error_frame
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.client.fake_nsqd import CLOSE
+from tests.client.on_loop import LoopConnection, end_loops
 from tests.client.waiting import wait_until
 
+Connection = ThreadedConnection
+"""The kind that is tested."""
 
-class Told(Observer[Connection]):
+
+@pytest.fixture(params=[ThreadedConnection, LoopConnection], ids=["threads", "asyncio"], autouse=True)
+def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys.modules[__name__], "Connection", request.param)
+    yield
+    end_loops()
+
+
+class Told(Observer[ThreadedConnection]):
     """Records the observer's events."""
 
     def __init__(self) -> None:
@@ -33,16 +46,16 @@ class Told(Observer[Connection]):
         self.heartbeats = 0
         self.reasons: list[Exception] = []
 
-    def received(self, connection: Connection, messages: list[Message]) -> None:
+    def received(self, connection: ThreadedConnection, messages: list[Message]) -> None:
         self.messages += messages
 
-    def answered(self, connection: Connection, succeeded: bool | None) -> None:
+    def answered(self, connection: ThreadedConnection, succeeded: bool | None) -> None:
         self.answers.append(succeeded)
 
-    def heartbeat(self, connection: Connection) -> None:
+    def heartbeat(self, connection: ThreadedConnection) -> None:
         self.heartbeats += 1
 
-    def closed(self, connection: Connection, reason: Exception) -> None:
+    def closed(self, connection: ThreadedConnection, reason: Exception) -> None:
         self.reasons.append(reason)
 
 
@@ -51,15 +64,15 @@ def told() -> Told:
     return Told()
 
 
-Connect = Callable[..., Connection]
+Connect = Callable[..., ThreadedConnection]
 
 
 @pytest.fixture
 def connect(told: Told) -> Iterator[Connect]:
     """Open and run a connection; it is aborted at the end of the test."""
-    threads: list[tuple[Connection, threading.Thread]] = []
+    threads: list[tuple[ThreadedConnection, threading.Thread]] = []
 
-    def connect(address: str, subscription: tuple[str, str] | None = None, **settings: object) -> Connection:
+    def connect(address: str, subscription: tuple[str, str] | None = None, **settings: object) -> ThreadedConnection:
         connection = Connection(address, ConnectionSettings(**settings), told, subscription)  # type: ignore[arg-type]
         connection.open()
         thread = threading.Thread(target=connection.run)
@@ -73,7 +86,7 @@ def connect(told: Told) -> Iterator[Connect]:
         thread.join()
 
 
-def ask(connection: Connection, command: bytes) -> bytes:
+def ask(connection: ThreadedConnection, command: bytes) -> bytes:
     return connection.ask(command).result(20)
 
 

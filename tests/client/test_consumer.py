@@ -263,10 +263,11 @@ def test_stopping_requeues_messages_that_no_handler_has_begun(fake, start_consum
     _, *others = fake.send_messages([b"one", b"two", b"three"])
     holding.begun.wait()
     consumer.stop_soon(timeout=0.05)
-    wait_until(lambda: len(fake.peer.said("REQ")) == 2)
+    # On an event loop, the handler is cancelled, and its message requeued too.
+    wait_until(lambda: {f"REQ {each.decode()} 0" for each in others} <= set(fake.peer.said("REQ")))
     holding.released.set()
     assert consumer.wait(20)
-    assert fake.peer.said("REQ") == [f"REQ {each.decode()} 0" for each in others]
+    assert fake.peer.finished == []
 
 
 def test_a_handler_may_stop_its_consumer(nsqd, topic, start_consumer):

@@ -1,16 +1,34 @@
 """Messages with headers: published, consumed, read by offset, and not sent to an nsqd that does not take them."""
 
 import queue
+import sys
+from collections.abc import Iterator
 
 import pytest
 
 import nsq_compat.client as nsq
-from nsq_compat.client.consumer import Consumer
-from nsq_compat.client.log_reader import LogReader
+from nsq_compat.client.consumer import Consumer as ThreadedConsumer
+from nsq_compat.client.log_reader import LogReader as ThreadedLogReader
 from nsq_compat.client.nodes import Refused
-from nsq_compat.client.producer import Producer
+from nsq_compat.client.producer import Producer as ThreadedProducer
+from tests.client.on_loop import LoopConsumer, LoopLogReader, LoopProducer, end_loops
+
+Consumer, LogReader, Producer = ThreadedConsumer, ThreadedLogReader, ThreadedProducer
+"""The kinds that are tested."""
 
 HEADERS = {"traceparent": "00-1-2-01", "key": "välue"}
+
+
+@pytest.fixture(
+    params=[(ThreadedConsumer, ThreadedLogReader, ThreadedProducer), (LoopConsumer, LoopLogReader, LoopProducer)],
+    ids=["threads", "asyncio"],
+    autouse=True,
+)
+def _kinds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, kind in zip(("Consumer", "LogReader", "Producer"), request.param, strict=True):
+        monkeypatch.setattr(sys.modules[__name__], name, kind)
+    yield
+    end_loops()
 
 
 def consumed(nsqd, topic, count, **options):
@@ -42,7 +60,7 @@ def test_a_consumer_that_does_not_ask_gets_bodies(nsqd, topic):
 def test_messages_with_and_without_headers_keep_their_order_in_the_background(nsqd, topic):
     nsqd.create_channel(topic, "c")
     messages = [(b"%d" % number, {"n": str(number)} if number % 3 else {}) for number in range(300)]
-    with Producer(nsqd.tcp_address) as producer:
+    with ThreadedProducer(nsqd.tcp_address) as producer:
         futures = [producer.publish_async(topic, body, headers=headers) for body, headers in messages]
         futures.append(producer.publish_many_async(topic, [b"x", b"y"], headers=[{}, HEADERS]))
         assert producer.flush(30)
@@ -71,7 +89,7 @@ def test_another_node_takes_them(nsqd, topic, fake):
 
 
 def test_messages_that_were_batched_with_one_that_is_refused_are_published(fake):
-    with Producer(fake.address, batch_linger=3600) as producer:
+    with ThreadedProducer(fake.address, batch_linger=3600) as producer:
         plain, refused = producer.publish_async("t", b"plain"), producer.publish_async("t", b"one", headers=HEADERS)
         assert producer.flush(30)
         assert plain.result().nodes == (fake.address,)

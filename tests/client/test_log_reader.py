@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,15 +14,27 @@ from pathlib import Path
 
 import pytest
 
-from nsq_compat.client import Gap, LogReader, LogReadError, OffsetGone, Producer
+from nsq_compat.client import Gap, LogReadError, OffsetGone, Producer
+from nsq_compat.client import LogReader as ThreadedLogReader
 from nsq_compat.client.log_reading import LoggedMessage
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.daemon_process import own_host
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from tests.client.on_loop import LoopLogReader, end_loops
 from tests.client.waiting import wait_until
 
+LogReader = ThreadedLogReader
+"""The kind that is tested."""
+
 SMALL_FILES = ("--max-bytes-per-file=20000", "--sync-timeout=100ms")
+
+
+@pytest.fixture(params=[ThreadedLogReader, LoopLogReader], ids=["threads", "asyncio"], autouse=True)
+def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys.modules[__name__], "LogReader", request.param)
+    yield
+    end_loops()
 
 
 def publish(nsqd: NsqdProcess, topic: str, *bodies: bytes) -> None:

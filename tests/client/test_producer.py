@@ -1,17 +1,32 @@
+"""Producer, in threads and on an event loop."""
+
+import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
 from nsq_compat.client.connection import do_together, start_thread
 from nsq_compat.client.nodes import Outcome, Refused, TooFewCopies, Unknown
-from nsq_compat.client.producer import Producer
+from nsq_compat.client.producer import Producer as ThreadedProducer
 from nsq_compat.protocol.frames import OK, error_frame
 from tests.client.fake_nsqd import CLOSE, FakeNsqd, MakeNsqd
+from tests.client.on_loop import LoopProducer, end_loops
 from tests.client.waiting import wait_until
 
 SILENT = {"PUB": None, "MPUB": None, "DPUB": None}
 NOWHERE = "127.0.0.1:1"
+
+Producer = ThreadedProducer
+"""The kind that is tested."""
+
+
+@pytest.fixture(params=[ThreadedProducer, LoopProducer], ids=["threads", "asyncio"], autouse=True)
+def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys.modules[__name__], "Producer", request.param)
+    yield
+    end_loops()
 
 
 def depth(nsqd, topic: str) -> int:
@@ -133,7 +148,7 @@ def test_heartbeats_detect_a_half_open_connection(make_nsqd):
 
 def test_messages_after_a_refused_one_are_published_again_without_doubt(make_nsqd):
     picky = make_nsqd({"PUB": None})
-    with Producer(picky.address, batch_workers=1) as producer:
+    with Producer(picky.address) as producer:
         outcomes: list[object] = []
 
         def publish() -> None:
@@ -193,24 +208,7 @@ def test_too_few_copies_name_the_nodes_that_have_one(fake):
     assert fake.peer.bodies.count(b"body") == 1
 
 
-# --- In the background ------------------------------------------------------------------------------------------------
-
-
-def test_background_publishes_arrive_in_order_and_batched(fake):
-    sent = [b"%d" % number for number in range(2000)]
-    with Producer(fake.address) as producer:
-        futures = [producer.publish_async("t", body) for body in sent]
-        assert producer.flush(20)
-        assert all(future.result().nodes == (fake.address,) for future in futures)
-    assert [body for body in fake.peer.bodies if body.isdigit()] == sent
-    assert len(fake.peer.said("MPUB")) < 1000
-
-
-def test_closing_publishes_waiting_messages(fake):
-    producer = Producer(fake.address, batch_linger=3600)
-    future = producer.publish_async("t", b"body")
-    assert producer.close()
-    assert future.result().nodes == (fake.address,)
+# --- Wrong use, and idleness ------------------------------------------------------------------------------------------
 
 
 def test_invalid_topics_and_bodies_are_refused_at_once(fake):
@@ -218,8 +216,6 @@ def test_invalid_topics_and_bodies_are_refused_at_once(fake):
         for topic, body in (("no spaces", b"x"), ("t", b"")):
             with pytest.raises(ValueError, match="valid topic|empty"):
                 producer.publish(topic, body)
-            with pytest.raises(ValueError, match="valid topic|empty"):
-                producer.publish_async(topic, body)
         with pytest.raises(ValueError, match="empty"):
             producer.publish_many("t", [])
 

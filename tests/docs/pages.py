@@ -170,6 +170,9 @@ NOT_RUN: Final[Mapping[tuple[str, str], str]] = {
     ("contrib/README.md", "kubectl apply --namespace queue --kustomize contrib/kubernetes/base"): (
         "no cluster; tests/packaging/test_kubernetes.py validates them"
     ),
+    ("docs/client.md", "from contextlib import asynccontextmanager"): (
+        "FastAPI is not a dependency; tests/client/test_docs.py compiles it"
+    ),
     ("docs/benchmarks.md", "make bench PEER=/path/to/nsqd"): "minutes, and Go's nsqd",
     (
         "docs/operations.md",

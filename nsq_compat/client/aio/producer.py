@@ -1,0 +1,211 @@
+"""Producer on the event loop: publishes to one of several nsqd, or to several at once.
+
+Calls that wait at the same time share the connection to a node: their commands are written together, and nsqd answers
+them in order. Which node is tried, for how long, and what the outcome is, is decided as for the producer in threads.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+from nsq_compat.client.aio.connection import Connection
+from nsq_compat.client.link import ConnectionLost, NotExecuted
+from nsq_compat.client.nodes import Attempt, Candidates, HeadersNotTaken, Nodes, Outcome, Published, failed_attempt
+from nsq_compat.client.publishing import Publish, checked, publish_of
+from nsq_compat.client.settings import ConnectionSettings, address_list, split_address
+from nsq_compat.protocol.errors import NsqError
+from nsq_compat.protocol.headers import NO_HEADERS, Headers
+
+log = logging.getLogger(__name__)
+
+
+class Producer:
+    """Publishes messages. Any number of tasks may do so at the same time.
+
+    `publish_timeout` (seconds) is the default timeout of a call. `copies` is the number of nodes that must answer OK;
+    they are asked at the same time. Other options are those of ``ConnectionSettings``.
+
+    A call that is cancelled may have published or not. It affects no other call.
+    """
+
+    def __init__(
+        self,
+        nsqd_tcp_addresses: str | Iterable[str],
+        *,
+        publish_timeout: float = 10.0,
+        copies: int = 1,
+        **options: Any,
+    ) -> None:
+        self.settings = ConnectionSettings(**options)
+        self._nodes = Nodes(address_list(nsqd_tcp_addresses))
+        for address in self._nodes.addresses:
+            split_address(address)
+        self._nodes.check_copies(copies)
+        self._publish_timeout = publish_timeout
+        self._copies = copies
+        self._connections: dict[str, Connection] = {}
+        self._opening: dict[str, asyncio.Task[Connection]] = {}
+        self._early: set[asyncio.Task[None]] = set()
+        self._publishing = 0
+        """Calls without an outcome."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_closed = False
+
+    # --- Publishing ---------------------------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        headers: Headers = NO_HEADERS,
+        defer: float = 0.0,
+        timeout: float | None = None,
+    ) -> Published:
+        """Publish with PUB, or with DPUB to defer the message by `defer` seconds; with HPUB if it has headers.
+
+        Raises ``Refused``, ``Unknown`` or ``TooFewCopies``; ``ValueError`` for an invalid topic, an empty body or
+        invalid headers. An nsqd that does not take headers refuses a message that has some before anything is sent.
+        """
+        return await self._publish(publish_of(topic, checked(topic, [body], [headers]), defer), timeout)
+
+    async def publish_many(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        *,
+        headers: Sequence[Headers] = (),
+        timeout: float | None = None,
+    ) -> Published:
+        """Publish all messages or none, with MPUB; with HMPUB if they have `headers`, one element for each body.
+
+        Raises like `publish`.
+        """
+        return await self._publish(publish_of(topic, checked(topic, bodies, headers), 0.0), timeout)
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The open connections. A connection is made when first needed."""
+        return [connection for connection in self._connections.values() if not connection.is_closed]
+
+    def connect(self) -> None:
+        """Connect to every node in the background. Publishing connects by itself."""
+        for node in self._nodes.addresses:
+            task = asyncio.get_running_loop().create_task(self._connect_early(node))
+            self._early.add(task)
+            task.add_done_callback(self._early.discard)
+
+    async def flush(self, timeout: float | None = None) -> bool:
+        """Wait until every call has an outcome. False after the timeout."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self, timeout: float | None = 30.0) -> bool:
+        """Wait until every call has an outcome, then disconnect. False if some had none in time; they raise."""
+        try:
+            return await self.flush(timeout)
+        finally:
+            self._is_closed = True
+            for task in self._opening.values():
+                task.cancel()
+            await asyncio.gather(*(connection.close() for connection in self.connections))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # --- Inside -------------------------------------------------------------------------------------------------------
+
+    async def _publish(self, publish: Publish, timeout: float | None) -> Published:
+        now = asyncio.get_running_loop().time()
+        deadline = now + (self._publish_timeout if timeout is None else timeout)
+        candidates = Candidates(self._nodes, self._copies, now, deadline)
+        self._publishing += 1
+        self._idle.clear()
+        try:
+            if self._copies == 1:
+                await self._publish_copy(publish, candidates)
+            else:
+                async with asyncio.TaskGroup() as copies:
+                    for _ in range(self._copies):
+                        copies.create_task(self._publish_copy(publish, candidates))
+        finally:
+            self._publishing -= 1
+            if not self._publishing:
+                self._idle.set()
+        return candidates.result()
+
+    async def _publish_copy(self, publish: Publish, candidates: Candidates) -> None:
+        """Publish one copy: try nodes until one has it, or no node or time is left."""
+        now = asyncio.get_running_loop().time
+        while (taken := candidates.take(now())) is not None:
+            if candidates.note(await self._attempt(*taken, publish), now()):
+                return
+
+    async def _attempt(self, node: str, deadline: float, publish: Publish) -> Attempt:
+        try:
+            connection = self._connections[node] if self._is_open(node) else await self._connect(node, deadline)
+        except ConnectionLost as error:
+            return failed_attempt(node, error, was_sent=False)
+        if publish.has_headers and not connection.has_headers:
+            return failed_attempt(node, HeadersNotTaken(), was_sent=False)
+        try:
+            await connection.ask(publish.command, deadline)
+        except (NsqError, ConnectionLost) as error:
+            return failed_attempt(node, error, was_sent=True)
+        return Attempt(node, Outcome.SENT)
+
+    # --- Connecting ---------------------------------------------------------------------------------------------------
+
+    def _is_open(self, node: str) -> bool:
+        connection = self._connections.get(node)
+        return connection is not None and not connection.is_closed
+
+    async def _connect(self, node: str, deadline: float) -> Connection:
+        """The connection that is being made to a node, for this call and others. Raises ``ConnectionLost``."""
+        if self._is_closed:
+            raise NotExecuted("the producer is closed", node)
+        task = self._opening.get(node) or self._start_opening(node)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            raise ConnectionLost("not connected in time", node) from None
+        except asyncio.CancelledError:
+            if task.cancelled():  # by `close`
+                raise NotExecuted("the producer is closed", node) from None
+            raise
+
+    async def _connect_early(self, node: str) -> None:
+        now = asyncio.get_running_loop().time
+        try:
+            if not self._is_open(node):
+                await self._connect(node, now() + self._publish_timeout)
+        except ConnectionLost as error:
+            log.warning("%s", error)
+            self._nodes.note(Attempt(node, Outcome.REFUSED, error), now())
+
+    def _start_opening(self, node: str) -> "asyncio.Task[Connection]":
+        task = asyncio.get_running_loop().create_task(self._open(node))
+        self._opening[node] = task
+        task.add_done_callback(lambda task: self._on_opened(node, task))
+        return task
+
+    async def _open(self, node: str) -> Connection:
+        connection = Connection(node, self.settings)
+        await connection.open()
+        self._connections[node] = connection
+        return connection
+
+    def _on_opened(self, node: str, task: "asyncio.Task[Connection]") -> None:
+        del self._opening[node]
+        if not task.cancelled():
+            task.exception()  # every call that waits for it may have been cancelled
