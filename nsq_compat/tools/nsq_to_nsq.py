@@ -13,14 +13,16 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from nsq_compat.cli.kinds import INTEGER, STRING, choice, parse_float
 from nsq_compat.cli.options import option, repeated
-from nsq_compat.client import Message, Producer, Published
+from nsq_compat.client import Message, Producer, Published, PublishError
 from nsq_compat.client.batching import Closed
+from nsq_compat.client.nodes import HeadersNotTaken
 from nsq_compat.protocol.go_json import JsonError, dumps
+from nsq_compat.protocol.headers import NO_HEADERS
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.tools.channel_places import BeginningOptions
 from nsq_compat.tools.client_options import ProducerOptions, reach
@@ -123,6 +125,7 @@ class Publisher:
     times: RequestTimes
     retries: Executor
     """Publishes at the next destination, because the threads of two producers must not wait for each other."""
+    _without_headers: set[str] = field(default_factory=set)
 
     def publish(self, message: Message, topic: str, body: bytes, failed: tuple[str, ...] = ()) -> None:
         """Publish at a destination that has not failed this message yet; requeue it if all have."""
@@ -131,7 +134,8 @@ class Publisher:
             message.requeue()
             return
         try:
-            future = self.producers[address].publish_async(topic, body)
+            headers = NO_HEADERS if address in self._without_headers else message.headers
+            future = self.producers[address].publish_async(topic, body, headers=headers)
         except Closed:
             message.requeue(delay=0, backoff=False)
             return
@@ -139,6 +143,11 @@ class Publisher:
 
         def done(outcome: Future[Published]) -> None:
             if (error := outcome.exception()) is not None:
+                if _takes_no_headers(error):
+                    log.warning("%s does not take headers: messages are sent without them", address)
+                    self._without_headers.add(address)
+                    self.retries.submit(self._retry, message, topic, body, failed)
+                    return
                 self.destinations.failed(address)
                 log.warning("msg %s to %s: %s", message.id.decode("ascii", "replace"), address, error)
                 self.retries.submit(self._retry, message, topic, body, (*failed, address))
@@ -155,6 +164,10 @@ class Publisher:
         if not message.is_lost:
             message.touch()
             self.publish(message, topic, body, failed)
+
+
+def _takes_no_headers(error: BaseException) -> bool:
+    return isinstance(error, PublishError) and any(isinstance(each.error, HeadersNotTaken) for each in error.attempts)
 
 
 class JsonFilter:

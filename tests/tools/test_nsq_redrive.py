@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from nsq_compat.client import LogReader, Producer
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.client.waiting import wait_until
 from tests.tools.nsqd import Nsqd
@@ -146,3 +147,12 @@ def test_large_messages_are_split_over_several_publishes(redrive, topic, tmp_pat
 def test_a_topic_without_dead_letters_is_refused(redrive, topic):
     refused = redrive()
     assert (refused.returncode, f"no nsqd has the topic {topic}.c.dead".encode() in refused.stderr) == (1, True)
+
+
+def test_headers_are_redriven(nsqd, topic, redrive):
+    nsqd.create_channel(f"{topic}.c.dead", "redrive")
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish(f"{topic}.c.dead", b"with", headers={"a": "b"})
+    assert redrive().returncode == 0
+    with LogReader(topic, nsqd_http_addresses=nsqd.http_address) as reader:
+        assert [(message.body, dict(message.headers)) for message in reader] == [(b"with", {"a": "b"})]

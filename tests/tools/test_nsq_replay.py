@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from nsq_compat.client import LogReader, Producer
 from nsq_conformance.daemon_process import own_host
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.client.waiting import wait_until
@@ -169,3 +170,18 @@ def test_an_nsqd_of_go_is_named(run, serve_go):
     done = run("nsq_replay", "--topic=t", f"--nsqd-http-address={serve_go}")
     assert done.returncode == 1
     assert b"does not offer /topic/offsets: it is Go's nsqd" in done.stderr
+
+
+def test_headers_are_replayed(nsqd, topic, replay):
+    nsqd.create_channel(f"{topic}.again", "c")
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish(topic, b"with", headers={"a": "b"})
+        producer.publish(topic, b"without")
+    done = replay(f"--destination-nsqd-tcp-address={nsqd.tcp_address}", f"--destination-topic={topic}.again")
+    assert done.returncode == 0, done.stderr
+    with LogReader(f"{topic}.again", nsqd_http_addresses=nsqd.http_address) as reader:
+        assert [(message.body, dict(message.headers)) for message in reader] == [
+            (b"with", {"a": "b"}),
+            (b"without", {}),
+        ]
+    assert replay().stdout == b"with\nwithout\n"

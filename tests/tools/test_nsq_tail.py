@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsq_compat.client import Consumer
+from nsq_compat.client import Consumer, Producer
 from tests.client.waiting import wait_until
 
 
@@ -116,3 +116,16 @@ def test_a_place_that_nsqd_refuses_ends_it(run, nsqd, topic):
         done = run("nsq_tail", *flags, *more)
         assert (done.returncode, done.stdout) == (1, b"")
         assert b"INVALID_ARG_AT: oldest, latest, an offset" in done.stderr
+
+
+def test_headers_are_shown_before_bodies(run, nsqd, topic):
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish(topic, b"with", headers={"Key": "ä<"})
+        producer.publish(topic, b"without")
+    for source in (
+        ("--from=0", f"--nsqd-http-address={nsqd.http_address}"),
+        ("--channel=c", f"--nsqd-tcp-address={nsqd.tcp_address}"),
+    ):
+        done = run("nsq_tail", f"--topic={topic}", "--n=2", "--headers", *source)
+        lines = sorted(done.stdout.decode().splitlines())
+        assert lines == ['{"key":"ä\\u003c"}\twith', "{}\twithout"], done.stderr

@@ -3,16 +3,17 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.client import Consumer
+from nsq_compat.client import Consumer, LogReader, Producer
 from nsq_compat.protocol.go_json import JsonError
 from nsq_compat.tools.nsq_to_nsq import JsonFilter
 from nsq_conformance.nsqd_process import installed_nsqd
+from tests.client.fake_nsqd import FakeNsqd
 from tests.client.waiting import wait_until
 from tests.tools.nsqd import Nsqd
 
@@ -297,3 +298,21 @@ def test_filtered_fields_keep_their_values(members):
 def test_any_bytes_pass_or_are_dropped_or_are_not_json(body):
     with suppress(JsonError):
         JsonFilter("a", "1", ["a"]).apply(body)
+
+
+def test_headers_are_relayed_to_an_nsqd_that_takes_them(nsqd, topic, one, relay):
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish(topic, b"with", headers={"a": "b"})
+    relay(to=[one.tcp_address])
+    wait_until(lambda: one.stat(topic, "depth") == 1)
+    with LogReader(topic, nsqd_http_addresses=one.http_address) as reader:
+        assert [(message.body, dict(message.headers)) for message in reader] == [(b"with", {"a": "b"})]
+
+
+def test_an_nsqd_that_does_not_take_headers_gets_bodies(nsqd, topic, relay):
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish_many(topic, [b"1", b"2"], headers=[{"a": "b"}, {}])
+    with closing(FakeNsqd()) as other:
+        relay(to=[other.address])
+        wait_until(lambda: {b"1", b"2"} <= {body for peer in other.peers for body in peer.bodies})
+        wait_until(lambda: nsqd.unfinished(topic) == 0)
