@@ -35,6 +35,8 @@ class Message:
     """Unix seconds when a deferred message is due, or a message in flight times out."""
     offset: int | None = None
     """Its number on its node; None if it is not in the log, or if nsqd does not tell."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Names and values."""
 
     @property
     def text(self) -> str | None:
@@ -160,4 +162,7 @@ def _read_message(value: object) -> Message:
         body=body,
         until=reading.integer(until) / 1e9 if until else None,
         offset=None if fields.get("offset") is None else reading.integer(fields["offset"]),
+        headers=tuple(
+            (reading.text(name), reading.text(value)) for name, value in reading.mapping(fields.get("headers")).items()
+        ),
     )

@@ -103,6 +103,7 @@ def _message(parsed: Parsed, missing: int, offset: int) -> Message:
         body=parsed.body[:MAX_BODY_BYTES],
         size=len(parsed.body) + missing,
         offset=offset,
+        headers=tuple(parsed.headers.items()),
     )
 
 

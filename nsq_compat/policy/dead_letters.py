@@ -1,9 +1,9 @@
 """Dead letters: messages that reached a policy's max_attempts, on their way to the dead-letter topic.
 
 When a consumer requeues a message after its last attempt, or lets it time out, the message does not return to its
-channel. It moves to the channel's dead-letter queue, where it counts as in flight. `send` publishes the bodies of the
-queued messages, and a message leaves its channel only when the dead-letter topic has accepted it. So after a crash in
-between, both have the message.
+channel. It moves to the channel's dead-letter queue, where it counts as in flight. `send` publishes the queued
+messages, with headers that tell where they come from, and a message leaves its channel only when the dead-letter topic
+has accepted it. So after a crash in between, both have the message.
 
 A dead-letter topic is created with a channel, REDRIVE_CHANNEL, so that its messages wait there until they are redriven,
 even if another channel is created to inspect them and deleted again.
@@ -17,7 +17,17 @@ from typing import Final
 
 from nsq_compat.log.data_path import reason
 from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
-from nsq_compat.protocol.message import attempts, message_id, next_attempts, with_attempts
+from nsq_compat.protocol.headers import HeaderError, encode
+from nsq_compat.protocol.message import (
+    attempts,
+    body,
+    headers,
+    message_id,
+    next_attempts,
+    payload,
+    timestamp_ns,
+    with_attempts,
+)
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
@@ -31,6 +41,11 @@ LOG_SECONDS: Final = 10.0
 """Minimum time between two log lines about the same event."""
 _BATCH_SIZE: Final = 256
 _UNLIMITED: Final = 1 << 16  # attempts has 16 bits
+ORIGIN_TOPIC: Final = "nsq-origin-topic"
+ORIGIN_CHANNEL: Final = "nsq-origin-channel"
+ATTEMPTS: Final = "nsq-attempts"
+FIRST_PUBLISHED: Final = "nsq-first-published"
+"""Nanoseconds since 1970. A message that fails again after it was redriven keeps it."""
 
 
 class LogThrottle:
@@ -179,7 +194,7 @@ class DeadLetterQueues:
                 target = self._broker.topic(queue.target, checked=False)
                 if not target.channels:
                     target.channel(REDRIVE_CHANNEL)
-                target.republish(list(dead.values()), now, now_ns)
+                target.publish_with_headers([_payload(each, channel) for each in dead.values()], now, now_ns)
         except Exiting:  # the daemon drains, so consumers have to receive the messages
             frames = in_flight.frames_of(ids)
             in_flight.finish(ids)
@@ -201,3 +216,14 @@ class DeadLetterQueues:
         if not in_flight:
             self._scheduled.pop(queue, None)
         return True
+
+
+def _payload(frame: bytes, channel: Channel) -> bytes:
+    """What the dead-letter topic gets. A message that has no room for more headers keeps its own."""
+    own = dict(headers(frame))
+    own.setdefault(FIRST_PUBLISHED, str(timestamp_ns(frame)))
+    own |= {ORIGIN_TOPIC: channel.topic_name, ORIGIN_CHANNEL: channel.name, ATTEMPTS: str(attempts(frame))}
+    try:
+        return encode(own.items()) + body(frame)
+    except HeaderError:
+        return payload(frame)

@@ -22,6 +22,12 @@ def test_a_peek_has_messages_of_each_node(client, daemon, no_listener):
     assert gone.supported
 
 
+def test_headers_are_read(client, daemon):
+    daemon.says("topic/recent", {"messages": [entry(headers={"a": "b", "c": ""}), entry()]})
+    (look,) = peek(client, [daemon.address], 5, "t")
+    assert [each.headers for each in look.messages] == [(("a", "b"), ("c", "")), ()]
+
+
 def test_recent_messages_are_read_in_the_same_way(client, daemon):
     daemon.says("topic/recent", {"messages": [entry()]})
     (look,) = peek(client, [daemon.address], 5, "t")
@@ -42,7 +48,12 @@ def test_our_nsqd_without_the_channel_supports_peeks(client, daemon):
 
 
 def test_an_invalid_answer_is_an_error_of_that_node(client, daemon):
-    for lie in ({"messages": 3}, {"messages": [{"body": "*"}]}, {"messages": [{"id": 3}]}):
+    for lie in (
+        {"messages": 3},
+        {"messages": [{"body": "*"}]},
+        {"messages": [{"id": 3}]},
+        {"messages": [entry(headers={"a": 1})]},
+    ):
         daemon.says("channel/peek", lie)
         (look,) = peek(client, [daemon.address], 5, "t", "c")
         assert "invalid answer" in look.error

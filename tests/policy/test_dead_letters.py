@@ -1,6 +1,9 @@
 import pytest
 
 from nsq_compat.policy.dead_letters import LOG_SECONDS, REDRIVE_CHANNEL, LogThrottle
+from nsq_compat.protocol import message
+from nsq_compat.protocol.headers import encode
+from nsq_compat.protocol.schema import MAX_HEADERS
 from nsq_compat.queue.values import Exiting
 
 TWICE = {"topic": "orders", "max_attempts": 2}
@@ -36,6 +39,53 @@ def test_a_message_without_attempts_left_goes_to_the_dead_letter_topic_with_the_
     reader = daemon.consumer(REDRIVE_CHANNEL, DEAD)
     assert reader.takes() == [b"bad"]
     assert reader.attempts(b"bad") == 1
+
+
+def headers_of(reader, body):
+    return dict(message.headers(reader.frames[body]))
+
+
+def test_headers_tell_where_a_dead_letter_comes_from_beside_its_own(daemon, consumer):
+    published = daemon.now_ns
+    daemon.topic().publish_with_headers([encode([("key", "v")]) + b"own"], daemon.now, published)
+    fails(consumer, b"own", 2)
+    daemon.publishes(b"none")
+    daemon.waits(5)
+    fails(consumer, b"none", 1)
+    consumer.takes()
+    daemon.waits(60)
+    assert daemon.sends_dead_letters()
+    reader = daemon.consumer(REDRIVE_CHANNEL, DEAD)
+    assert reader.takes() == [b"own", b"none"]
+    origin = {"nsq-origin-topic": "orders", "nsq-origin-channel": "archive", "nsq-attempts": "2"}
+    assert headers_of(reader, b"own") == {"key": "v", "nsq-first-published": str(published), **origin}
+    assert headers_of(reader, b"none") == {"nsq-first-published": str(published), **origin}
+
+
+def test_a_message_that_fails_again_keeps_the_time_when_it_was_published_first(daemon, consumer):
+    first = str(daemon.now_ns)
+    daemon.publishes(b"a")
+    fails(consumer, b"a", 2)
+    daemon.sends_dead_letters()
+    reader = daemon.consumer(REDRIVE_CHANNEL, DEAD)
+    reader.takes()
+    daemon.waits(10)
+    daemon.topic().republish(list(reader.frames.values()), daemon.now, daemon.now_ns)
+    reader.finishes(b"a")
+    fails(consumer, b"a", 2)
+    daemon.sends_dead_letters()
+    assert reader.takes() == [b"a"]
+    assert headers_of(reader, b"a")["nsq-first-published"] == first
+
+
+def test_a_message_without_room_for_more_headers_keeps_its_own(daemon, consumer):
+    full = {f"n{number}": "" for number in range(MAX_HEADERS)}
+    daemon.topic().publish_with_headers([encode(full.items()) + b"a"], daemon.now, daemon.now_ns)
+    fails(consumer, b"a", 2)
+    assert daemon.sends_dead_letters()
+    reader = daemon.consumer(REDRIVE_CHANNEL, DEAD)
+    assert reader.takes() == [b"a"]
+    assert headers_of(reader, b"a") == full
 
 
 def test_timeouts_count_and_so_do_those_of_a_consumer_that_left(daemon, consumer):

@@ -198,9 +198,11 @@ def _wanted() -> str:
 
 
 def _matches(message: Message) -> bool:
-    """Whether the message has the text that the visitor looks for: in its id, or in the shown part of its body."""
+    """Whether the message has the wanted text in its id, its headers, or what is shown of its body."""
     wanted = _wanted()
     if not wanted or wanted.lower() in message.id or wanted.encode() in message.body:
+        return True
+    if any(wanted.lower() in each.lower() for header in message.headers for each in header):
         return True
     return message.text is not None and wanted.lower() in message.text.lower()
 

@@ -472,6 +472,15 @@ def test_messages_are_shown_as_text_or_hexadecimal(browser, nsqd):
     assert "offset 12 " in shown(page)
 
 
+def test_headers_of_messages_are_shown_and_found(browser, nsqd):
+    messages = [message_json(NOW, headers={"customer": "<b>42</b>"}), message_json(NOW, headers={"other": "7"})]
+    nsqd.says("channel/peek", {"messages": messages})
+    page = browser.get("/topics/orders/archive/messages")
+    assert "&lt;b&gt;42" in page.text
+    assert "other 7" in shown(page)
+    assert "customer" not in shown(browser.get("/topics/orders/archive/messages?find=OTHER"))
+
+
 def test_deferred_and_in_flight_messages_show_their_deadline(browser, nsqd):
     due, deadline = (message_json(NOW, **{key: int((NOW + 90) * 1e9)}) for key in ("due", "deadline"))
     nsqd.says("channel/peek", {"deferred": [due], "in_flight": [deadline]})
