@@ -405,7 +405,9 @@ def client_settings(flag: str, words: Iterable[str]) -> dict[str, Any]:
         if name:
             options[name] = value
     if tls := {name: options.pop(name) for name in _TLS_NAMES & options.keys()}:
-        options["tls_options"] = {"cert_reqs": ssl.CERT_REQUIRED, **tls}
+        # go-nsq: unlike pynsq's dict, these options leave it at that names are verified.
+        verifies = tls.setdefault("cert_reqs", ssl.CERT_REQUIRED) != ssl.CERT_NONE
+        options["tls_options"] = {**tls, "check_hostname": verifies}
     if not options.get("msg_timeout", 1):
         del options["msg_timeout"]  # nsqd's default
     if flag == "producer-opt":

@@ -2,9 +2,12 @@ import ssl
 
 import pytest
 
+from nsq_compat.client import Producer, PublishError
 from nsq_compat.client.settings import SubscriptionSettings
 from nsq_compat.tools.client_options import ReadingOptions, client_settings, cluster_of, shown_option
 from nsq_compat.tools.program import Refused
+from nsq_conformance.certificates import Certificates
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 
 @pytest.mark.parametrize(
@@ -41,11 +44,30 @@ def test_tls_options_are_those_of_our_client():
     )
     assert options["tls_options"] == {
         "cert_reqs": ssl.CERT_REQUIRED,
+        "check_hostname": True,
         "ca_certs": "/ca.pem",
         "certfile": "/c.pem",
         "keyfile": "/k.pem",
     }
-    assert client_settings("consumer-opt", ["tls_insecure_skip_verify"])["tls_options"] == {"cert_reqs": ssl.CERT_NONE}
+    skipping = client_settings("consumer-opt", ["tls_insecure_skip_verify"])["tls_options"]
+    assert skipping == {"cert_reqs": ssl.CERT_NONE, "check_hostname": False}
+
+
+def test_a_certificate_of_the_same_authority_for_another_name_is_not_that_of_nsqd(tmp_path):
+    """A client's own certificate must not be enough to be sent the secrets of others."""
+    certificates, data_path = Certificates(tmp_path), tmp_path / "data"
+    data_path.mkdir()
+    own = [f"--tls-cert={certificates.client}", f"--tls-key={certificates.client}", "--https-address=127.0.0.1:0"]
+    words = ["tls_v1", f"tls_root_ca_file,{certificates.root_ca}"]
+    with NsqdProcess(installed_nsqd(), data_path, options=own) as nsqd:
+        with (
+            Producer(nsqd.tcp_address, **client_settings("producer-opt", words)) as producer,
+            pytest.raises(PublishError, match="certificate is not valid for '127.0.0.1'"),
+        ):
+            producer.publish("t", b"secret", timeout=20)
+        words.append("tls_insecure_skip_verify")
+        with Producer(nsqd.tcp_address, **client_settings("producer-opt", words)) as producer:
+            producer.publish("t", b"x", timeout=20)
 
 
 @pytest.mark.parametrize(
