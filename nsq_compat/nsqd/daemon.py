@@ -177,6 +177,7 @@ class Daemon:
                 save_metadata=self._metadata.save,
             )
         self._waiters: list[tuple[Callable[[], bool], Event]] = []
+        self._is_stopping = False
         self._waker = gevent.spawn(self._wake_waiters)
         self._listen(tick)
         info = PeerInfo(
@@ -303,6 +304,9 @@ class Daemon:
 
     def stop(self) -> None:
         """End every connection and then the queue, so that no message is accepted that could not be stored."""
+        self._is_stopping = True
+        for _, is_over in self._waiters:
+            is_over.set()
         self._drain.kill()
         self._token_watch.kill()
         self._lookup_peers.stop()  # before connections end, so that no client is directed here
@@ -507,23 +511,23 @@ class Daemon:
     def await_transfer(self, transfer: Transfer) -> None:
         self.wait_until(lambda: transfer.is_over, _TRANSFER_SECONDS)
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
-        if condition():
-            return
-        waiter = (condition, Event())
-        self._waiters.append(waiter)
-        if self._waker.ready():
-            self._waker = gevent.spawn(self._wake_waiters)
-        waiter[1].wait(seconds)
-        self._waiters.remove(waiter)
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        if not condition() and not self._is_stopping:
+            waiter = (condition, Event())
+            self._waiters.append(waiter)
+            if self._waker.ready():
+                self._waker = gevent.spawn(self._wake_waiters)
+            waiter[1].wait(seconds)
+            self._waiters.remove(waiter)
+        return condition()
 
     def _wake_waiters(self) -> None:
         # One timer for all: thousands of clients may wait for the next message of a topic.
         while self._waiters:
             gevent.sleep(_POLL_SECONDS)
-            for condition, is_met in self._waiters:
+            for condition, is_over in self._waiters:
                 if condition():
-                    is_met.set()
+                    is_over.set()
 
     def set_policies(self, written: object) -> None:
         self._apply(Policies(written))

@@ -8,6 +8,7 @@
     nsqd_api         nsqd's routes
     nsqd_service     the interface that the daemon provides to the API
     publishing       /pub, /mpub
+    consuming        /channel/consume, /message/...
     administration   /topic/..., /channel/..., /config
     mirroring        /mirror, /mirror/adopt
     topic_log        /topic/offsets, /topic/read, /channel/rewind

@@ -8,7 +8,6 @@ nsqd's. peek and recent do not exist in NSQ (docs/differences.md: peek), nor do 
 import base64
 import json
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -33,7 +32,9 @@ from nsq_compat.web.application import (
     Handler,
     Route,
     Routes,
+    delay_of,
     error,
+    ids_of,
     json_response,
     parse_query,
     read_in_steps,
@@ -48,12 +49,8 @@ from nsq_compat.web.topic_log import TopicLogApi
 MAX_SHOWN_BODY_BYTES: Final = 16 * 1024
 _DEFAULT_LIMIT: Final = "10"
 _NS_PER_SECOND: Final = 1_000_000_000
-_NS_PER_MS: Final = 1_000_000
-MAX_IDS: Final = 1000
-"""Messages of one request to finish, requeue or dead-letter them."""
 _REDRIVE_SECONDS: Final = 60.0
 """Time after which messages are delivered again if the topic that they are published to is not done with them."""
-_ID: Final = re.compile(rb"[0-9a-f]{16}")
 
 log = logging.getLogger(__name__)
 
@@ -191,19 +188,13 @@ class Administration:
     # --- Messages of a channel, by their ids --------------------------------------------------------------------------
 
     def _finish(self, request: Request) -> Response:
-        channel, ids = self._channel_of(request), _ids(request)
+        channel, ids = self._channel_of(request), ids_of(request)
         finished, rest = self._take_out(channel, ids, lambda frames: None)
         return _done(channel, {"finished": finished, **rest})
 
     def _requeue(self, request: Request) -> Response:
-        channel, ids = self._channel_of(request), _ids(request)
-        delay = parse_query(request.query).get("delay", "0")
-        if not (delay.isascii() and delay.isdigit() and len(delay) < 16):
-            raise ApiError(400, "INVALID_ARG_DELAY")
-        delay_ns = int(delay) * _NS_PER_MS
-        if delay_ns > self._service.options.max_req_timeout:
-            raise ApiError(400, "INVALID_ARG_DELAY")
-        seconds = delay_ns / _NS_PER_SECOND
+        channel, ids = self._channel_of(request), ids_of(request)
+        seconds = delay_of(request, self._service.options.max_req_timeout)
         requeued, rest = self._take_out(
             channel, ids, lambda frames: channel.requeue_withdrawn(frames, self._service.now(), seconds)
         )
@@ -211,7 +202,7 @@ class Administration:
 
     def _dead_letter(self, request: Request) -> Response:
         """Answers when the dead-letter topic has the messages, or has refused them: those are then `pending`."""
-        channel, ids = self._channel_of(request), _ids(request)
+        channel, ids = self._channel_of(request), ids_of(request)
         if self._service.draining:
             raise ApiError(503, "EXITING")
         try:
@@ -295,17 +286,6 @@ class Administration:
 
     def _wall_ns(self, monotonic: float) -> int:
         return self._service.now_ns() + int((monotonic - self._service.now()) * _NS_PER_SECOND)
-
-
-def _ids(request: Request) -> list[bytes]:
-    """The message ids of the query and of the body, which has one in a line. Raises ``ApiError``."""
-    ids = [value for name, _, value in (pair.partition(b"=") for pair in request.query.split(b"&")) if name == b"id"]
-    ids += request.body.split()
-    if not ids:
-        raise ApiError(400, "MISSING_ARG_ID")
-    if len(ids) > MAX_IDS or not all(_ID.fullmatch(each) for each in ids):
-        raise ApiError(400, "INVALID_ARG_ID")
-    return ids
 
 
 def _done(channel: Channel, answer: dict[str, Any]) -> Response:

@@ -12,6 +12,7 @@ repeated slashes is redirected, but only for a method that the corrected path se
 import html
 import logging
 import posixpath
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,6 +32,10 @@ log = logging.getLogger(__name__)
 Read = TypeVar("Read")
 
 MAX_CACHED_LENGTH: Final = 256
+_NS_PER_MS: Final = 1_000_000
+MAX_IDS: Final = 1000
+"""Messages of one request that names them by their ids."""
+_ID: Final = re.compile(rb"[0-9a-f]{16}")
 _HEX: Final = frozenset(b"0123456789abcdefABCDEF")
 _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 
@@ -105,6 +110,25 @@ def required_name(request: Request, key: str) -> str:
     if not is_valid_name(name):
         raise ApiError(400, f"INVALID_ARG_{key.upper()}")
     return name
+
+
+def ids_of(request: Request) -> list[bytes]:
+    """The message ids of the query and of the body, which has one in a line. Raises ``ApiError``."""
+    ids = [value for name, _, value in (pair.partition(b"=") for pair in request.query.split(b"&")) if name == b"id"]
+    ids += request.body.split()
+    if not ids:
+        raise ApiError(400, "MISSING_ARG_ID")
+    if len(ids) > MAX_IDS or not all(_ID.fullmatch(each) for each in ids):
+        raise ApiError(400, "INVALID_ARG_ID")
+    return ids
+
+
+def delay_of(request: Request, limit_ns: int) -> float:
+    """The parameter `delay`, milliseconds, in seconds; 0 if it is missing. Raises ``ApiError``."""
+    delay = parse_query(request.query).get("delay", "0")
+    if not (delay.isascii() and delay.isdigit() and len(delay) < 16) or int(delay) * _NS_PER_MS > limit_ns:
+        raise ApiError(400, "INVALID_ARG_DELAY")
+    return int(delay) / 1000
 
 
 def read_in_steps(read: Callable[[], Read]) -> Read:

@@ -7,6 +7,7 @@ from nsq_compat.policy.access import ADMIN, READ
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.web.administration import Administration, Configuration
 from nsq_compat.web.application import OPEN, TOPIC, Application, Refusal, Route
+from nsq_compat.web.consuming import Consuming
 from nsq_compat.web.metrics import READY, monitoring_routes
 from nsq_compat.web.mirroring import Mirroring, not_mirrored
 from nsq_compat.web.nsqd_service import NsqdService
@@ -38,6 +39,7 @@ class NsqdApi(Application):
                 "/stats": {"GET": Route(stats.stats, READ, topics_in=TOPIC)},
                 **self.publishing.routes(),
                 **Administration(service).routes(),
+                **Consuming(service).routes(),
                 **Configuration(service).routes(),
                 **Mirroring(service).routes(),
                 **profiling.routes("/debug/pprof/"),

@@ -15,6 +15,8 @@ class NsqdOptions(Protocol):
     broadcast_address: str
     max_msg_size: int
     max_body_size: int
+    msg_timeout: int
+    """Nanoseconds."""
     max_defer_timeout: int
     """Nanoseconds."""
     max_req_timeout: int
@@ -50,8 +52,11 @@ class NsqdService(Protocol):
     def await_transfer(self, transfer: Transfer) -> None:
         """Wait until the dead-letter topic has these messages or has refused them, for some seconds at most."""
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
-        """Wait until it is true, or for this time, while other clients are served."""
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until it is true, or for this time, while other clients are served; returns whether it is true.
+
+        When nsqd stops, the wait is over.
+        """
 
     def now(self) -> float:
         """Monotonic seconds."""

@@ -30,6 +30,7 @@ class Options:
     broadcast_address: str = "node1"
     max_msg_size: int = 100
     max_body_size: int = 500
+    msg_timeout: int = 60 * SECOND
     max_defer_timeout: int = 3600 * SECOND
     max_req_timeout: int = 3600 * SECOND
     publishing_over_http: bool = True
@@ -61,6 +62,7 @@ class Daemon:
     config: dict[str, object] = field(default_factory=dict)
     saves: int = 0
     draining: bool = False
+    monotonic: float = 50.0
     closed_clients: list[str] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)
     while_waiting: Callable[[], None] = lambda: None
@@ -77,12 +79,13 @@ class Daemon:
         while not transfer.is_over:
             self.dead_letters.send(self.now(), self.now_ns())
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         self.waited.append(seconds)
         self.while_waiting()
+        return condition()
 
     def now(self) -> float:
-        return 50.0
+        return self.monotonic
 
     def now_ns(self) -> int:
         return self.wall_ns

@@ -29,6 +29,8 @@ ABOUT_A_TOPIC = {
     *(("POST", f"/channel/{path}") for path in ("create", "delete", "empty", "pause", "unpause", "rewind")),
     *(("POST", f"/channel/{path}") for path in ("finish", "requeue", "dead_letter", "redrive")),
     ("POST", "/client/close"),
+    ("GET", "/channel/consume"),
+    *(("POST", f"/message/{name}") for name in ("finish", "requeue", "touch")),
 }
 """All other requests are about more than a topic, so a token that is limited to topics must not permit them."""
 

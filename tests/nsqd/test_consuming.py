@@ -1,0 +1,104 @@
+"""Consuming over HTTP from a live nsqd: waiting, beside TCP consumers, timeouts, and a stop meanwhile."""
+
+import base64
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq_conformance.cluster import eventually
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests.nsqd.conftest import connect
+
+HERE = "topic=orders&channel=archive"
+
+
+@pytest.fixture
+def nsqd(tmp_path: Path) -> Iterator[NsqdProcess]:
+    with NsqdProcess(installed_nsqd(), tmp_path, options=["--msg-timeout=2s"]) as nsqd:
+        nsqd.create_channel("orders", "archive")
+        yield nsqd
+
+
+@pytest.fixture
+def clients() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(50) as pool:
+        yield pool
+
+
+def consume(nsqd: NsqdProcess, query: str = "wait=30s") -> list[dict[str, Any]]:
+    answer = nsqd.asks("GET", f"/channel/consume?{HERE}&{query}")
+    assert answer.status == 200, answer.body
+    return list(answer.json()["messages"])
+
+
+def bodies(messages: list[dict[str, Any]]) -> list[bytes]:
+    return [base64.b64decode(each["body"]) for each in messages]
+
+
+def waiting(nsqd: NsqdProcess) -> int:
+    """The number of messages that requests wait for."""
+    return sum(client["ready_count"] for client in nsqd.channel_stats("orders", "archive")["clients"])
+
+
+def test_requests_that_wait_get_the_next_messages(nsqd, clients):
+    requests = [clients.submit(consume, nsqd) for _ in range(50)]
+    eventually(lambda: waiting(nsqd) == 50)
+    with connect(nsqd) as producer:
+        producer.publishes_together([b"%d" % number for number in range(30)], b"orders")
+        producer.publishes(*(b"%d" % number for number in range(30, 50)), topic=b"orders")
+    received = [each for request in requests for each in request.result(30)]
+    assert sorted(map(int, bodies(received))) == list(range(50))
+    assert nsqd.channel_stats("orders", "archive")["in_flight_count"] == 50
+    ids = "\n".join(each["id"] for each in received).encode()
+    assert nsqd.asks("POST", f"/message/finish?{HERE}", ids).json() == {"finished": 50, "not_found": []}
+    (client,) = nsqd.channel_stats("orders", "archive")["clients"]
+    assert (client["finish_count"], client["in_flight_count"], client["ready_count"]) == (50, 0, 0)
+
+
+def test_a_message_has_its_headers(nsqd):
+    assert nsqd.asks("POST", "/pub?topic=orders", b"a", **{"X-NSQ-Header-Kind": "new"}).status == 200
+    (message,) = consume(nsqd)
+    assert (message["headers"], bodies([message])) == ({"kind": "new"}, [b"a"])
+
+
+def test_a_message_that_is_not_answered_comes_to_another_consumer(nsqd):
+    with connect(nsqd) as producer, connect(nsqd) as consumer:
+        producer.publishes(b"a", topic=b"orders")
+        (message,) = consume(nsqd)
+        consumer.subscribes(b"orders", b"archive", ready=1)
+        (again,) = consumer.takes(1)
+        assert (again.body, again.id.decode(), again.attempts) == (b"a", message["id"], 2)
+        finished = nsqd.asks("POST", f"/message/finish?{HERE}&id={message['id']}").json()
+        assert finished == {"finished": 0, "not_found": [message["id"]]}
+        consumer.finishes([again])
+
+
+def test_waiting_requests_and_a_tcp_consumer_share_the_messages(nsqd, clients):
+    with connect(nsqd) as producer, connect(nsqd) as consumer:
+        consumer.subscribes(b"orders", b"archive", ready=1)
+        request = clients.submit(consume, nsqd)
+        eventually(lambda: waiting(nsqd) == 2)
+        producer.publishes(b"a", b"b", topic=b"orders")
+        messages = consumer.takes(1)
+        received = bodies(request.result(30))
+        assert sorted([*received, *(each.body for each in messages)]) == [b"a", b"b"]
+        consumer.finishes(messages)
+
+
+def test_a_stop_answers_requests_that_wait(nsqd, clients):
+    requests = [clients.submit(nsqd.asks, "GET", f"/channel/consume?{HERE}&wait=60s") for _ in range(5)]
+    eventually(lambda: waiting(nsqd) == 5)
+    nsqd.stop()
+    for request in requests:
+        answer = request.result(30)
+        assert (answer.status, json.loads(answer.body)) in [(200, {"messages": []}), (503, {"message": "EXITING"})]
+
+
+def test_with_an_auth_server_there_is_no_consuming_over_http(tmp_path):
+    with NsqdProcess(installed_nsqd(), tmp_path, options=["--auth-http-address=127.0.0.1:1"]) as nsqd:
+        assert nsqd.asks("GET", f"/channel/consume?{HERE}").status == 404
+        assert nsqd.asks("POST", f"/message/finish?{HERE}&id={'0' * 16}").status == 404
