@@ -203,6 +203,7 @@ def _request(options: ConnectionOptions) -> IdentifyRequest:
         snappy=options.snappy,
         user_agent=f"pyspark_nsq/{__version__}",
         msg_timeout=int(options.msg_timeout * 1000),
+        message_headers=True,
     )
 
 

@@ -12,16 +12,17 @@ import pyarrow as pa
 
 from nsq_compat.protocol import command_writer, schema
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE_WITH_HEADERS
+from nsq_compat.protocol.headers import body_begin
+from nsq_compat.protocol.headers import decode as decode_headers
 from nsq_compat.protocol.layout import derive
 from nsq_compat.session.client_session import ReceivedFrames
-from pyspark_nsq.rows import SPOOLED
+from pyspark_nsq.rows import HEADERS, HEADERS_TYPE, SPOOLED
 
 _HEADER: Final = derive(schema.MESSAGE_FRAME_HEADER)
 _ID: Final = _HEADER.slices["id"]
 _ID_SIZE: Final = _ID.stop - _ID.start
 _TYPE_END: Final = _HEADER.slices["type"].stop
-_SHORT_SIZE: Final = derive(schema.SHORT_SIZE).size
-_HEADERS: Final = np.dtype(
+_FIELDS: Final = np.dtype(
     {
         "names": ["timestamp_ns", "attempts"],
         "formats": [">i8", ">u2"],
@@ -41,18 +42,22 @@ class InvalidMessageId(ValueError):
 
 
 def decode(blocks: Sequence[ReceivedFrames]) -> pa.RecordBatch:
-    """Convert at least one block, and less than 2 GiB in all, to columns of the spool. Raises ``InvalidMessageId``."""
+    """Convert at least one block, and less than 2 GiB in all, to columns of the spool.
+
+    Raises ``InvalidMessageId``, and ``HeaderError``. A column of headers is there if a message has some.
+    """
     sizes = {block.starts.step if isinstance(block.starts, range) else None for block in blocks}
     size = sizes.pop() if len(sizes) == 1 else None
-    headers, bodies = _split_frames(blocks) if size is None else _split_uniform(blocks, size)
-    fields = headers.view(_HEADERS)[:, 0]
+    rows, bodies, headers = _split_frames(blocks) if size is None else (*_split_uniform(blocks, size), None)
+    fields = rows.view(_FIELDS)[:, 0]
     columns = [
-        _ids(headers[:, _ID]),
+        _ids(rows[:, _ID]),
         bodies,
         _array(pa.int64(), fields["timestamp_ns"].astype(np.int64)),
         _array(pa.int32(), fields["attempts"].astype(np.int32)),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SPOOLED)
+    batch = pa.RecordBatch.from_arrays(columns, schema=SPOOLED)
+    return batch if headers is None else batch.append_column(HEADERS, headers)
 
 
 def finish(ids: pa.Array) -> bytes:
@@ -81,8 +86,8 @@ def _split_uniform(blocks: Sequence[ReceivedFrames], size: int) -> tuple[Bytes, 
     return np.concatenate([each[:, : _HEADER.size] for each in tables]), _array(pa.binary(), offsets, bodies)
 
 
-def _split_frames(blocks: Sequence[ReceivedFrames]) -> tuple[Bytes, pa.Array]:
-    """Split frames of any sizes into headers, one per row, and bodies."""
+def _split_frames(blocks: Sequence[ReceivedFrames]) -> tuple[Bytes, pa.Array, pa.Array | None]:
+    """Split frames of any sizes into what precedes the payload, one per row, bodies, and headers if there are any."""
     data, places = _joined(blocks)
     count = len(places) - 1
     everywhere = np.ndarray((len(data) - _HEADER.size + 1, _HEADER.size), np.uint8, data, strides=(1, 1))
@@ -90,18 +95,22 @@ def _split_frames(blocks: Sequence[ReceivedFrames]) -> tuple[Bytes, pa.Array]:
     # As an Arrow array the bytes are header, body, header, body; every second element is taken.
     offsets = np.empty(2 * count + 1, np.int32)
     offsets[::2] = places
-    offsets[1::2] = _body_begins(rows, data, places[:-1] + _HEADER.size)
+    offsets[1::2], headers = _split_payloads(rows, data, places[:-1] + _HEADER.size)
     both = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    return rows, both.take(_array(pa.int32(), np.arange(1, 2 * count, 2, dtype=np.int32)))
+    return rows, both.take(_array(pa.int32(), np.arange(1, 2 * count, 2, dtype=np.int32))), headers
 
 
-def _body_begins(rows: Bytes, data: bytes, begins: Numbers) -> Numbers:
-    """Where the bodies begin: after the headers of messages that have some (``schema.PAYLOAD``)."""
+def _split_payloads(rows: Bytes, data: bytes, begins: Numbers) -> tuple[Numbers, pa.Array | None]:
+    """Where the bodies begin, and the headers before them (``schema.PAYLOAD``), null for messages without any."""
     having = np.flatnonzero(rows[:, _TYPE_END - 1] == FRAME_TYPE_MESSAGE_WITH_HEADERS)
-    if len(having):
-        at, octets = begins[having], np.frombuffer(data, np.uint8)
-        begins[having] += _SHORT_SIZE + (octets[at].astype(np.int64) << 8 | octets[at + 1])
-    return begins
+    if not len(having):
+        return begins, None
+    headers: list[list[tuple[str, str]] | None] = [None] * len(begins)
+    for number in having.tolist():
+        begin = int(begins[number])
+        begins[number] = end = body_begin(data, begin)
+        headers[number] = list(decode_headers(data[begin:end])[0].items())
+    return begins, pa.array(headers, HEADERS_TYPE)
 
 
 def _joined(blocks: Sequence[ReceivedFrames]) -> tuple[bytes, Numbers]:

@@ -16,10 +16,14 @@ SPARK_SCHEMA: Final = (
     "id string, body binary, timestamp timestamp, attempts int, topic string, channel string, nsqd string, "
     "offset bigint, partition string"
 )
-"""The default schema of a reader. ``.schema(...)`` may select from these and `timestamp_ns bigint`.
+"""The default schema of a reader. ``.schema(...)`` may select from these and `OPTIONAL_COLUMNS`.
 
 `channel` is null in mode=log, `offset` and `partition` in mode=spool.
 """
+
+HEADERS: Final = "headers"
+OPTIONAL_COLUMNS: Final = f"timestamp_ns bigint, {HEADERS} map<string,string>"
+HEADERS_TYPE: Final = pa.map_(pa.string(), pa.string())
 
 SPOOLED: Final = pa.schema(
     [("id", pa.string()), ("body", pa.binary()), ("timestamp_ns", pa.int64()), ("attempts", pa.int32())]
@@ -75,6 +79,8 @@ def _column(batch: pa.RecordBatch, name: str, same: Mapping[str, str]) -> pa.Arr
         return batch.column(name)
     if name == "timestamp":
         return pc.divide(batch.column("timestamp_ns"), _NS_PER_US).view(pa.timestamp("us", tz="UTC"))
+    if name == HEADERS:
+        return pa.nulls(batch.num_rows, HEADERS_TYPE)
     if name == "offset":
         return pa.nulls(batch.num_rows, pa.int64())
     # With an explicit type: otherwise pyarrow tries to import pandas at every call.

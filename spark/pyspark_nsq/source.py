@@ -42,7 +42,7 @@ from pyspark_nsq.options import (
 )
 from pyspark_nsq.plan import Share, from_json, plan_batch
 from pyspark_nsq.progress import Offset, Progress, open_spool
-from pyspark_nsq.rows import SPARK_SCHEMA, Origin, columns, log_columns
+from pyspark_nsq.rows import OPTIONAL_COLUMNS, SPARK_SCHEMA, Origin, columns, log_columns
 from pyspark_nsq.sink import NsqStreamWriter, NsqWriter, check_columns
 from pyspark_nsq.spool import Orphan, Spool
 from pyspark_nsq.spool_file import SpoolError
@@ -57,7 +57,7 @@ _KINDS = {
     "int": IntegerType(),
     "bigint": LongType(),
 }
-_TYPES = dict(each.split(" ") for each in f"{SPARK_SCHEMA}, timestamp_ns bigint".split(", "))
+_TYPES = dict(each.split(" ") for each in f"{SPARK_SCHEMA}, {OPTIONAL_COLUMNS}".split(", "))
 
 
 class NsqDataSource(DataSource):

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from nsq_compat.protocol.layout import sized
 from pyspark_nsq.nodes import HttpFailed, post
-from pyspark_nsq.rows import origin_of
+from pyspark_nsq.rows import HEADERS, origin_of
 from pyspark_nsq.spool import Spool
 from pyspark_nsq.spool_file import SpoolError
 
@@ -80,7 +80,8 @@ def _show(given: argparse.Namespace) -> None:
         origin = origin_of(batch)
         for row in batch.to_pylist():
             place = {"nsqd": origin.nsqd, "topic": origin.topic, "channel": origin.channel}
-            print(json.dumps(place | row | {"body": base64.b64encode(row["body"]).decode()}))
+            headers = {HEADERS: dict(row[HEADERS] or ())} if HEADERS in row else {}
+            print(json.dumps(place | row | {"body": base64.b64encode(row["body"]).decode()} | headers))
 
 
 def _requeue(given: argparse.Namespace) -> None:

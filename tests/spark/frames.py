@@ -15,8 +15,17 @@ from pyspark_nsq.spool import Partition, Piece
 
 def frames_of(messages: Iterable[Message]) -> tuple[bytes, list[int]]:
     """The frames, and the offsets where each begins and the last one ends."""
-    frames = [schema.MESSAGE_FRAME.build(message._asdict()) for message in messages]
+    frames = [_frame_of(message) for message in messages]
     return b"".join(frames), [0, *accumulate(map(len, frames))]
+
+
+def _frame_of(message: Message) -> bytes:
+    fields = message._asdict()
+    if not message.headers:
+        return schema.MESSAGE_FRAME.build(fields)
+    headers = [{"name": name.encode(), "value": value.encode()} for name, value in message.headers.items()]
+    fields["payload"] = {"headers": headers, "body": message.body}
+    return schema.MESSAGE_FRAME_WITH_HEADERS.build(fields)
 
 
 def batch_of(origin: Origin, *messages: Message) -> pa.RecordBatch:

@@ -13,8 +13,9 @@ from pyspark_nsq.decode import InvalidMessageId, decode, finish
 from tests.spark.frames import frames_of
 
 IDS = st.binary(min_size=16, max_size=16).map(lambda data: bytes(byte & 0x7F for byte in data))
+NO_HEADERS = st.just({})
 MESSAGES = st.builds(
-    Message, st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, 65535), IDS, st.binary(max_size=300)
+    Message, st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, 65535), IDS, st.binary(max_size=300), NO_HEADERS
 )
 
 
@@ -40,10 +41,31 @@ def test_columns_equal_the_messages_whatever_bytes_surround_them(messages, befor
     assert rows([ReceivedFrames(before + data + after, [len(before) + start for start in starts])]) == fields(messages)
 
 
+HEADERS = st.dictionaries(st.text("abc-", min_size=1, max_size=3), st.text("xyzä", max_size=4), max_size=3)
+
+
+@given(st.lists(st.builds(lambda message, headers: message._replace(headers=headers), MESSAGES, HEADERS), min_size=1))
+def test_headers_are_a_column_and_no_part_of_the_body(messages):
+    batch = decode([ReceivedFrames(*frames_of(messages))])
+    batch.validate(full=True)
+    assert [row[:4] for row in rows([ReceivedFrames(*frames_of(messages))])] == fields(messages)
+    if any(message.headers for message in messages):
+        assert [dict(each or ()) for each in batch.column("headers").to_pylist()] == [each.headers for each in messages]
+    else:
+        assert "headers" not in batch.schema.names
+
+
 # Blocks as a frame reader returns them: message offsets are a range if all sizes are equal, and a list otherwise.
 UNIFORM = st.integers(0, 300).flatmap(
     lambda size: st.lists(
-        st.builds(Message, st.integers(0, 1 << 62), st.integers(0, 9), IDS, st.binary(min_size=size, max_size=size)),
+        st.builds(
+            Message,
+            st.integers(0, 1 << 62),
+            st.integers(0, 9),
+            IDS,
+            st.binary(min_size=size, max_size=size),
+            NO_HEADERS,
+        ),
         min_size=1,
         max_size=5,
     )

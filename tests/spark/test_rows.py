@@ -3,7 +3,7 @@
 import datetime
 
 from nsq_compat.protocol.frames import Message
-from pyspark_nsq.rows import Origin, columns, origin_of
+from pyspark_nsq.rows import HEADERS_TYPE, Origin, columns, origin_of
 from tests.spark.frames import batch_of
 
 ORIGIN = Origin("orders", "spark", "127.0.0.1:4150")
@@ -32,3 +32,14 @@ def test_only_wanted_columns_are_made_in_the_wanted_order():
 
 def test_a_batch_has_its_origin():
     assert origin_of(batch_of(ORIGIN, MESSAGE)) == ORIGIN
+
+
+def test_messages_without_headers_have_none():
+    named = MESSAGE._replace(headers={"a": "b"})
+    assert columns(batch_of(ORIGIN, MESSAGE, named), ["headers"]).to_pylist() == [
+        {"headers": None},
+        {"headers": [("a", "b")]},
+    ]
+    batch = columns(batch_of(ORIGIN, MESSAGE), ["headers", "body"])
+    assert batch.to_pylist() == [{"headers": None, "body": MESSAGE.body}]
+    assert batch.schema.field("headers").type == HEADERS_TYPE

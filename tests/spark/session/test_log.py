@@ -69,6 +69,16 @@ def test_a_batch_read_has_the_columns_of_a_log_in_several_tasks(spark, options, 
     assert spark.read.format("nsq").options(**options).load().count() == 12
 
 
+def test_headers_are_a_column_that_a_schema_names(spark, options, send, retaining, topic):
+    (plain,) = send(1)
+    answer = retaining.asks("POST", f"/pub?topic={topic}", b"with", **{"X-NSQ-Header-Key": "v"})
+    assert answer.status == 200
+    frame = spark.read.format("nsq").schema("body binary, headers map<string,string>").options(**options).load()
+    rows = {bytes(row.body): row.headers for row in frame.collect()}
+    assert rows == {plain: None, b"with": {"key": "v"}}
+    assert frame.where("headers['key'] = 'v'").count() == 1
+
+
 def test_a_checkpoint_belongs_to_one_mode(spark, options, send, tmp_path):
     send(1)
     stream = spark.readStream.format("nsq").options(**options).load()

@@ -66,6 +66,13 @@ def test_a_batch_read_gives_every_action_the_same_rows_and_only_selected_columns
     assert bodies_of(frame) == sorted(bodies)
 
 
+def test_headers_are_a_column_of_messages_from_a_channel(spark, written, publish, nsqd, topic):
+    (plain,) = publish(1)
+    assert nsqd.asks("POST", f"/pub?topic={topic}", b"with", **{"X-NSQ-Header-Key": "v"}).status == 200
+    frame = spark.read.format("nsq").schema("body binary, headers map<string,string>").options(**written).load()
+    assert {bytes(row.body): row.headers for row in frame.collect()} == {plain: None, b"with": {"key": "v"}}
+
+
 def test_a_batch_read_of_an_empty_channel_has_no_rows(spark, written, tmp_path):
     frame = spark.read.format("nsq").options(**written).load()
     assert bodies_of(frame) == []
