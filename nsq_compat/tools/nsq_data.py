@@ -13,7 +13,8 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
@@ -25,7 +26,7 @@ from nsq_compat.cli.logs import configure, parse_log_level
 from nsq_compat.cli.options import option, table_of
 from nsq_compat.godata import export as go_export
 from nsq_compat.godata.export import write_queue
-from nsq_compat.godata.format import GoMessage, QueueFiles, queues_among
+from nsq_compat.godata.format import GoMessage, QueueFiles, queue_name, queues_among
 from nsq_compat.godata.reader import QueueReport, read_data_file, read_queue
 from nsq_compat.log.data_path import (
     FOLDER,
@@ -43,6 +44,7 @@ from nsq_compat.log.files import OsFiles, read_file
 from nsq_compat.log.metadata import FILE_NAME, MetadataError, TopicMetadata, load_metadata
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol.go_json import dumps
+from nsq_compat.protocol.message import has_headers
 from nsq_compat.tools.program import Refused
 from nsq_compat.web.application import picked
 
@@ -346,25 +348,37 @@ def _export(options: ExportOptions) -> int:
         go_export.recover(_FILES, source)
         topics = load_metadata(_FILES, source)
         complaints: list[str] = []
-        backlogs = _stored_backlogs(source, complaints)
+        without_headers = Counter[str]()
+        backlogs = _stored_backlogs(source, complaints, without_headers)
         messages = 0
         for name, count in go_export.export(_FILES, source, target, topics, backlogs, options.max_bytes_per_file):
             print(f"{name}: {count}")
             messages += count
     for complaint in complaints:
         print(complaint)
+    for name, count in without_headers.items():
+        print(f"{name}: {count} with headers, which are left out, because Go's nsqd has none")
     print(f"{messages} messages written to {target}")
     return EXIT_FAILURE if complaints else 0
 
 
-def _stored_backlogs(data_path: str, complaints: list[str]) -> Iterator[go_export.Backlog]:
-    """The undelivered messages in our files, by topic and channel."""
+def _stored_backlogs(
+    data_path: str, complaints: list[str], without_headers: Counter[str]
+) -> Iterator[go_export.Backlog]:
+    """The undelivered messages in our files, by topic and channel. Counts those with headers, by queue."""
+
+    def counted(name: str, frames: Iterable[bytes]) -> Iterator[bytes]:
+        for frame in frames:
+            if has_headers(frame):
+                without_headers[name] += 1
+            yield frame
+
     for name in topics_in(_FILES, data_path):
         with StoredTopic(_FILES, topic_folder(data_path, name)) as topic:
             if problem := topic.checkpoint_error:
                 complaints.append(f"{name}: checkpoint is damaged ({problem}), its whole log is exported")
             for channel, frames in topic.backlogs():
-                yield name, channel, frames
+                yield name, channel, counted(queue_name(name, channel), frames)
             if topic.log.damage.records:
                 complaints.append(f"{name}: {topic.log.damage.records} messages are damaged")
 

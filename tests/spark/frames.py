@@ -21,11 +21,10 @@ def frames_of(messages: Iterable[Message]) -> tuple[bytes, list[int]]:
 
 def _frame_of(message: Message) -> bytes:
     fields = message._asdict()
-    if not message.headers:
-        return schema.MESSAGE_FRAME.build(fields)
     headers = [{"name": name.encode(), "value": value.encode()} for name, value in message.headers.items()]
     fields["payload"] = {"headers": headers, "body": message.body}
-    return schema.MESSAGE_FRAME_WITH_HEADERS.build(fields)
+    layout = schema.MESSAGE_FRAME_WITH_HEADERS if headers else schema.MESSAGE_FRAME
+    return bytes(layout.build(fields))
 
 
 def batch_of(origin: Origin, *messages: Message) -> pa.RecordBatch:

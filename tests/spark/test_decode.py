@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.frames import Message
+from nsq_compat.protocol.headers import Headers
 from nsq_compat.session.client_session import ReceivedFrames
 from pyspark_nsq.decode import InvalidMessageId, decode, finish
 from tests.spark.frames import frames_of
 
 IDS = st.binary(min_size=16, max_size=16).map(lambda data: bytes(byte & 0x7F for byte in data))
-NO_HEADERS = st.just({})
+NO_HEADERS: st.SearchStrategy[Headers] = st.just({})
 MESSAGES = st.builds(
     Message, st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, 65535), IDS, st.binary(max_size=300), NO_HEADERS
 )

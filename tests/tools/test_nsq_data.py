@@ -21,9 +21,11 @@ from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, load_metadata, save_metadata
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
+from nsq_compat.protocol.headers import encode
 from nsq_compat.protocol.message import MessageIds
 from nsq_compat.tools.nsq_data import Findings, TopicFindings, _ReadOnly, as_text, check
 from nsq_compat.tools.nsq_data import run as run_words
+from tests.broker import DataPath
 from tests.log.test_last_release import extract
 
 NOW_NS = 1_700_000_000_000_000_000
@@ -404,6 +406,21 @@ def test_an_export_can_be_imported_again(our_path, nsq_data):
     take_over(OsFiles(), str(our_path), 1 << 20)
     nsq_data("export")
     assert bodies_of(our_path, "t:c") == [b"1", b"2", b"3"]
+
+
+def test_an_export_counts_the_headers_that_it_leaves_out(tmp_path, nsq_data):
+    make_our_folder(OsFiles(), str(tmp_path))
+    ours = DataPath(OsFiles(), str(tmp_path))
+    daemon = ours.start()
+    daemon.channel("a", "t")
+    daemon.channel("b", "t")
+    daemon.topic("t").publish_with_headers([encode([("k", "v")]) + b"1"], daemon.now, daemon.now_ns)
+    daemon.publishes(b"2", topic="t")
+    ours.stop(daemon)
+    code, lines, _ = nsq_data("export")
+    left_out = [f"t:{channel}: 1 with headers, which are left out, because Go's nsqd has none" for channel in "ab"]
+    assert (code, lines) == (0, ["t:a: 2", "t:b: 2", *left_out, f"4 messages written to {tmp_path}"])
+    assert bodies_of(tmp_path, "t:a") == [b"1", b"2"]
 
 
 def test_exporting_elsewhere_leaves_ours(our_path, nsq_data, tmp_path_factory):
