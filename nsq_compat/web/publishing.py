@@ -90,8 +90,8 @@ class Publishing:
                 raise ApiError(400, "INVALID_HEADER: only the message of a /pub has headers")
         topic, parts, defer = self._read(request)
         bodies: list[bytes] = []
-        for part in parts:
-            if bodies:
+        for number, part in enumerate(parts):
+            if number:
                 yield_to_loop()
             bodies += part
         if not bodies:
@@ -243,7 +243,7 @@ def _code(failure: Exception) -> str:
 
 
 def split_text(body: bytes, max_msg_size: int) -> Iterator[list[bytes]]:
-    """Split lines into messages, without empty ones. Yields parts, possibly none."""
+    """Split lines into messages, without empty ones. Yields parts, possibly none, and possibly empty ones."""
     begin, end = 0, len(body)
     while begin < end:
         stop = end
@@ -254,8 +254,7 @@ def split_text(body: bytes, max_msg_size: int) -> Iterator[list[bytes]]:
         bodies = [line for line in part.split(b"\n") if line]
         if len(part) > max_msg_size and any(len(line) > max_msg_size for line in bodies):
             raise ApiError(413, "MSG_TOO_BIG")
-        if bodies:
-            yield bodies
+        yield bodies
         begin = stop
 
 

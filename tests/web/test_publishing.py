@@ -145,6 +145,14 @@ def test_a_large_body_of_lines_is_split_in_parts():
     assert max(map(len, parts)) < 20_000
 
 
+def test_the_empty_lines_of_a_large_body_let_others_run(call, daemon, monkeypatch):
+    turns = []
+    monkeypatch.setattr(publishing, "yield_to_loop", lambda: turns.append(1))
+    assert call.post("/mpub?topic=t", b"\n" * 100_000).status == 200
+    assert len(turns) >= 3
+    assert daemon.broker.topics["t"].message_count == 0
+
+
 def test_a_large_batch_is_published_in_steps_that_let_others_run(call, daemon, monkeypatch):
     seen = []
     monkeypatch.setattr(publishing, "yield_to_loop", lambda: seen.append(daemon.broker.topics["t"].depth))
