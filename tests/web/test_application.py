@@ -204,6 +204,12 @@ def test_a_malformed_query_is_an_invalid_request(query):
     assert refusal.value.status == 400
 
 
+def test_a_query_has_2000_parameters():
+    assert len(parse_query(b"&".join(b"%d" % number for number in range(2000)))) == 2000
+    with pytest.raises(ApiError, match="INVALID_REQUEST"):
+        parse_query(b"&" * 2000)
+
+
 @given(st.binary(max_size=600))
 def test_any_bytes_are_parameters_or_an_invalid_request(query):
     with contextlib.suppress(ApiError):
