@@ -377,6 +377,12 @@ class Channel:
         elsewhere = any(message_id in in_flight.frames for in_flight in self.in_flight_sets())
         return NOT_OWNER if elsewhere else NOT_IN_FLIGHT
 
+    def in_flight_of(self, ids: Sequence[bytes]) -> set[bytes]:
+        """Those of these messages that are in flight, at any consumer."""
+        # Hundreds at once cost one look at each consumer, of which there may be thousands.
+        wanted = set(ids)
+        return {found for in_flight in self.in_flight_sets() for found in in_flight.frames.keys() & wanted}
+
     def put_back(self, frames: Sequence[bytes]) -> None:
         """Deliver frames again. They carry the attempts of their next delivery."""
         self.backlog.put_back(frames)

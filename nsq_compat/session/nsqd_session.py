@@ -32,7 +32,7 @@ from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, error_frame, r
 from nsq_compat.protocol.identify import decode_identify
 from nsq_compat.protocol.schema import MAGIC_V2
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.channel import NotInFlight, TooManyConsumers
+from nsq_compat.queue.channel import NOT_IN_FLIGHT, NOT_OWNER, NotInFlight, TooManyConsumers
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.values import ClientStats, Refused
@@ -368,10 +368,11 @@ class NsqdSession(Conversation):
 
     def _finish(self, command: Finish) -> None:
         subscription = self._subscribed(table.FIN)
-        for message_id in subscription.finish(command.ids, self._now, self._now_ns):
-            self._refuse(
-                table.not_in_flight(table.FIN, message_id, subscription.channel.reason_not_in_flight(message_id))
-            )
+        if missing := subscription.finish(command.ids, self._now, self._now_ns):
+            elsewhere = subscription.channel.in_flight_of(missing)
+            for message_id in missing:
+                why = NOT_OWNER if message_id in elsewhere else NOT_IN_FLIGHT
+                self._refuse(table.not_in_flight(table.FIN, message_id, why))
             self._effort += len(subscription.channel.consumers) >> 5  # each of them is searched
 
     def _requeue(self, command: SimpleCommand) -> None:

@@ -179,7 +179,9 @@ def test_a_message_in_flight_elsewhere_cannot_be_answered(daemon, channel):
     assert refused(thief.touches, b"a") == "client does not own message"
     assert thief.finishes(b"a") == [b"a"]
     assert channel.reason_not_in_flight(owner.id_of(b"a")) == "client does not own message"
+    assert channel.in_flight_of([owner.id_of(b"a"), b"0" * 16]) == {owner.id_of(b"a")}
     assert owner.finishes(b"a") == []
+    assert channel.in_flight_of([owner.id_of(b"a")]) == set()
 
 
 def test_a_message_that_timed_out_and_went_to_another_belongs_to_the_other(daemon):
