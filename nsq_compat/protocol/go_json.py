@@ -23,6 +23,12 @@ Fields = Mapping[str, "Kind"]
 """The fields of an object, by name in lower case."""
 
 
+class Encoded(str):
+    """JSON, which is written as it is."""
+
+    __slots__ = ()
+
+
 class JsonError(ValueError):
     """The input is not JSON, or a value is not of the expected kind."""
 
@@ -38,7 +44,7 @@ _FIXED_POINT_BELOW: Final = 1e21
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON of dicts with string keys (in order), lists, tuples, strings, numbers, booleans and None.
+    """Compact JSON of dicts with string keys (in order), lists, tuples, strings, numbers, booleans, None and `Encoded`.
 
     A lone surrogate becomes U+FFFD, so the result can be encoded as UTF-8. Raises ``ValueError`` for NaN and
     infinities, ``TypeError`` for other types.
@@ -97,6 +103,7 @@ _SCALARS: Final[Mapping[type, Callable[[Any], str]]] = {
     int: str,
     float: _float,
     type(None): lambda value: "null",
+    Encoded: lambda value: value,
 }
 
 # --- Reading ----------------------------------------------------------------------------------------------------------

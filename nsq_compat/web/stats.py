@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from nsq_compat import NSQ_VERSION, build_info, version_line
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.protocol.durations import SECOND, format_duration
-from nsq_compat.protocol.go_json import dumps
+from nsq_compat.protocol.go_json import Encoded, dumps
 from nsq_compat.queue.broker import snapshot
 from nsq_compat.queue.values import ChannelStats, ClientStats, LatencyStats, TopicStats
 from nsq_compat.session.http_message import TEXT, Request, Response
@@ -37,6 +37,8 @@ T = TypeVar("T")
 HEALTHY: Final = "OK"
 MAX_TOPICS_AT_ONCE: Final = 12
 """Ten thousand take half a second."""
+_CLIENTS_AT_ONCE: Final = 50
+"""A thousand take a tenth of a second, and twice that if their names need escapes."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _MAX_PAUSES: Final = 1000
 
@@ -144,8 +146,7 @@ def _json_pieces(
     ours = {**build_info(), "disk_free_bytes": free, "disk_bytes": size, "event_loop_lag_seconds": lag}
     if is_used(mirroring := service.mirroring()):
         ours["mirroring"] = mirroring
-    clients = [_client_json(producer) for producer in producers] or None
-    tail = dumps({**requested, "producers": clients, "nsq_compat": ours})
+    tail = dumps({**requested, "producers": _clients_json(producers) or None, "nsq_compat": ours})
     yield f"{'' if topics is None else ']'},{tail[1:]}".encode()
 
 
@@ -158,9 +159,16 @@ def _topic_json(topic: TopicStats) -> dict[str, Any]:
 
 def _channel_json(channel: ChannelStats) -> dict[str, Any]:
     value = picked(channel, _CHANNEL_KEYS)
-    value["clients"] = None if channel.clients is None else [_client_json(client) for client in channel.clients]
+    value["clients"] = None if channel.clients is None else _clients_json(channel.clients)
     value["e2e_processing_latency"] = _latency_json(channel.e2e_processing_latency)
     return value
+
+
+def _clients_json(clients: Sequence[ClientStats]) -> Encoded | list[dict[str, Any]]:
+    if len(clients) <= _CLIENTS_AT_ONCE:
+        return [_client_json(client) for client in clients]
+    encoded = (dumps(_client_json(client)) for client in cooperatively(clients, _CLIENTS_AT_ONCE))
+    return Encoded(f"[{','.join(encoded)}]")
 
 
 def _client_json(client: ClientStats) -> dict[str, Any]:

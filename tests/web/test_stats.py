@@ -199,6 +199,18 @@ def test_channels_show_clients_latency_and_what_is_not_zero():
     }
 
 
+def test_stats_of_many_clients_let_others_run(monkeypatch):
+    turns = []
+    monkeypatch.setattr("nsq_compat.web.stats.yield_to_loop", lambda: turns.append(1))
+    clients = tuple(client(client_id=f"<{number}>") for number in range(200))
+    known = topic("t", channel("c", clients=clients, client_count=200))
+    shown = json.loads(b"".join(_json_pieces(SERVICE, (known,), {}, clients)))
+    expected = [f"<{number}>" for number in range(200)]
+    assert [each["client_id"] for each in shown["topics"][0]["channels"][0]["clients"]] == expected
+    assert [each["client_id"] for each in shown["producers"]] == expected
+    assert len(turns) >= 8
+
+
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_stats_of_many_topics_let_others_run(call, daemon, form, monkeypatch):
     turns: list[int] = []
