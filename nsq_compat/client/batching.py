@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nsq_compat.client.connection import start_thread
-from nsq_compat.client.nodes import Published, Refused
-from nsq_compat.protocol.errors import NsqError
+from nsq_compat.client.nodes import Published, Refused, may_be_for_one
 
 
 class Entry(NamedTuple):
@@ -167,9 +166,7 @@ class Batcher:
             outcome: Published | Exception = self._publish(batch.topic, bodies, batch.defer)
         except Exception as error:  # passed to the caller by its future
             outcome = error
-        attempts = outcome.attempts if isinstance(outcome, Refused) else ()
-        if len(entries) > 1 and any(isinstance(attempt.error, NsqError) for attempt in attempts):
-            # nsqd may have refused one entry: try each alone. If none could be reached, they would only wait again.
+        if len(entries) > 1 and may_be_for_one(outcome):
             for entry in entries:
                 self._send(batch, [entry])
             return

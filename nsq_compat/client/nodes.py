@@ -14,6 +14,8 @@ from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, E_BAD_TOPIC, E
 _MESSAGE_ERRORS: Final = frozenset({E_INVALID, E_BAD_TOPIC, E_BAD_BODY, E_BAD_MESSAGE})
 _FIRST_PENALTY: Final = 1.0
 _MAX_PENALTY: Final = 60.0
+_MAX_FREE: Final = 10
+"""Attempts of a call that do not count, because its command was not executed."""
 
 
 class Outcome(enum.Enum):
@@ -103,6 +105,15 @@ class TooFewCopies(PublishError):
     """Fewer nodes than requested have the message."""
 
 
+def may_be_for_one(outcome: object) -> bool:
+    """Whether nsqd may have refused a batch because of one message: then try each alone.
+
+    If no node could be reached, they would only wait again.
+    """
+    attempts = outcome.attempts if isinstance(outcome, Refused) else ()
+    return any(isinstance(attempt.error, NsqError) for attempt in attempts)
+
+
 def _nodes_with(attempts: Sequence[Attempt], outcome: Outcome) -> tuple[str, ...]:
     return tuple(attempt.address for attempt in attempts if attempt.outcome is outcome)
 
@@ -167,6 +178,7 @@ class Candidates:
         self._nodes = nodes
         self._copies = copies
         self._deadline = deadline
+        self._free = _MAX_FREE
         self._order = nodes.in_order(now) * 2
         self._taken: set[str] = set()
 
@@ -190,6 +202,11 @@ class Candidates:
         if attempt.outcome is Outcome.SENT or attempt.is_final:
             return True
         self._taken.discard(attempt.address)
+        if isinstance(attempt.error, NotExecuted) and self._free > 0:
+            # The refusal of another call may have ended the connection, which does not count.
+            self._free -= 1
+            self.left += 1
+            self._order.insert(0, attempt.address)
         return False
 
     def result(self) -> Published:

@@ -6,6 +6,7 @@ A *payload* is what a producer sends and a frame with headers has after the id: 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
@@ -101,10 +102,8 @@ def split_batch(body: bytes, max_msg_size: int) -> list[bytes]:
 
 def join_batch(payloads: Sequence[bytes]) -> bytes:
     """The body of an HMPUB, without its size."""
-    pieces = [pack_size(len(payloads))]
-    for payload in payloads:
-        pieces += (pack_size(len(payload)), payload)
-    return b"".join(pieces)
+    sizes = map(pack_size, map(len, payloads))
+    return pack_size(len(payloads)) + b"".join(chain.from_iterable(zip(sizes, payloads, strict=True)))
 
 
 def _encoded(text: str, what: str) -> bytes:

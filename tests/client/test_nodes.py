@@ -110,11 +110,17 @@ def test_each_attempt_has_a_share_of_the_time_that_is_left(nodes):
     assert Candidates(nodes, 1, 0, 60).take(60) is None
 
 
-def test_a_connection_that_had_ended_says_nothing_about_the_node(nodes):
+def test_a_connection_that_had_ended_says_nothing_about_the_node_and_does_not_count(nodes):
     candidates = Candidates(nodes, 1, 0, 60)
-    candidates.take(0)
-    candidates.note(failed_attempt("a:1", NotExecuted("closed"), was_sent=True), 0)
+    for _ in range(10):
+        assert taken(candidates, 1) == ["a:1"]
+        candidates.note(failed_attempt("a:1", NotExecuted("closed"), was_sent=True), 0)
     assert {nodes.in_order(0)[0] for _ in range(3)} == {"a:1", "b:1", "c:1"}
+    assert candidates.left == 3
+    for node in ("a:1", "b:1", "c:1"):
+        assert taken(candidates, 1) == [node]
+        candidates.note(failed_attempt(node, NotExecuted("closed"), was_sent=True), 0)
+    assert taken(candidates, 1) == [None]
 
 
 @pytest.mark.parametrize(

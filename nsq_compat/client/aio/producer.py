@@ -6,12 +6,22 @@ them in order. Which node is tried, for how long, and what the outcome is, is de
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Self
 
 from nsq_compat.client.aio.connection import Connection
 from nsq_compat.client.link import ConnectionLost, NotExecuted
-from nsq_compat.client.nodes import Attempt, Candidates, HeadersNotTaken, Nodes, Outcome, Published, failed_attempt
+from nsq_compat.client.nodes import (
+    Attempt,
+    Candidates,
+    HeadersNotTaken,
+    Nodes,
+    Outcome,
+    Published,
+    PublishError,
+    failed_attempt,
+    may_be_for_one,
+)
 from nsq_compat.client.publishing import Publish, checked, publish_of
 from nsq_compat.client.settings import ConnectionSettings, address_list, split_address
 from nsq_compat.protocol.errors import NsqError
@@ -19,12 +29,32 @@ from nsq_compat.protocol.headers import NO_HEADERS, Headers
 
 log = logging.getLogger(__name__)
 
+_Call = asyncio.Future[Published]
+
+
+class _Batch:
+    """Calls of `publish` for one topic, which are published together."""
+
+    __slots__ = ("bodies", "calls", "create_future", "size")
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.calls: list[_Call] = []
+        self.size = 0
+        self.create_future: Callable[[], _Call] = asyncio.get_running_loop().create_future
+
+    def drop_cancelled(self) -> None:
+        left = [(body, call) for body, call in zip(self.bodies, self.calls, strict=True) if not call.done()]
+        self.bodies = [body for body, _ in left]
+        self.calls = [call for _, call in left]
+
 
 class Producer:
     """Publishes messages. Any number of tasks may do so at the same time.
 
     `publish_timeout` (seconds) is the default timeout of a call. `copies` is the number of nodes that must answer OK;
-    they are asked at the same time. Other options are those of ``ConnectionSettings``.
+    they are asked at the same time. `batch_messages` and `batch_bytes` limit what is published together. Other options
+    are those of ``ConnectionSettings``.
 
     A call that is cancelled may have published or not. It affects no other call.
     """
@@ -35,6 +65,8 @@ class Producer:
         *,
         publish_timeout: float = 10.0,
         copies: int = 1,
+        batch_messages: int = 500,
+        batch_bytes: int = 1 << 20,
         **options: Any,
     ) -> None:
         self.settings = ConnectionSettings(**options)
@@ -42,11 +74,15 @@ class Producer:
         for address in self._nodes.addresses:
             split_address(address)
         self._nodes.check_copies(copies)
+        self._batch_messages = batch_messages
+        self._batch_bytes = batch_bytes
+        self._batches: dict[str, _Batch] = {}
+        """By topic, those to which calls are added."""
         self._publish_timeout = publish_timeout
         self._copies = copies
         self._connections: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
-        self._early: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._publishing = 0
         """Calls without an outcome."""
         self._idle = asyncio.Event()
@@ -66,10 +102,23 @@ class Producer:
     ) -> Published:
         """Publish with PUB, or with DPUB to defer the message by `defer` seconds; with HPUB if it has headers.
 
+        Calls for one topic that are made in the same iteration of the event loop are published together, with MPUB,
+        unless they have headers, a delay or a timeout of their own.
+
         Raises ``Refused``, ``Unknown`` or ``TooFewCopies``; ``ValueError`` for an invalid topic, an empty body or
         invalid headers. An nsqd that does not take headers refuses a message that has some before anything is sent.
         """
-        return await self._publish(publish_of(topic, checked(topic, [body], [headers]), defer), timeout)
+        # Hot: runs for every message. What a batch needs once is done in `_begin_batch`.
+        if headers or defer or timeout is not None or type(body) is not bytes or not body:
+            return await self._publish(publish_of(topic, checked(topic, [body], [headers]), defer), timeout)
+        batch = self._batches.get(topic) or self._begin_batch(topic)
+        call = batch.create_future()
+        batch.bodies.append(body)
+        batch.calls.append(call)
+        batch.size += len(body)
+        if len(batch.calls) >= self._batch_messages or batch.size >= self._batch_bytes:
+            del self._batches[topic]
+        return await call
 
     async def publish_many(
         self,
@@ -93,9 +142,7 @@ class Producer:
     def connect(self) -> None:
         """Connect to every node in the background. Publishing connects by itself."""
         for node in self._nodes.addresses:
-            task = asyncio.get_running_loop().create_task(self._connect_early(node))
-            self._early.add(task)
-            task.add_done_callback(self._early.discard)
+            self._start_task(self._connect_early(node))
 
     async def flush(self, timeout: float | None = None) -> bool:
         """Wait until every call has an outcome. False after the timeout."""
@@ -124,12 +171,49 @@ class Producer:
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
+    def _begin_batch(self, topic: str) -> "_Batch":
+        checked(topic, [b"x"], ())
+        self._batches[topic] = batch = _Batch()
+        self._begin_call()
+        self._start_task(self._publish_batch(topic, batch))
+        return batch
+
+    async def _publish_batch(self, topic: str, batch: "_Batch") -> None:
+        """Publish what the calls of an iteration of the event loop have added, and give them the outcome."""
+        if self._batches.get(topic) is batch:
+            del self._batches[topic]
+        deadline = asyncio.get_running_loop().time() + self._publish_timeout
+        try:
+            if any(call.done() for call in batch.calls):  # cancelled meanwhile
+                batch.drop_cancelled()
+            if batch.calls:
+                await self._publish_together(topic, batch.bodies, batch.calls, deadline)
+        finally:
+            self._end_call()
+
+    async def _publish_together(self, topic: str, bodies: list[bytes], calls: list[_Call], deadline: float) -> None:
+        left = deadline - asyncio.get_running_loop().time()
+        try:
+            published = await self._publish(publish_of(topic, bodies, 0.0), left)
+        except PublishError as error:
+            if len(calls) > 1 and may_be_for_one(error):
+                # One after the other, because a refusal ends the connection.
+                for body, call in zip(bodies, calls, strict=True):
+                    await self._publish_together(topic, [body], [call], deadline)
+                return
+            for call in calls:
+                if not call.done():
+                    call.set_exception(error)
+        else:
+            for call in calls:
+                if not call.done():
+                    call.set_result(published)
+
     async def _publish(self, publish: Publish, timeout: float | None) -> Published:
         now = asyncio.get_running_loop().time()
         deadline = now + (self._publish_timeout if timeout is None else timeout)
         candidates = Candidates(self._nodes, self._copies, now, deadline)
-        self._publishing += 1
-        self._idle.clear()
+        self._begin_call()
         try:
             if self._copies == 1:
                 await self._publish_copy(publish, candidates)
@@ -138,10 +222,17 @@ class Producer:
                     for _ in range(self._copies):
                         copies.create_task(self._publish_copy(publish, candidates))
         finally:
-            self._publishing -= 1
-            if not self._publishing:
-                self._idle.set()
+            self._end_call()
         return candidates.result()
+
+    def _begin_call(self) -> None:
+        self._publishing += 1
+        self._idle.clear()
+
+    def _end_call(self) -> None:
+        self._publishing -= 1
+        if not self._publishing:
+            self._idle.set()
 
     async def _publish_copy(self, publish: Publish, candidates: Candidates) -> None:
         """Publish one copy: try nodes until one has it, or no node or time is left."""
@@ -183,6 +274,11 @@ class Producer:
             if task.cancelled():  # by `close`
                 raise NotExecuted("the producer is closed", node) from None
             raise
+
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _connect_early(self, node: str) -> None:
         now = asyncio.get_running_loop().time

@@ -14,14 +14,62 @@ async def test_calls_at_the_same_time_share_a_connection_and_are_written_togethe
     async with aio.Producer(fake.address) as producer:
         results = await asyncio.gather(*(producer.publish("t", b"%d" % number) for number in range(500)))
     assert {result.nodes for result in results} == {(fake.address,)}
+    assert fake.said("MPUB") == ["MPUB t"]
     assert [body for body in fake.peer.bodies if body.isdigit()] == [b"%d" % number for number in range(500)]
     assert len(fake.peers) == 1
+
+
+async def test_the_messages_of_a_batch_are_limited(fake):
+    async with aio.Producer(fake.address, batch_messages=10, batch_bytes=100) as producer:
+        await asyncio.gather(*(producer.publish("t", b"%d" % number) for number in range(25)))
+        assert len(fake.said("MPUB")) == 3
+        await asyncio.gather(*(producer.publish("t", b"x" * 60) for _ in range(4)))
+        assert len(fake.said("MPUB")) == 5
+
+
+async def test_one_refused_message_of_a_batch_fails_alone(nsqd, topic):
+    nsqd.create_channel(topic, "c")
+    async with aio.Producer(nsqd.tcp_address) as producer:
+        bodies = [b"one", b"x" * 1_100_000, b"two"]
+        calls = (producer.publish(topic, body) for body in bodies)
+        one, refused, two = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(one, aio.Published)
+        assert isinstance(two, aio.Published)
+        assert isinstance(refused, Refused)
+    await until(lambda: nsqd.channel_stats(topic, "c")["depth"] == 2)
+
+
+async def test_a_wrong_call_fails_at_once_and_affects_no_other(fake):
+    async with aio.Producer(fake.address) as producer:
+        wrong: list[object] = ["text", None, b""]
+        calls = [producer.publish("t", body) for body in (b"one", *wrong, bytearray(b"two"))]  # type: ignore[arg-type]
+        outcomes = await asyncio.gather(*calls, producer.publish("no spaces", b"x"), return_exceptions=True)
+    assert [type(outcome).__name__ for outcome in outcomes] == [
+        "Published",
+        "TypeError",
+        "ValueError",
+        "ValueError",
+        "Published",
+        "ValueError",
+    ]
+    assert {b"one", b"two"} <= set(fake.peer.bodies)
+
+
+async def test_a_call_that_is_cancelled_before_its_batch_is_sent_publishes_nothing(fake):
+    async with aio.Producer(fake.address) as producer:
+        await producer.publish("t", b"first")
+        calls = [asyncio.create_task(producer.publish("t", body)) for body in (b"one", b"two", b"three")]
+        await asyncio.sleep(0)
+        calls[1].cancel()
+        await asyncio.wait(calls)
+        assert calls[1].cancelled()
+    assert fake.peer.bodies[-2:] == [b"one", b"three"]
 
 
 async def test_a_cancelled_call_does_not_move_the_answers_of_others(make_nsqd):
     fake = make_nsqd({"PUB": None})
     async with aio.Producer(fake.address) as producer:
-        calls = [asyncio.create_task(producer.publish("t", b"%d" % number)) for number in range(3)]
+        calls = [asyncio.create_task(producer.publish("t", b"%d" % number, timeout=60)) for number in range(3)]
         await until(lambda: len(fake.said("PUB")) == 3)
         calls[0].cancel()
         with pytest.raises(asyncio.CancelledError):
