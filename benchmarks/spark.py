@@ -169,7 +169,7 @@ def _cpu(session: Session, nsqds: Sequence[NsqdProcess]) -> dict[str, float]:
 
 
 def measure_pynsq(options: argparse.Namespace) -> Run:
-    report = client.measure(_PYNSQ, options.pynsq_messages, options.nsqd)
+    report = client.measure("pynsq", options.pynsq_messages, options.nsqd)
     return Run(int(report["messages"]), report["seconds"], {"JVM": 0.0, "Python": report["cpu_seconds"], "nsqd": 0.0})
 
 

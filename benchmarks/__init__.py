@@ -1,0 +1,1 @@
+"""Measurements. A package, because asyncnsq, with which `client` compares, installs one with this name."""
