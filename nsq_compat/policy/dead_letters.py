@@ -1,4 +1,4 @@
-"""Dead letters: messages that reached a policy's max_attempts, on their way to the dead-letter topic.
+"""Dead letters: messages that reached a policy's max_attempts, or expired, on their way to the dead-letter topic.
 
 When a consumer requeues a message after its last attempt, or lets it time out, the message does not return to its
 channel. It moves to the channel's dead-letter queue, where it counts as in flight. `send` publishes the queued
@@ -17,7 +17,7 @@ from typing import Final
 
 from nsq_compat.log.data_path import reason
 from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
-from nsq_compat.protocol.headers import HeaderError, encode
+from nsq_compat.protocol.headers import EXPIRES, HeaderError, encode
 from nsq_compat.protocol.message import (
     attempts,
     body,
@@ -44,6 +44,7 @@ _UNLIMITED: Final = 1 << 16  # attempts has 16 bits
 ORIGIN_TOPIC: Final = "nsq-origin-topic"
 ORIGIN_CHANNEL: Final = "nsq-origin-channel"
 ATTEMPTS: Final = "nsq-attempts"
+ORIGIN_EXPIRES: Final = "nsq-origin-expires"
 FIRST_PUBLISHED: Final = "nsq-first-published"
 """Nanoseconds since 1970. A message that fails again after it was redriven keeps it."""
 
@@ -99,16 +100,19 @@ class DeadLetterQueue:
         self.transfers: list[Transfer] = []
         self._queues = queues
         self._max_attempts = _UNLIMITED
+        self._takes_expired = False
 
     def apply(self, policy: DeadLettering | None) -> None:
         """Apply a policy; without one no more messages are enqueued."""
         self._max_attempts = _UNLIMITED
+        self._takes_expired = False
         if policy is None:
             return
         topic, channel = self.channel.topic_name, self.channel.name
         target = policy.topic_for(topic, channel)
         if is_valid_name(target):
             self.target, self._max_attempts = target, policy.max_attempts
+            self._takes_expired = policy.takes_expired
         else:
             log.error("CHANNEL(%s:%s): no dead-letter topic, %s is not a valid name", topic, channel, target)
 
@@ -119,6 +123,11 @@ class DeadLetterQueue:
         dead = [frame for frame in frames if attempts(frame) >= self._max_attempts]
         self.enqueue(dead)
         return [frame for frame in frames if attempts(frame) < self._max_attempts]
+
+    def enqueue_expired(self, frames: Sequence[bytes]) -> None:
+        """Enqueue expired messages if the policy says so."""
+        if self._takes_expired and self.channel.topic_name not in self._queues.targets:
+            self.enqueue(frames)
 
     def enqueue(self, frames: Sequence[bytes]) -> None:
         """Keep messages until the dead-letter topic has them."""
@@ -222,6 +231,8 @@ def _payload(frame: bytes, channel: Channel) -> bytes:
     """What the dead-letter topic gets. A message that has no room for more headers keeps its own."""
     own = dict(headers(frame))
     own.setdefault(FIRST_PUBLISHED, str(timestamp_ns(frame)))
+    if expires := own.pop(EXPIRES, ""):  # a dead letter stays
+        own[ORIGIN_EXPIRES] = expires
     own |= {ORIGIN_TOPIC: channel.topic_name, ORIGIN_CHANNEL: channel.name, ATTEMPTS: str(attempts(frame))}
     try:
         return encode(own.items()) + body(frame)

@@ -19,6 +19,8 @@ from nsq_compat.protocol.names import EPHEMERAL_SUFFIX, is_valid_name
 from nsq_compat.queue.wait_queue import DeliveryLimits, Rate
 
 DEFAULT_DEAD_LETTER_TOPIC: Final = "{topic}.{channel}.dead"
+DROP: Final = "drop"
+DEAD_LETTER: Final = "dead-letter"
 REJECT: Final = "reject"
 DROP_OLDEST: Final = "drop-oldest"
 _MAX_ATTEMPTS: Final = 0xFFFF
@@ -43,6 +45,8 @@ class DeadLettering:
     max_attempts: int
     topic: str
     """A template: ``{topic}`` and ``{channel}`` stand for the names of the message's topic and channel."""
+    takes_expired: bool = False
+    """Whether expired messages go there, too; otherwise they are dropped."""
 
     def topic_for(self, topic: str, channel: str) -> str:
         """The name of the dead-letter topic, which may be too long to be valid."""
@@ -103,6 +107,8 @@ class Applied:
         if self.dead_lettering is not None:
             settings["max_attempts"] = self.dead_lettering.max_attempts
             settings["dead_letter_topic"] = self.dead_lettering.topic_for(topic, channel)
+            if self.dead_lettering.takes_expired:
+                settings["when_expired"] = DEAD_LETTER
         if (bounds := self.bounds) is not None:
             age = None if bounds.max_age is None else format_duration(int(bounds.max_age * SECOND))
             limits = {"max_depth": bounds.max_depth, "max_bytes": bounds.max_bytes, "max_age": age}
@@ -139,7 +145,8 @@ class Policy:
         dead_lettering = bounds = rate = retention = creations = None
         if "max_attempts" in values:
             template = values.get("dead_letter_topic", DEFAULT_DEAD_LETTER_TOPIC)
-            dead_lettering = DeadLettering(values["max_attempts"], template)
+            takes_expired = values.get("when_expired") == DEAD_LETTER
+            dead_lettering = DeadLettering(values["max_attempts"], template, takes_expired)
         if not values.keys().isdisjoint(_NEEDS["when_full"]):
             depth, size, age = map(values.get, _NEEDS["when_full"])
             bounds = Bounds(depth, size, age, drops=values.get("when_full") == DROP_OLDEST)
@@ -263,10 +270,13 @@ def _duration(value: object) -> float:
     return nanoseconds / SECOND
 
 
-def _when_full(value: object) -> str:
-    if value not in (REJECT, DROP_OLDEST):
-        raise ValueError(f'must be "{REJECT}" or "{DROP_OLDEST}"')
-    return str(value)
+def _one_of(first: str, second: str) -> Callable[[object], str]:
+    def check(value: object) -> str:
+        if value not in (first, second):
+            raise ValueError(f'must be "{first}" or "{second}"')
+        return str(value)
+
+    return check
 
 
 def _boolean(value: object) -> bool:
@@ -289,10 +299,11 @@ _KEYS: Final[Mapping[str, Callable[[object], Any]]] = {
     "channel": _pattern,
     "max_attempts": _integer(_MAX_ATTEMPTS),
     "dead_letter_topic": _topic_name,
+    "when_expired": _one_of(DROP, DEAD_LETTER),
     "max_depth": _integer(_MAX_INTEGER),
     "max_bytes": _integer(_MAX_INTEGER),
     "max_age": _duration,
-    "when_full": _when_full,
+    "when_full": _one_of(REJECT, DROP_OLDEST),
     "max_rate": _rate("messages"),
     "burst": _integer(_MAX_INTEGER),
     "max_in_flight": _integer(_MAX_INTEGER),
@@ -307,6 +318,7 @@ _RETENTION: Final = ("retain_for", "retain_bytes")
 _CREATIONS: Final = ("max_topics", "max_channels", "max_creations_per_second")
 _NEEDS: Final[Mapping[str, Sequence[str]]] = {
     "dead_letter_topic": ("max_attempts",),
+    "when_expired": ("max_attempts",),
     "when_full": ("max_depth", "max_bytes", "max_age"),
     "burst": ("max_rate",),
 }

@@ -17,6 +17,8 @@ from nsq_compat.protocol.schema import MAX_HEADER_BLOCK, MAX_HEADER_NAME, MAX_HE
 
 Headers = Mapping[str, str]
 
+EXPIRES: Final = "nsq-expires"
+"""When the message is not to be delivered any more: Unix seconds, also with decimals."""
 NO_HEADERS: Final[Headers] = MappingProxyType({})
 
 _SHORT_SIZE: Final = derive(schema.SHORT_SIZE)
@@ -26,6 +28,9 @@ _read_short: Final = _SHORT_SIZE.unpack_from
 _is_name: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+").fullmatch
 _is_ascii_value: Final = re.compile(rb"[\t\x20-\x7e]*").fullmatch
 _has_control: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]").search
+_is_time: Final = re.compile(rb"[0-9]{1,12}(\.[0-9]{1,9})?").fullmatch
+_EXPIRES: Final = EXPIRES.encode("ascii")
+_NS_PER_SECOND: Final = 1_000_000_000
 _SHOWN: Final = 40
 _EMPTY_BLOCK: Final[bytes] = _pack_short(0)
 
@@ -66,6 +71,14 @@ def body_begin(data: bytes, begin: int) -> int:
     """Where the body begins in data that has a sound payload at `begin`."""
     size: int = _read_short(data, begin)[0]
     return begin + _SIZE + size
+
+
+def expires_ns(data: bytes, begin: int) -> int:
+    """When the message expires, in nanoseconds since 1970; 0 if never. `data` has a sound payload at `begin`."""
+    if data.find(_EXPIRES, begin, body_begin(data, begin)) < 0:
+        return 0
+    seconds, _, decimals = _read(data[begin:])[0].get(_EXPIRES, b"").partition(b".")
+    return int(seconds) * _NS_PER_SECOND + int(decimals.ljust(9, b"0")) if seconds else 0
 
 
 def is_empty(payload: bytes) -> bool:
@@ -157,6 +170,8 @@ def _add(found: dict[bytes, bytes], name: bytes, value: bytes) -> None:
             raise HeaderError(f"the value of header {name.decode()} is not UTF-8") from None
         if _has_control(text):
             raise HeaderError(f"the value of header {name.decode()} has a control character")
+    if name == _EXPIRES and not _is_time(value):
+        raise HeaderError(f"the value of header {EXPIRES} must be a time in Unix seconds, not {quote(value[:_SHOWN])}")
     found[name] = value
 
 

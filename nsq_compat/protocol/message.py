@@ -19,6 +19,7 @@ from typing import Final
 from nsq_compat.protocol import schema
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE, FRAME_TYPE_MESSAGE_WITH_HEADERS
 from nsq_compat.protocol.headers import NO_HEADERS, Headers, body_begin, checked, decode, is_empty, with_no_headers
+from nsq_compat.protocol.headers import expires_ns as expires_in
 from nsq_compat.protocol.layout import derive, pack_size
 from nsq_compat.protocol.schema import UniformBodies
 
@@ -144,6 +145,11 @@ def has_headers(frame: bytes) -> bool:
 def body(frame: bytes) -> bytes:
     """The message's body."""
     return frame[body_begin(frame, HEADER_SIZE) if has_headers(frame) else HEADER_SIZE :]
+
+
+def expires_ns(frame: bytes) -> int:
+    """When the message expires, in nanoseconds since 1970; 0 if never."""
+    return expires_in(frame, HEADER_SIZE) if has_headers(frame) else 0
 
 
 def headers(frame: bytes) -> Headers:

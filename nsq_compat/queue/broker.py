@@ -227,6 +227,7 @@ def _channel_stats(channel: Channel, now: float, include_clients: bool) -> Chann
         e2e_processing_latency=_latency_stats([channel], now),
         dropped_count=channel.dropped_count,
         dead_letter_count=channel.dead_letter_count,
+        expired_count=channel.expired_count,
         rejected_count=channel.rejected_count,
         policy=channel.policy,
     )

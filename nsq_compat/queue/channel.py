@@ -18,7 +18,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Final, Protocol
 
 from nsq_compat.log.checkpoint import ChannelState, Replay
-from nsq_compat.protocol.message import attempts, next_attempts
+from nsq_compat.protocol.message import attempts, expires_ns, next_attempts
 from nsq_compat.protocol.message import message_id as id_of
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, Cursor, Peek
@@ -46,6 +46,8 @@ _ANSWER_SECONDS: Final = 0.05
 _HOLD_SECONDS: Final = 1.0
 """Time in which an operator's search must take its next step; deliveries go on after it in any case."""
 
+_NS_PER_SECOND: Final = 1_000_000_000
+
 NOT_IN_FLIGHT: Final = "ID not in flight"
 NOT_OWNER: Final = "client does not own message"
 
@@ -65,6 +67,9 @@ class DeadLetterQueue(Protocol):
 
     def enqueue_exhausted(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """Keep the frames that are not to be delivered again; return the others."""
+
+    def enqueue_expired(self, frames: Sequence[bytes]) -> None:
+        """Keep the frames, which have expired, if the policy says so."""
 
 
 class Consumer(Waiting, Protocol):
@@ -110,7 +115,8 @@ class Channel:
     """Created by a topic. `now` is monotonic seconds everywhere. `exiting` once it is deleted or nsqd stops.
 
     `on_abandoned` is called when the last consumer has left an ephemeral channel. `on_change` is called when `state`
-    changes in a way that the log does not record. `on_requeued` is called for a message requeued with a delay: channel,
+    changes in a way that the log does not record. `clock_offset` returns the wall clock minus `now`, in seconds.
+    `on_requeued` is called for a message requeued with a delay: channel,
     message id, attempts at the next delivery, due time.
     """
 
@@ -124,6 +130,7 @@ class Channel:
         backlog: Backlog,
         on_abandoned: Callable[["Channel"], None],
         on_change: Callable[[], None],
+        clock_offset: Callable[[], float],
         on_requeued: Callable[[str, bytes, int, float], None] | None = None,
     ) -> None:
         self.topic_name = topic_name
@@ -137,6 +144,7 @@ class Channel:
         self.timeout_count = 0
         self.dropped_count = 0
         self.dead_letter_count = 0
+        self.expired_count = 0
         self.rejected_count = 0
         self.policy: Mapping[str, Any] = {}
         """The settings of the policies that apply, for /stats."""
@@ -148,6 +156,7 @@ class Channel:
         self._schedule = schedule
         self._on_abandoned = on_abandoned
         self.on_change = on_change
+        self._clock_offset = clock_offset
         self._on_requeued = on_requeued
         self.backlog = backlog
         self._cursor = backlog.cursor  # Hot: saves an attribute for every publish
@@ -265,6 +274,8 @@ class Channel:
             self._schedule.at(self._log_retry.until, self)
             self._wait_queue.wait(consumer)
             return ()
+        if self.has_headers:
+            frames = self._without_expired(frames, now)
         is_empty = not self.backlog
         if self.backlog.without_in_flight is None:
             consumer.in_flight.add(frames, now, timeout)
@@ -275,7 +286,7 @@ class Channel:
         if is_empty:
             if len(frames) < room:
                 self._wait_queue.wait(consumer)
-        elif not frames:  # the messages were damaged, and others follow
+        elif not frames:  # the messages were damaged or have expired, and others follow
             self._wait_queue.wait(consumer)
             self.wake()
         self._delivered_count += len(frames)
@@ -628,6 +639,21 @@ class Channel:
                 self.name, self._limits.mem_queue_size,
             )  # fmt: skip
         self.dropped_count += count
+
+    def _without_expired(self, frames: Sequence[bytes], now: float) -> Sequence[bytes]:
+        """Return the frames that have not expired. The others are finished or, by a policy, dead-lettered."""
+        now_ns = int((now + self._clock_offset()) * _NS_PER_SECOND)
+        expired = [frame for frame in frames if 0 < expires_ns(frame) <= now_ns]
+        if not expired:
+            return frames
+        if not self.expired_count:
+            log.warning("CHANNEL(%s): messages have expired (see expired_count in /stats)", self.name)
+        self.expired_count += len(expired)
+        self.on_change()
+        if self.dead_letters is not None:
+            self.dead_letters.enqueue_expired(expired)
+        gone = frozenset(map(id_of, expired))
+        return [frame for frame in frames if id_of(frame) not in gone]
 
     def _without_dead_letters(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """Return the frames to be delivered again. The dead-letter queue keeps the others."""

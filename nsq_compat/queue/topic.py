@@ -10,6 +10,7 @@ Invariants:
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -59,6 +60,10 @@ class ChannelObserver(Protocol):
 class TopicObserver(ChannelObserver, Protocol):
     def changed(self, topic: "Topic") -> None:
         """The checkpoint is out of date; called once until the next one."""
+
+
+def _system_clock_offset() -> float:
+    return time.time() - time.monotonic()
 
 
 class Topic:
@@ -290,6 +295,7 @@ class Topic:
             backlog=self._new_backlog(position, logged=store is not None),
             on_abandoned=self._delete,
             on_change=self._note_change,
+            clock_offset=_system_clock_offset if self.store is None else self.store.clock_offset,
             on_requeued=None if store is None else self._control_log.note_requeued,
         )
         if self.has_headers:

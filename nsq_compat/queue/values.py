@@ -1,7 +1,8 @@
 """Plain values: limits from nsqd's options, refusals of publishes, and the content of /stats.
 
 ``broker.snapshot`` reads the values of /stats. Their field names, order and meaning are NSQ's; `dropped_count`,
-`dead_letter_count`, `rejected_count`, `policy`, `log_bytes`, `damaged_records` and those of retention are ours.
+`dead_letter_count`, `expired_count`, `rejected_count`, `policy`, `log_bytes`, `damaged_records` and those of retention
+are ours.
 """
 
 from collections.abc import Mapping
@@ -116,6 +117,7 @@ class ChannelStats:
     e2e_processing_latency: LatencyStats = field(default_factory=LatencyStats)
     dropped_count: int = 0
     dead_letter_count: int = 0
+    expired_count: int = 0
     rejected_count: int = 0
     policy: Mapping[str, Any] = field(default_factory=dict)
 

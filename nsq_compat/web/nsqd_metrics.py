@@ -64,6 +64,7 @@ _CHANNEL: Final[Sequence[Column[ChannelStats]]] = (
     Column("nsqd_channel_timeouts", "Messages timed out.", lambda channel: channel.timeout_count, is_counter=True),
     Column("nsqd_channel_dropped", "Messages dropped.", lambda channel: channel.dropped_count, is_counter=True),
     Column("nsqd_channel_dead_letters", "Messages dead-lettered.", lambda it: it.dead_letter_count, is_counter=True),
+    Column("nsqd_channel_expired", "Messages expired.", lambda channel: channel.expired_count, is_counter=True),
     Column("nsqd_channel_rejected", "Publishes refused: full.", lambda it: it.rejected_count, is_counter=True),
 )
 

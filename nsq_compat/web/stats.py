@@ -54,7 +54,7 @@ _TOPIC_KEYS: Final = (
 _CHANNEL_KEYS: Final = (
     "channel_name depth backend_depth in_flight_count deferred_count message_count zone_local_msg_count? "
     "region_local_msg_count? global_msg_count? requeue_count timeout_count dropped_count? dead_letter_count? "
-    "rejected_count? client_count clients paused policy? e2e_processing_latency"
+    "expired_count? rejected_count? client_count clients paused policy? e2e_processing_latency"
 )
 _CLIENT_KEYS: Final = (
     "client_id hostname version remote_address state ready_count in_flight_count message_count zone_local_msg_count? "

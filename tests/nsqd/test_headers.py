@@ -47,6 +47,20 @@ def headers_of(messages: list[Message]) -> list[tuple[bytes, Any]]:
     return [(each.body, each.headers) for each in messages]
 
 
+def test_a_message_that_has_expired_is_not_delivered(nsqd):
+    nsqd.create_channel("t", "c")
+    for body, expires in ((b"gone", "1700000000.5"), (b"there", "99999999999")):
+        assert post(nsqd, "/pub?topic=t", body, **{"X-NSQ-Header-NSQ-Expires": expires})[0] == 200
+    with connect(nsqd) as consumer:
+        messages = consumer.subscribes(b"t", b"c", ready=100).takes(1, finishing=True)
+    assert [each.body for each in messages] == [b"there"]
+    assert nsqd.channel_stats("t", "c")["expired_count"] == 1
+    assert b'nsqd_channel_expired_total{channel="c",topic="t"} 1.0' in nsqd.asks("GET", "/metrics").body
+    status, answer = post(nsqd, "/pub?topic=t", b"m", **{"X-NSQ-Header-NSQ-Expires": "tomorrow"})
+    assert status == 400
+    assert b"must be a time in Unix seconds" in answer
+
+
 def test_headers_over_http_reach_a_consumer(nsqd):
     requests: list[dict[str, str]] = [
         {"traceparent": TRACE, "tracestate": "a=1", "Content-Type": "application/json"},

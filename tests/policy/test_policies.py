@@ -19,19 +19,20 @@ def test_without_policies_nothing_applies():
 def test_all_settings_of_a_policy():
     policies = Policies(
         [
-            {"topic": "orders", "max_attempts": 5, "dead_letter_topic": "dead"},
+            {"topic": "orders", "max_attempts": 5, "dead_letter_topic": "dead", "when_expired": "dead-letter"},
             {"max_depth": 10, "max_bytes": 100, "max_age": "1m30s", "when_full": "drop-oldest"},
             {"max_rate": 2.5, "burst": 7},
             {"max_in_flight": 100, "exclusive": True},
         ]
     )
     applied = policies.for_channel("orders", "archive")
-    assert applied.dead_lettering == DeadLettering(5, "dead")
+    assert applied.dead_lettering == DeadLettering(5, "dead", takes_expired=True)
     assert applied.bounds == Bounds(10, 100, 90.0, drops=True)
     assert applied.rate == Rate(2.5, 7)
     assert applied.delivery_limits == DeliveryLimits(Rate(2.5, 7), 100, is_exclusive=True)
     assert applied.to_settings("orders", "archive") == {
-        "max_attempts": 5, "dead_letter_topic": "dead", "max_depth": 10, "max_bytes": 100, "max_age": "1m30s",
+        "max_attempts": 5, "dead_letter_topic": "dead", "when_expired": "dead-letter",
+        "max_depth": 10, "max_bytes": 100, "max_age": "1m30s",
         "when_full": "drop-oldest", "max_rate": 2.5, "burst": 7, "max_in_flight": 100, "exclusive": True,
     }  # fmt: skip
     assert Policies(policies.written).for_channel("orders", "archive") == applied
@@ -109,6 +110,8 @@ def test_the_suffix_of_ephemeral_channels_is_left_out():
         ({"max_rate": 0}, "policy 1: max_rate: must be a number above 0 (messages per second)"),
         ({"max_rate": float("nan")}, "policy 1: max_rate: must be a number above 0 (messages per second)"),
         ({"max_in_flight": 0}, "policy 1: max_in_flight: must be an integer from 1 to 9223372036854775807"),
+        ({"max_attempts": 1, "when_expired": "keep"}, 'policy 1: when_expired: must be "drop" or "dead-letter"'),
+        ({"max_rate": 1, "when_expired": "drop"}, "policy 1: when_expired: has no effect without max_attempts"),
         ({"exclusive": "yes"}, "policy 1: exclusive: must be true or false"),
         ({"max_rate": 1, "topic": "("}, "policy 1: topic: not a regular expression: missing ): ("),
         ({"max_rate": 1, "channel": 5}, "policy 1: channel: must be a regular expression"),

@@ -28,6 +28,24 @@ def test_a_payload_is_as_declared_and_is_read_as_it_was_written(pairs, body):
     assert checked(payload) == payload
 
 
+@pytest.mark.parametrize(
+    ("value", "ns"),
+    [("0", 0), ("1", 10**9), ("1.5", 1_500_000_000), ("1700000000.000000001", 1_700_000_000_000_000_001)],
+)
+def test_the_time_at_which_a_message_expires(value, ns):
+    payload = encode([("other", "nsq-expires"), ("NSQ-Expires", value)]) + b"body"
+    frame = message.make_frame_of_payload(b"0" * 16, 0, payload)
+    assert message.expires_ns(frame) == ns
+    assert message.expires_ns(message.make_frame(b"0" * 16, 0, b"nsq-expires 1")) == 0
+    assert message.expires_ns(message.make_frame_of_payload(b"0" * 16, 0, encode([("a", "nsq-expires")]) + b"b")) == 0
+
+
+@pytest.mark.parametrize("value", ["", "-1", "1.", "soon", "1e9", "1700000000000.5", "1.0000000001", " 1", "\u0661"])
+def test_a_time_that_is_none_is_refused(value):
+    with pytest.raises(HeaderError, match="the value of header nsq-expires must be a time in Unix seconds"):
+        encode([("nsq-expires", value)])
+
+
 @given(some_headers)
 def test_names_are_kept_in_lower_case(pairs):
     body = b"body"

@@ -13,9 +13,10 @@ from flask import Blueprint, render_template, request
 
 from nsq_compat.cluster.http_client import call_all, named
 from nsq_compat.cluster.stats import TopicStats
-from nsq_compat.policy.policies import DROP_OLDEST, REJECT, Applied, Policies, Policy, PolicyError
+from nsq_compat.policy.policies import DEAD_LETTER, DROP, DROP_OLDEST, REJECT, Applied, Policies, Policy, PolicyError
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import check_form, require
+from nsq_compat.web.admin.formatting import UNKNOWN
 from nsq_compat.web.admin.queries import STATS_SHARE, Queries
 from nsq_compat.web.admin.tables import page_of
 from nsq_compat.web.admin.users import Role
@@ -34,6 +35,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "channel": "a regular expression for the whole name; empty for all channels, and for topics without a channel",
     "max_attempts": "after so many attempts, a message goes to the dead-letter topic",
     "dead_letter_topic": "by default {topic}.{channel}.dead",
+    "when_expired": "what happens to messages that have expired",
     "max_depth": "messages that may wait",
     "max_bytes": "bytes that may wait",
     "max_age": "how long a message may wait, such as 24h",
@@ -49,7 +51,12 @@ SETTINGS: Final[Mapping[str, str]] = {
     "max_creations_per_second": "topics and channels that clients may create in a second",
 }
 """The settings of a policy, in the order of the form, with hints. Pages have the names of the config file."""
-WHEN_FULL: Final = ("", REJECT, DROP_OLDEST)
+CHOICES: Final[Mapping[str, Mapping[str, str]]] = {
+    "when_full": {"": UNKNOWN, REJECT: "refuse publishes", DROP_OLDEST: "drop the oldest messages"},
+    "when_expired": {"": UNKNOWN, DROP: "drop them", DEAD_LETTER: "send them to the dead-letter topic"},
+    "exclusive": {"": UNKNOWN, "true": "yes", "false": "no"},
+}
+"""The settings with a choice, and how the form names the values."""
 
 
 # --- What is in force -------------------------------------------------------------------------------------------------
@@ -245,7 +252,7 @@ def _form(
         errors=errors,
         settings=SETTINGS,
         integers=_INTEGERS,
-        when_full=WHEN_FULL,
+        choices=CHOICES,
         unknown=sorted({key for policy in written for key in policy if key not in SETTINGS}),
         warnings=queries.warnings,
     )
