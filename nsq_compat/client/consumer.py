@@ -11,16 +11,16 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import wait
-from typing import Any, Self
+from typing import Self, Unpack
 
 from nsq_compat.client.connection import Connection, do_together, start_thread
 from nsq_compat.client.coordinator import Coordinator
 from nsq_compat.client.discovery import ask, note_failure
 from nsq_compat.client.link import ConnectionLost, Observer
 from nsq_compat.client.message import Handler, Message, finish_or_requeue, log_giving_up, requeue_after_error
-from nsq_compat.client.settings import SubscriptionSettings, split_address
+from nsq_compat.client.settings import SubscriptionOptions, SubscriptionSettings, split_address
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import without_secrets
 
@@ -41,7 +41,7 @@ class Subscription(Observer[Connection]):
         deliver: Callable[[int], object],
         nsqd_tcp_addresses: str | Iterable[str] | None,
         lookupd_http_addresses: str | Iterable[str] | None,
-        options: Mapping[str, Any],
+        options: SubscriptionOptions,
         heartbeat: Callable[[Connection], object] | None = None,
         unreachable: Callable[[str, Exception], object] | None = None,
     ) -> None:
@@ -256,7 +256,7 @@ class Consumer(Subscription):
         max_tries: int = 5,
         giving_up: Callable[[Message], object] | None = None,
         unreachable: Callable[[str, Exception], object] | None = None,
-        **options: Any,
+        **options: Unpack[SubscriptionOptions],
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency must be 1 or more, not {concurrency!r}")

@@ -13,15 +13,15 @@ Invariants:
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from nsq_compat.client.discovery import Discovery, Listing
 from nsq_compat.client.link import Link, why
 from nsq_compat.client.message import Message
 from nsq_compat.client.ready import Backoff, Pace, ReadyCounts
-from nsq_compat.client.settings import SubscriptionSettings, address_list, split_address
+from nsq_compat.client.settings import SubscriptionOptions, SubscriptionSettings, address_list, split_address
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.names import is_valid_name
 
@@ -51,7 +51,7 @@ class Coordinator(Generic[C]):
         channel: str,
         nsqd_tcp_addresses: str | Iterable[str] | None,
         lookupd_http_addresses: str | Iterable[str] | None,
-        options: Mapping[str, Any],
+        options: SubscriptionOptions,
         reports_unreachable: bool = False,
     ) -> None:
         for noun, name in (("topic", topic), ("channel", channel)):

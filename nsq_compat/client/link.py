@@ -69,7 +69,7 @@ class TlsStream:
     def decode(self, data: bytes) -> bytes:
         """Decrypt received bytes; the result may be empty."""
         self._incoming.write(data)
-        pieces = []
+        pieces: list[bytes] = []
         # Data before close_notify counts. The socket reports the end itself.
         with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
             while piece := self._tls.read(_TLS_READ_SIZE):

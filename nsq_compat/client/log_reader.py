@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, reason_of
 from nsq_compat.client.connection import do_together, start_thread
@@ -29,7 +29,7 @@ from nsq_compat.client.log_reading import (
     When,
     moment_of,
 )
-from nsq_compat.client.settings import SubscriptionSettings
+from nsq_compat.client.settings import SubscriptionOptions, SubscriptionSettings
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class LogReader:
         retry_timeout: float | None = 60.0,
         request_timeout: float = 30.0,
         max_bytes: int = 1 << 20,
-        **options: Any,
+        **options: Unpack[SubscriptionOptions],
     ) -> None:
         self.topic = topic
         self._reading = LogReading(

@@ -22,7 +22,7 @@ from urllib.parse import urlencode, urlsplit
 from nsq_compat.bounded_http import FAILURES, Answer, reason_of
 from nsq_compat.client.discovery import FIRST_POLL_DELAY
 from nsq_compat.client.nodes import Error
-from nsq_compat.client.settings import SubscriptionSettings, address_list
+from nsq_compat.client.settings import SubscriptionOptions, SubscriptionSettings, address_list
 from nsq_compat.protocol.durations import parse_duration, seconds
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.frames import FrameError, FrameReader, parse_message
@@ -142,7 +142,7 @@ class LogReading:
         retry_timeout: float | None,
         request_timeout: float,
         max_bytes: int,
-        options: Mapping[str, Any],
+        options: SubscriptionOptions,
     ) -> None:
         if not is_valid_name(topic):
             raise ValueError(f"{topic!r} is not a valid topic name")

@@ -10,14 +10,14 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Self
+from typing import Self, Unpack
 
 from nsq_compat.client.batching import Batcher
 from nsq_compat.client.connection import Connection, do_together, start_thread
 from nsq_compat.client.link import ConnectionLost
 from nsq_compat.client.nodes import Attempt, Candidates, HeadersNotTaken, Nodes, Outcome, Published, failed_attempt
 from nsq_compat.client.publishing import Publish, checked, publish_of
-from nsq_compat.client.settings import ConnectionSettings, address_list, split_address
+from nsq_compat.client.settings import ConnectionOptions, ConnectionSettings, address_list, split_address
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.headers import NO_HEADERS, Headers
 
@@ -42,7 +42,7 @@ class Producer:
         batch_bytes: int = 1 << 20,
         batch_linger: float = 0.0,
         batch_workers: int = 1,
-        **options: Any,
+        **options: Unpack[ConnectionOptions],
     ) -> None:
         self.settings = ConnectionSettings(**options)
         self._nodes = Nodes(address_list(nsqd_tcp_addresses))

@@ -15,14 +15,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 from nsq_compat.client.connection import Connection, do_together, start_thread
 from nsq_compat.client.consumer import Subscription
 from nsq_compat.client.message import Message, finish_or_requeue, log_giving_up, requeue_after_error
 from nsq_compat.client.nodes import Error, Published
 from nsq_compat.client.producer import Producer
-from nsq_compat.client.settings import address_list
+from nsq_compat.client.settings import SubscriptionOptions, address_list
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Reader:
             lambda _: self._call_on_loop(self._handle_waiting),
             nsqd_tcp_addresses,
             lookupd_http_addresses,
-            {**options, "max_in_flight": max_in_flight},
+            cast(SubscriptionOptions, {**options, "max_in_flight": max_in_flight}),
             lambda connection: self._call_on_loop(self.heartbeat, connection),
         )
         self._tasks: set[asyncio.Future[Any]] = set()

@@ -4,7 +4,7 @@ import socket
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from nsq_compat import __version__
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
@@ -126,6 +126,50 @@ class SubscriptionSettings(ConnectionSettings):
         yield from ConnectionSettings._rules(self)
         yield "max_in_flight", self.max_in_flight >= 1, "1 or more"
         yield "lookupd_poll_jitter", 0 <= self.lookupd_poll_jitter <= 1, "0 to 1"
+
+
+# The same for type checkers, as keyword arguments.
+
+
+class ConnectionOptions(TypedDict, total=False):
+    """The fields of ``ConnectionSettings``."""
+
+    timeout: float
+    heartbeat_interval: float
+    msg_timeout: float | None
+    client_id: str
+    hostname: str
+    user_agent: str
+    tls_v1: bool
+    tls_options: ssl.SSLContext | Mapping[str, Any] | None
+    snappy: bool
+    deflate: bool
+    deflate_level: int
+    output_buffer_size: int
+    output_buffer_timeout: int
+    sample_rate: int
+    auth_secret: str | bytes | None
+    topology_region: str
+    topology_zone: str
+    message_headers: bool
+
+
+class SubscriptionOptions(ConnectionOptions, total=False):
+    """The fields of ``SubscriptionSettings``."""
+
+    max_in_flight: int
+    requeue_delay: float
+    max_requeue_delay: float
+    lookupd_poll_interval: float
+    lookupd_poll_jitter: float
+    lookupd_connect_timeout: float
+    lookupd_request_timeout: float
+    low_rdy_idle_timeout: float
+    backoff: bool
+    first_backoff_duration: float
+    max_backoff_duration: float
+    reconnect_delay: float
+    max_reconnect_delay: float
 
 
 def address_list(addresses: str | Iterable[str] | None) -> list[str]:

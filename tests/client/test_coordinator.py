@@ -23,7 +23,7 @@ class Recorded(Link):
 
 
 def coordinator(nsqds="a:1", lookupds=(), **options) -> Coordinator[Recorded]:
-    return Coordinator("t", "c", nsqds, lookupds, options)
+    return Coordinator("t", "c", nsqds, lookupds, options)  # type: ignore[arg-type]
 
 
 def connect(decides: Coordinator[Recorded], address: str, now: float = 0) -> Recorded:

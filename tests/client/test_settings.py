@@ -1,8 +1,16 @@
 import ssl
+from dataclasses import fields
+from typing import get_type_hints
 
 import pytest
 
-from nsq_compat.client.settings import ConnectionSettings, address_list
+from nsq_compat.client.settings import (
+    ConnectionOptions,
+    ConnectionSettings,
+    SubscriptionOptions,
+    SubscriptionSettings,
+    address_list,
+)
 
 
 @pytest.mark.parametrize(
@@ -67,3 +75,12 @@ def test_a_given_ssl_context_is_unchanged():
 )
 def test_addresses_are_one_or_several(given, addresses):
     assert address_list(given) == addresses
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [(ConnectionSettings, ConnectionOptions), (SubscriptionSettings, SubscriptionOptions)],
+)
+def test_type_checkers_know_the_same_options(settings, options):
+    types = get_type_hints(settings)
+    assert {each.name: types[each.name] for each in fields(settings)} == get_type_hints(options)

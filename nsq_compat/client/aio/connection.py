@@ -17,6 +17,7 @@ import logging
 import math
 import os
 import socket
+from collections.abc import Iterable
 from typing import cast
 
 from nsq_compat.client.link import ENDS, ConnectionLost, Link, NotExecuted, Observer, why
@@ -214,7 +215,8 @@ class Connection(Link, asyncio.Protocol):
     def _check_times(self) -> None:
         now, self._check_at = self._loop.time(), math.inf
         silent_at = min(self._received_at, self._blocked_at) + self._silence
-        due_at = min((ticket[1] for ticket in self._session.unanswered if isinstance(ticket, tuple)), default=math.inf)
+        tickets = cast(Iterable[Ticket | None], self._session.unanswered)
+        due_at = min((ticket[1] for ticket in tickets if ticket is not None), default=math.inf)
         if now >= due_at:
             self.abort(ConnectionLost("no answer in time"))
         elif now >= silent_at:

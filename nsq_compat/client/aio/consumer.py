@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from types import CoroutineType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from nsq_compat.client.aio.connection import Connection
 from nsq_compat.client.aio.http import ask
@@ -26,7 +26,7 @@ from nsq_compat.client.coordinator import Coordinator
 from nsq_compat.client.discovery import note_failure
 from nsq_compat.client.link import ConnectionLost, Observer
 from nsq_compat.client.message import Handler, Message, finish_or_requeue, log_giving_up, requeue_after_error
-from nsq_compat.client.settings import SubscriptionSettings, split_address
+from nsq_compat.client.settings import SubscriptionOptions, SubscriptionSettings, split_address
 from nsq_compat.protocol import command_writer
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Consumer(Observer[Connection]):
         max_tries: int = 5,
         giving_up: Callable[[Message], object] | None = None,
         unreachable: Callable[[str, Exception], object] | None = None,
-        **options: Any,
+        **options: Unpack[SubscriptionOptions],
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency must be 1 or more, not {concurrency!r}")
@@ -255,8 +255,9 @@ class Consumer(Observer[Connection]):
     async def _handle(self, handler: Handler, message: Message) -> None:
         # Hot: runs for every message.
         try:
-            result = handler(message)
-            if type(result) is CoroutineType or (result is not None and inspect.isawaitable(result)):
+            result: Any = handler(message)
+            kind = type(result)
+            if kind is CoroutineType or (result is not None and inspect.isawaitable(result)):
                 result = await result
         except asyncio.CancelledError as error:
             if _is_cancelled():

@@ -8,7 +8,7 @@ which a message is returned, so a cancelled iteration has lost none.
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from nsq_compat.bounded_http import FAILURES, Answer, reason_of
 from nsq_compat.client.aio.http import HttpClient, ask
@@ -27,6 +27,7 @@ from nsq_compat.client.log_reading import (
     When,
     moment_of,
 )
+from nsq_compat.client.settings import SubscriptionOptions
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ class LogReader:
         retry_timeout: float | None = 60.0,
         request_timeout: float = 30.0,
         max_bytes: int = 1 << 20,
-        **options: Any,
+        **options: Unpack[SubscriptionOptions],
     ) -> None:
         self.topic = topic
         self._reading = LogReading(

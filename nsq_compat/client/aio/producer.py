@@ -7,7 +7,7 @@ them in order. Which node is tried, for how long, and what the outcome is, is de
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from nsq_compat.client.aio.connection import Connection
 from nsq_compat.client.link import ConnectionLost, NotExecuted
@@ -23,7 +23,7 @@ from nsq_compat.client.nodes import (
     may_be_for_one,
 )
 from nsq_compat.client.publishing import Publish, checked, publish_of
-from nsq_compat.client.settings import ConnectionSettings, address_list, split_address
+from nsq_compat.client.settings import ConnectionOptions, ConnectionSettings, address_list, split_address
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.headers import NO_HEADERS, Headers
 
@@ -67,7 +67,7 @@ class Producer:
         copies: int = 1,
         batch_messages: int = 500,
         batch_bytes: int = 1 << 20,
-        **options: Any,
+        **options: Unpack[ConnectionOptions],
     ) -> None:
         self.settings = ConnectionSettings(**options)
         self._nodes = Nodes(address_list(nsqd_tcp_addresses))
