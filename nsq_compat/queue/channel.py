@@ -15,6 +15,7 @@ Invariants:
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from nsq_compat.log.checkpoint import ChannelState, Replay
@@ -111,13 +112,22 @@ class _Retry:
         self.is_waiting = until < NEVER
 
 
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a channel asks its topic. A channel has more attributes than CPython keeps inline otherwise."""
+
+    on_abandoned: Callable[["Channel"], None]
+    """Called when the last consumer has left an ephemeral channel."""
+    clock_offset: Callable[[], float]
+    """The wall clock minus the monotonic clock, in seconds."""
+    on_requeued: Callable[[str, bytes, int, float], None] | None = None
+    """Called for a message requeued with a delay: channel, id, attempts at the next delivery, due time."""
+
+
 class Channel:
     """Created by a topic. `now` is monotonic seconds everywhere. `exiting` once it is deleted or nsqd stops.
 
-    `on_abandoned` is called when the last consumer has left an ephemeral channel. `on_change` is called when `state`
-    changes in a way that the log does not record. `clock_offset` returns the wall clock minus `now`, in seconds.
-    `on_requeued` is called for a message requeued with a delay: channel,
-    message id, attempts at the next delivery, due time.
+    `on_change` is called when `state` changes in a way that the log does not record.
     """
 
     def __init__(
@@ -128,10 +138,8 @@ class Channel:
         schedule: Schedule,
         *,
         backlog: Backlog,
-        on_abandoned: Callable[["Channel"], None],
         on_change: Callable[[], None],
-        clock_offset: Callable[[], float],
-        on_requeued: Callable[[str, bytes, int, float], None] | None = None,
+        hooks: Hooks,
     ) -> None:
         self.topic_name = topic_name
         self.name = name
@@ -154,21 +162,25 @@ class Channel:
         self.alarm = NEVER
         self._limits = limits
         self._schedule = schedule
-        self._on_abandoned = on_abandoned
         self.on_change = on_change
-        self._clock_offset = clock_offset
-        self._on_requeued = on_requeued
+        self._hooks = hooks
         self.backlog = backlog
         self._cursor = backlog.cursor  # Hot: saves an attribute for every publish
         self._left_behind: list[InFlight] = []
         self._delivered_count = 0
         self._log_retry = _Retry()  # nothing is taken while it is waiting
         self._deferred_retry = _Retry()
-        self.zones = ZoneWaitQueue() if limits.topology_aware else None  # nearby consumers come first
-        self._wait_queue: WaitQueue = WaitQueue() if self.zones is None else self.zones
-        self._notified: ZoneWaitQueue | Throttle | None = self.zones  # of every delivery and answer
+        zones = ZoneWaitQueue() if limits.topology_aware else None  # nearby consumers come first
+        self._wait_queue: WaitQueue = WaitQueue() if zones is None else zones
+        self._notified: ZoneWaitQueue | Throttle | None = zones  # of every delivery and answer
 
     # --- Messages it has ----------------------------------------------------------------------------------------------
+
+    @property
+    def zones(self) -> ZoneWaitQueue | None:
+        """The wait queue if nearby consumers come first."""
+        queue = self._wait_queue.inner if isinstance(self._wait_queue, Throttle) else self._wait_queue
+        return queue if isinstance(queue, ZoneWaitQueue) else None
 
     @property
     def ephemeral(self) -> bool:
@@ -200,7 +212,8 @@ class Channel:
     @property
     def delivered(self) -> Sequence[int]:
         """Deliveries by ``Locality``. nsqd: all of them are global without topology-aware consumption."""
-        return (0, 0, self._delivered_count) if self.zones is None else self.zones.counts
+        zones = self.zones
+        return (0, 0, self._delivered_count) if zones is None else zones.counts
 
     def peek(self, count: int) -> Peek:
         """Return at most `count` messages of each kind. Raises ``OSError``."""
@@ -371,8 +384,8 @@ class Channel:
         if delay > 0 and again:
             self.backlog.deferred.add(again, now + delay)
             self._schedule.at(now + delay, self)
-            if self._on_requeued is not None:
-                self._on_requeued(self.name, message_id, attempts(again[0]), now + delay)
+            if self._hooks.on_requeued is not None:
+                self._hooks.on_requeued(self.name, message_id, attempts(again[0]), now + delay)
         else:
             self.put_back(again)
 
@@ -463,9 +476,9 @@ class Channel:
         due = now + delay
         self.backlog.deferred.add(frames, due)
         self._schedule.at(due, self)
-        if self._on_requeued is not None:
+        if self._hooks.on_requeued is not None:
             for frame in frames:
-                self._on_requeued(self.name, id_of(frame), attempts(frame), due)
+                self._hooks.on_requeued(self.name, id_of(frame), attempts(frame), due)
 
     # --- Consumers ----------------------------------------------------------------------------------------------------
 
@@ -490,7 +503,7 @@ class Channel:
         if len(consumer.in_flight):
             self._left_behind.append(consumer.in_flight)
         if self.ephemeral and not self.consumers and not self.exiting:
-            self._on_abandoned(self)
+            self._hooks.on_abandoned(self)
 
     # --- Control ------------------------------------------------------------------------------------------------------
 
@@ -642,7 +655,7 @@ class Channel:
 
     def _without_expired(self, frames: Sequence[bytes], now: float) -> Sequence[bytes]:
         """Return the frames that have not expired. The others are finished or, by a policy, dead-lettered."""
-        now_ns = int((now + self._clock_offset()) * _NS_PER_SECOND)
+        now_ns = int((now + self._hooks.clock_offset()) * _NS_PER_SECOND)
         expired = [frame for frame in frames if 0 < expires_ns(frame) <= now_ns]
         if not expired:
             return frames

@@ -26,7 +26,7 @@ from nsq_compat.protocol import storage_schema as records
 from nsq_compat.protocol.message import HEADER_SIZE, FrameFactory, attempts, body, has_headers, message_id, payload
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, Cursor
-from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.channel import Channel, Hooks
 from nsq_compat.queue.deferred import Deferred, SharedReads
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.replay import ReplayingCursor
@@ -293,10 +293,12 @@ class Topic:
             self.limits,
             self._schedule,
             backlog=self._new_backlog(position, logged=store is not None),
-            on_abandoned=self._delete,
             on_change=self._note_change,
-            clock_offset=_system_clock_offset if self.store is None else self.store.clock_offset,
-            on_requeued=None if store is None else self._control_log.note_requeued,
+            hooks=Hooks(
+                self._delete,
+                _system_clock_offset if self.store is None else self.store.clock_offset,
+                None if store is None else self._control_log.note_requeued,
+            ),
         )
         if self.has_headers:
             channel.begin_headers()

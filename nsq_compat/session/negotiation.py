@@ -96,7 +96,8 @@ def negotiate(request: IdentifyRequest, current: IdentifyRequest, limits: NsqdLi
     }
     if request.output_buffer_size == _OFF:
         granted["output_buffer_timeout"] = 0
-    return replace(request, **granted)  # type: ignore[arg-type]  # all of them are integers
+    granted["message_headers"] = request.message_headers and request.feature_negotiation
+    return replace(request, **granted)  # type: ignore[arg-type]  # all of them are integers or booleans
 
 
 def grant(settings: IdentifyRequest, limits: NsqdLimits) -> IdentifyResponse:

@@ -111,7 +111,6 @@ class NsqdSession(Conversation):
         self._command_timeout = command_timeout(self._settings)
         # nsqd: the first IDENTIFY fixes the settings of deliveries; another one changes the rest.
         self._delivery = self._settings  # the same object until then
-        self._has_headers = False  # the client has negotiated messages with headers
         self._layers = Layers()
         self._heartbeat_due = NEVER
         self._deadline = NEVER
@@ -324,7 +323,7 @@ class NsqdSession(Conversation):
         if self._lacks_tls() and tokens[0] != b"IDENTIFY":
             raise tls_missing(tokens[0])
         heartbeats = self._settings.heartbeat_interval > 0
-        spec = table.check(tokens, self.state, heartbeats=heartbeats, headers=self._has_headers)
+        spec = table.check(tokens, self.state, heartbeats=heartbeats, headers=self._settings.message_headers)
         if spec is table.MIRROR and self._standby is None:
             raise FatalClientError(E_INVALID, b"invalid command MIRROR")  # as without the command
         if self._access is not None:
@@ -405,7 +404,7 @@ class NsqdSession(Conversation):
                 touch_timeout=self._settings.msg_timeout / 1000,
                 locality=negotiation.locality(self._delivery, self._limits),
                 sample_rate=self._delivery.sample_rate,
-                has_headers=self._has_headers,
+                has_headers=self._settings.message_headers,
                 wake=self.wake,
                 close=self.abort,
                 stats=self.stats,
@@ -445,12 +444,10 @@ class NsqdSession(Conversation):
         if is_first:
             self._delivery = replace(self._settings)
             self._restart_heartbeat()
-        self._has_headers = False
         if not request.feature_negotiation:
             self._replies.append(OK)
             return
         response = negotiation.grant(self._settings, self._limits)
-        self._has_headers = response.message_headers
         self._layers.want(response)
         self._replies.append(response_frame(response.encode()))
         self._begin_upgrade(self._reader.hand_back)

@@ -41,11 +41,11 @@ def test_all_deferred_messages_count_as_the_abuse(
 
 
 def test_messages_that_come_before_their_time_are_counted(generator: Path, nsqd_that: NsqdThat) -> None:
-    scenario = Scenario("early", "", (*load_of(abuse="deferred"), *BRIEF), Kind.BYSTANDER)
-    early = nsqd_that(defer="defer / 2")
+    scenario = Scenario("early", "", (*load_of(abuse="deferred"), *BRIEF, *load_of(within="60s")), Kind.BYSTANDER)
+    early = nsqd_that(defer="0.0")
     figures = measure(generator, BYSTANDER, early, scenario, Effort(seconds=0.2, rounds=1, seed=1), 0)
     assert figures.abuses == 400
-    assert 300 < figures.abuse_early < 400  # some are due at once
+    assert 300 < figures.abuse_early <= 400  # on a busy machine some come after it
 
 
 def test_a_blocked_event_loop_shows_in_the_latency_of_the_quiet_client(generator: Path, nsqd_that: NsqdThat) -> None:
