@@ -24,6 +24,7 @@ from itertools import chain
 from typing import Final, Protocol
 
 from nsq_compat.log.segment import StagedBatch
+from nsq_compat.protocol.headers import declared_size
 from nsq_compat.protocol.schema import UniformBodies
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import Refused
@@ -36,11 +37,14 @@ MAX_AT_ONCE: Final = 16384
 """Messages published without steps, at about 0.3 us each."""
 _MAX_WITH_HEADERS_AT_ONCE: Final = 2048
 _MAX_BYTES_AT_ONCE: Final = 1 << 20
+_MAX_HEADER_BYTES_AT_ONCE: Final = 1 << 16
+"""There may be a header in five bytes, and checking one takes 2 us."""
 _MIN_MESSAGES: Final = 256
 """Fewer messages are never published in steps. A step has at least one message, so little would be gained."""
 _STEP: Final = 4096
 _STEP_WITH_HEADERS: Final = 1024
 _STEP_BYTES: Final = 1 << 20
+_STEP_HEADER_BYTES: Final = 1 << 15
 _FREED_AT_ONCE: Final = 1 << 15
 _AHEAD_NS: Final = 60_000_000_000
 """How far the ids of a batch are ahead of the clock, which the ids of other publishes follow."""
@@ -151,7 +155,13 @@ def is_large(bodies: Sequence[bytes]) -> bool:
 def is_large_with_headers(payloads: Sequence[bytes]) -> bool:
     """As ``is_large``, for messages with headers, which are checked one by one."""
     count = len(payloads)
-    return count > _MAX_WITH_HEADERS_AT_ONCE or (count > _MIN_MESSAGES and sum(map(len, payloads)) > _MAX_BYTES_AT_ONCE)
+    return count > _MAX_WITH_HEADERS_AT_ONCE or (
+        count > _MIN_MESSAGES
+        and (
+            sum(map(len, payloads)) > _MAX_BYTES_AT_ONCE
+            or sum(map(declared_size, payloads)) > _MAX_HEADER_BYTES_AT_ONCE
+        )
+    )
 
 
 class LargeBatch:
@@ -241,6 +251,9 @@ class LargeBatch:
         while (size := sum(map(len, bodies))) > _STEP_BYTES and count > 1:
             count //= 2
             bodies = bodies[:count]
+        while self._with_headers and len(bodies) > 1 and sum(map(declared_size, bodies)) > _STEP_HEADER_BYTES:
+            bodies = bodies[: len(bodies) // 2]
+            size = sum(map(len, bodies))
         frames = self._make(bodies, self._first_id + begin)
         if self._store is not None and self.staged is not None:
             self._store.add_to(self.staged, frames)

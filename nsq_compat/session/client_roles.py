@@ -15,7 +15,7 @@ Invariants of a subscription:
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -23,9 +23,9 @@ from nsq_compat.log.data_path import reason
 from nsq_compat.protocol import commands as table
 from nsq_compat.protocol.command_reader import Publish
 from nsq_compat.protocol.commands import CommandSpec
-from nsq_compat.protocol.errors import E_BAD_MESSAGE, FatalClientError
+from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, FatalClientError
 from nsq_compat.protocol.frames import OK
-from nsq_compat.protocol.headers import HeaderError
+from nsq_compat.protocol.headers import MAX_PART, HeaderError
 from nsq_compat.protocol.message import message_ids, without_headers
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
@@ -73,7 +73,11 @@ class Publisher:
         self._broker = broker
         self._publish_batch = publish_batch
         self._command: Publish | None = None  # unless the state is DONE
-        self._large: LargeBatch | None = None  # while it is IN_STEPS
+        # While it is IN_STEPS: the payloads so far and the parts that follow, and then the batch.
+        self._payloads: list[bytes] = []
+        self._parts: Iterator[list[bytes]] | None = None
+        self._large: LargeBatch | None = None
+        self._sent_at = 0.0, 0  # the two times of the HMPUB
         self._require = require
         self._reply = reply
         self._fail = fail
@@ -116,7 +120,7 @@ class Publisher:
     def publish_with_headers(
         self, command: Publish, payloads: list[bytes], now: float, now_ns: int, delay: float = 0.0
     ) -> None:
-        """As ``publish``, for an HPUB or HMPUB, whose bodies are these payloads (``protocol.headers``)."""
+        """As ``publish``, for an HPUB, or an HMPUB whose bodies are these payloads (``protocol.headers``)."""
         name = command.tokens[1]
         if self._require is not None:
             self._require(command.spec, name)
@@ -132,6 +136,24 @@ class Publisher:
             raise failed(command.spec, error) from None
         self._confirm(command, len(payloads))
 
+    def publish_parts(self, command: Publish, parts: Iterator[list[bytes]], now: float, now_ns: int) -> None:
+        """As ``publish_with_headers``, for an HMPUB with these parts. A part that is not the last one is a step."""
+        self._command, self.state = command, IN_STEPS
+        self._parts, self._payloads, self._sent_at = parts, [], (now, now_ns)
+        self._take_part(command, parts)
+
+    def _take_part(self, command: Publish, parts: Iterator[list[bytes]]) -> None:
+        try:
+            part = next(parts)
+        except HeaderError as error:
+            self._done()
+            raise FatalClientError(E_BAD_BODY, f"{command.spec.name} {error}") from None
+        self._payloads += part
+        if len(part) < MAX_PART:
+            payloads = self._payloads
+            self._done()
+            self.publish_with_headers(command, payloads, *self._sent_at)
+
     def publish_step(self) -> bool:
         """Take the next step of a publish that is ``IN_STEPS``; return whether it is done.
 
@@ -139,6 +161,9 @@ class Publisher:
         """
         command, large = self._command, self._large
         assert command is not None, "a publish is in steps"
+        if self._parts is not None:
+            self._take_part(command, self._parts)
+            return not self.state
         assert large is not None, "a publish is in steps"
         if large.is_published:
             if large.forget_bodies():
@@ -181,10 +206,12 @@ class Publisher:
         """Abandon a publish that is ``IN_STEPS``."""
         if self._large is not None:
             self._large.cancel()
+        if self.state == IN_STEPS:
             self._done()
 
     def _done(self) -> None:
         self._command, self._large, self.state = None, None, DONE
+        self._parts, self._payloads = None, []
 
     def _confirm(self, command: Publish, count: int) -> None:
         name, counts = command.tokens[1], self.counts

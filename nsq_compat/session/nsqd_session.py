@@ -20,7 +20,6 @@ from nsq_compat.protocol.commands import INIT, CommandSpec, parse_number, tls_mi
 from nsq_compat.protocol.compression import Deflate, Snappy
 from nsq_compat.protocol.errors import (
     E_AUTH_DISABLED,
-    E_BAD_BODY,
     E_BAD_PROTOCOL,
     E_IDENTIFY_FAILED,
     E_INVALID,
@@ -351,18 +350,14 @@ class NsqdSession(Conversation):
         self._effort += _DPUB_EFFORT - 1
 
     def _publish_with_headers(self, command: SimpleCommand) -> None:
-        delay = 0.0
-        try:
-            if command.spec is table.HMPUB:
-                payloads = headers.split_batch(command.body, self._limits.max_msg_size)
-            else:
-                payloads = [command.body]
-                if len(command.tokens) > 2:
-                    delay = table.delay_of(command.tokens, self._limits.max_defer_timeout_ms)
-        except headers.HeaderError as error:
-            raise FatalClientError(E_BAD_BODY, f"{command.spec.name} {error}") from None
-        publish = Publish(command.spec, command.tokens, payloads)
-        self._publisher.publish_with_headers(publish, payloads, self._now, self._now_ns, delay)
+        publish, delay = Publish(command.spec, command.tokens, ()), 0.0
+        if command.spec is table.HMPUB:
+            parts = headers.split_batch(command.body, self._limits.max_msg_size)
+            self._publisher.publish_parts(publish, parts, self._now, self._now_ns)
+        else:
+            if len(command.tokens) > 2:
+                delay = table.delay_of(command.tokens, self._limits.max_defer_timeout_ms)
+            self._publisher.publish_with_headers(publish, [command.body], self._now, self._now_ns, delay)
         self._effort += MAX_COMMANDS if self._publisher.state == IN_STEPS else _DPUB_EFFORT - 1
 
     def _finish(self, command: Finish) -> None:

@@ -5,7 +5,9 @@ from itertools import pairwise
 
 import pytest
 
+from nsq_compat.protocol.headers import MAX_PART
 from nsq_compat.session.nsqd_session import MAX_COMMANDS
+from tests.v2_client import hmpub
 
 BAD_FIN = b"FIN 0123456789abcdef\n"
 
@@ -69,3 +71,47 @@ def test_an_mpub_of_many_bytes_is_made_in_steps(nsqd):
     nsqd.turns()
     client.hears(b"OK")
     assert nsqd.broker.topic("t").message_count == 1000
+
+
+@pytest.mark.parametrize("count", [MAX_PART - 1, MAX_PART, MAX_PART + 1, 3 * MAX_PART])
+def test_an_hmpub_is_split_in_steps(nsqd, count):
+    client = nsqd.connect().asks_for_headers()
+    batch = struct.pack(">i", count) + b"\0\0\0\3\0\0x" * count
+    client.session.receive_data(b"HMPUB t\n" + struct.pack(">i", len(batch)) + batch + b"PUB t\n\0\0\0\1y", nsqd.now, 0)
+    assert client.session.has_unread
+    assert nsqd.broker.topic("t").message_count == 0
+    nsqd.turns()
+    client.hears(b"OK", b"OK")
+    assert nsqd.broker.topic("t").message_count == count + 1
+
+
+def test_a_mistake_in_a_later_step_publishes_nothing(nsqd):
+    client = nsqd.connect().asks_for_headers()
+    batch = struct.pack(">i", 10_000) + b"\0\0\0\3\0\0x" * 9_999
+    client.says(b"HMPUB t\n" + struct.pack(">i", len(batch)) + batch)
+    client.hears(b"E_BAD_BODY HMPUB invalid message(9999) body size 0").and_is_closed()
+    assert nsqd.broker.topic("t").message_count == 0
+
+
+def test_a_client_that_leaves_while_its_hmpub_is_split_publishes_nothing(nsqd):
+    client = nsqd.connect().asks_for_headers()
+    batch = struct.pack(">i", 10_000) + b"\0\0\0\3\0\0x" * 10_000
+    client.session.receive_data(b"HMPUB t\n" + struct.pack(">i", len(batch)) + batch, nsqd.now, nsqd.now_ns)
+    assert client.session.has_unread
+    client.session.closed()
+    nsqd.turns()
+    assert not client.session.has_unread
+    assert nsqd.broker.topic("t").message_count == 0
+
+
+def test_an_hmpub_of_many_headers_is_made_in_steps(nsqd):
+    client = nsqd.connect().asks_for_headers()
+    client.session.receive_data(hmpub([(b"m", {f"{n:02}": "" for n in range(60)})] * 300), nsqd.now, nsqd.now_ns)
+    assert client.session.has_unread
+    steps = 0
+    while client.session.has_unread:
+        client.session.read_on(nsqd.now, nsqd.now_ns)
+        steps += 1
+    assert steps >= 300 * 60 * 5 / 32768
+    client.hears_anything()
+    assert nsqd.broker.topic("t").message_count == 300
