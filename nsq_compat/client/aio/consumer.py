@@ -14,6 +14,7 @@ Invariants:
 import asyncio
 import inspect
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
@@ -31,7 +32,6 @@ from nsq_compat.protocol import command_writer
 
 log = logging.getLogger(__name__)
 
-_MAX_GIVEN = 1000
 _MAX_BATCH_SECONDS = 0.01
 """Handlers that never wait let the event loop run after this time."""
 
@@ -78,14 +78,17 @@ class Consumer(Observer[Connection]):
         self._concurrency = min(concurrency, self.max_in_flight)
         self._given: list[Message] = []
         """Messages that iterations returned, those without an answer among them."""
-        self._given_limit = _MAX_GIVEN
+        self._given_limit = 0
         self._idle: deque[asyncio.Future[None]] = deque()
         """Of the tasks that wait for a message."""
         self._yield_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         """Connecting and querying."""
         self._workers: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """While the consumer runs."""
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = math.inf
         self._stopping: asyncio.Task[None] | None = None
         self._is_complete = False
         """No message will arrive any more."""
@@ -169,7 +172,7 @@ class Consumer(Observer[Connection]):
 
     def set_max_in_flight(self, count: int) -> None:
         """Change the limit; 0 pauses."""
-        self._coordinator.set_max_in_flight(count, self._loop.time())
+        self._coordinator.set_max_in_flight(count, time.monotonic())
         self._run_timer()
 
     def connect(self, address: str) -> None:
@@ -191,6 +194,8 @@ class Consumer(Observer[Connection]):
     def __aiter__(self) -> Self:
         if self._handler is not None:
             raise TypeError("a consumer with a handler cannot be iterated")
+        if self._loop is None:
+            raise RuntimeError("the consumer is not started; use `async with`")
         return self
 
     async def __anext__(self) -> Message:
@@ -220,10 +225,10 @@ class Consumer(Observer[Connection]):
         given.append(message)
         if len(given) > self._given_limit:
             given[:] = [each for each in given if not each.is_answered]
-            self._given_limit = 2 * len(given) + _MAX_GIVEN
+            self._given_limit = 2 * len(given) + 16
 
     async def _wait_for_message(self) -> None:
-        turn = self._loop.create_future()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._idle.append(turn)
         try:
             await turn
@@ -276,10 +281,10 @@ class Consumer(Observer[Connection]):
     # --- Events of connections ----------------------------------------------------------------------------------------
 
     def received(self, connection: Connection, messages: list[Message]) -> None:
-        now = self._loop.time()
+        now = time.monotonic()
         self._coordinator.received(connection, len(messages), now)
         self._run_timer()
-        self._yield_at = time.monotonic() + _MAX_BATCH_SECONDS
+        self._yield_at = now + _MAX_BATCH_SECONDS
         self.waiting.extend(messages)
         self._wake(len(messages))
 
@@ -287,13 +292,13 @@ class Consumer(Observer[Connection]):
         # Hot: runs for every message. Usually none of the conditions holds.
         coordinator = self._coordinator
         if coordinator.concerns(succeeded):
-            coordinator.answered(succeeded, self._loop.time())
+            coordinator.answered(succeeded, time.monotonic())
             self._run_timer()
         if coordinator.is_stopping:
             self._check_answered()
 
     def closed(self, connection: Connection, reason: Exception) -> None:
-        is_unreachable = self._coordinator.closed(connection, reason, self._loop.time())
+        is_unreachable = self._coordinator.closed(connection, reason, time.monotonic())
         if self._coordinator.is_stopping:
             self._check_answered()
             return
@@ -306,17 +311,18 @@ class Consumer(Observer[Connection]):
     def _run_timer(self) -> None:
         """Let the timer run when something is due."""
         due = self._coordinator.due()
-        if self._coordinator.is_stopping or (self._timer is not None and self._timer.when() <= due):
+        if self._loop is None or self._coordinator.is_stopping or self._timer_due <= due:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._run_due)
+        self._timer_due = due
+        self._timer = self._loop.call_later(due - time.monotonic(), self._run_due)
 
     def _run_due(self) -> None:
-        self._timer = None
+        self._timer_due = math.inf
         if self._coordinator.is_stopping:
             return
-        due = self._coordinator.run_due(self._loop.time())
+        due = self._coordinator.run_due(time.monotonic())
         self._connect(due.connect)
         for lookupd in due.query:
             self._coordinator.asking(lookupd)
@@ -324,7 +330,7 @@ class Consumer(Observer[Connection]):
         self._run_timer()
 
     def _start_task(self, tasks: set[asyncio.Task[None]], coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(coroutine)
+        task = asyncio.get_running_loop().create_task(coroutine)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
@@ -335,7 +341,7 @@ class Consumer(Observer[Connection]):
             listing = await ask(lookupd, self.topic, self.settings)
         except Exception as error:  # the top of a task
             note_failure(self.topic, lookupd, error)
-        self._connect(self._coordinator.responded(lookupd, listing, self._loop.time()))
+        self._connect(self._coordinator.responded(lookupd, listing, time.monotonic()))
         self._run_timer()
 
     def _connect(self, addresses: Iterable[str]) -> None:
@@ -354,7 +360,7 @@ class Consumer(Observer[Connection]):
             self.closed(connection, error)
             return
         if not connection.is_closed:  # otherwise `closed` is called for it
-            self._coordinator.opened(connection, self._loop.time())
+            self._coordinator.opened(connection, time.monotonic())
             self._run_timer()
 
     # --- Stopping -----------------------------------------------------------------------------------------------------
@@ -379,7 +385,7 @@ class Consumer(Observer[Connection]):
             self._stopped.set()
 
     async def _receive_no_more(self, deadline: float) -> None:
-        connections = self._coordinator.stop(asyncio.get_running_loop().time())
+        connections = self._coordinator.stop(time.monotonic())
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:

@@ -130,6 +130,16 @@ async def test_a_consumer_with_a_handler_is_not_iterated(fake):
         aiter(aio.Consumer("t", "c", handle, nsqd_tcp_addresses=fake.address))
 
 
+async def test_a_consumer_is_iterated_after_its_start_and_changed_before(fake):
+    consumer = aio.Consumer("t", "c", nsqd_tcp_addresses=fake.address)
+    with pytest.raises(RuntimeError, match="async with"):
+        aiter(consumer)
+    consumer.set_max_in_flight(20)
+    async with consumer:
+        await send_messages(fake, [b"x"])
+        await until(lambda: fake.said("RDY") == ["RDY 1", "RDY 20"])
+
+
 async def test_other_tasks_run_while_many_messages_are_handled_without_waiting(fake):
     turns = 0
 
