@@ -267,7 +267,7 @@ class _Node:
         self.room = threading.Semaphore(1)
         """For parts that wait for the iterating thread."""
         self._connect_timeout = settings.timeout
-        self._session = bounded_session(1, settings.tls_context())
+        self._session = bounded_session(1, settings.tls_context(check_hostname=True))
         self._deadline = Deadline(0.0)
 
     def exchange(self, request: Request) -> object:

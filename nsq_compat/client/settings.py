@@ -19,8 +19,8 @@ class ConnectionSettings:
 
     `timeout` limits opening the connection, including negotiation. `tls_options` is an ``ssl.SSLContext``, or a dict
     with pynsq's keys (``ca_certs``, ``cert_reqs``, ``certfile``, ``keyfile``, ``ciphers``) and ``check_hostname``,
-    which is False by default, as in pynsq. Without it, the system's authorities are used and the host name is verified.
-    `message_headers` asks nsqd for messages with headers.
+    which is False by default, as in pynsq, except for HTTPS. Without options, the system's authorities are used and the
+    host name is verified. `message_headers` asks nsqd for messages with headers.
     """
 
     timeout: float = 5.0

@@ -399,6 +399,19 @@ def test_an_nsqd_that_requires_tls_is_read_over_its_https_port(make_nsqd, certif
         LogReader("t", nsqd_http_addresses=nsqd.http_address, tls_options={"ca_certs": "/nowhere"})
 
 
+def test_the_name_in_the_certificate_of_nsqd_is_verified(make_nsqd, certificates):
+    """Every client of the authority has a certificate."""
+    own = certificates.client
+    nsqd = make_nsqd(f"--tls-cert={own}", f"--tls-key={own}", "--https-address=127.0.0.1:0")
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish("t", b"m")
+    address, tls = f"https://{nsqd.https_address}", {"ca_certs": certificates.root_ca}
+    with pytest.raises(LogReadError, match="TLS: "):
+        list(LogReader("t", nsqd_http_addresses=address, tls_options=tls, auth_secret="s3cret", retry_timeout=0))
+    unnamed = {**tls, "check_hostname": False}
+    assert LogReader("t", nsqd_http_addresses=address, tls_options=unnamed).__next__().body == b"m"
+
+
 def test_a_secret_is_not_sent_over_plain_http_to_an_nsqd_that_requires_tls(serve):
     asked: list[str] = []
     refusal: Answer = (403, {}, b'{"message":"TLS_REQUIRED","https_port":1}')

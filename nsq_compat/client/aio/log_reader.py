@@ -255,7 +255,9 @@ class _Node:
         self.room = asyncio.Semaphore(1)
         """For parts that wait for the iterating task."""
         self.client = HttpClient(
-            reading.settings.tls_context, connect_timeout=reading.settings.timeout, max_body=MAX_ANSWER_BYTES
+            partial(reading.settings.tls_context, check_hostname=True),
+            connect_timeout=reading.settings.timeout,
+            max_body=MAX_ANSWER_BYTES,
         )
 
     async def exchange(self, request: Request) -> Answer:
