@@ -107,7 +107,7 @@ class Ledger:
         chance = self.random.random()
         try:
             if chance < 0.5:
-                await asyncio.sleep(10 if chance < 0.03 else chance * 0.005)
+                await asyncio.sleep(10 if chance < 0.08 else chance * 0.005)
         except asyncio.CancelledError:
             self.cancelled_handlers += 1
             raise

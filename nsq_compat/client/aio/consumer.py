@@ -18,6 +18,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from types import CoroutineType
 from typing import Any, Self, Unpack
 
@@ -233,10 +234,11 @@ class Consumer(Observer[Connection]):
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._wake(1)  # another one takes the message
+            if turn.cancelled():
+                with suppress(ValueError):  # `_wake` has passed it over
+                    self._idle.remove(turn)
             else:
-                self._idle.remove(turn)
+                self._wake(1)  # another one takes the message
             raise
 
     def _wake(self, count: int) -> None:

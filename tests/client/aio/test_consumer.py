@@ -89,14 +89,20 @@ async def test_several_tasks_may_iterate_and_each_message_goes_to_one(fake):
     assert most > 1
 
 
-async def test_a_cancelled_iteration_takes_no_message(fake):
+@pytest.mark.parametrize("order", ["woken, then cancelled", "cancelled, then passed over"])
+async def test_a_cancelled_iteration_takes_no_message(fake, order):
     async with aio.Consumer("t", "c", nsqd_tcp_addresses=fake.address, max_in_flight=10) as consumer:
         first, second = (asyncio.create_task(consumer.__anext__()) for _ in range(2))
         received = consumer.received
 
         def receive_and_cancel(connection, messages):
-            received(connection, messages)
-            first.cancel()  # when it is woken, and does not run yet
+            # The first task does not run in between.
+            if order == "woken, then cancelled":
+                received(connection, messages)
+                first.cancel()
+            else:
+                first.cancel()
+                received(connection, messages)
 
         consumer.received = receive_and_cancel  # type: ignore[method-assign]
         await send_messages(fake, [b"one"])
