@@ -18,7 +18,6 @@ from nsq_compat.client.nodes import (
     Nodes,
     Outcome,
     Published,
-    PublishError,
     failed_attempt,
     may_be_for_one,
 )
@@ -189,13 +188,15 @@ class Producer:
             if batch.calls:
                 await self._publish_together(topic, batch.bodies, batch.calls, deadline)
         finally:
+            for call in batch.calls:
+                call.cancel()  # without effect unless this task is cancelled
             self._end_call()
 
     async def _publish_together(self, topic: str, bodies: list[bytes], calls: list[_Call], deadline: float) -> None:
         left = deadline - asyncio.get_running_loop().time()
         try:
             published = await self._publish(publish_of(topic, bodies, 0.0), left)
-        except PublishError as error:
+        except Exception as error:  # passed to the callers
             if len(calls) > 1 and may_be_for_one(error):
                 # One after the other, because a refusal ends the connection.
                 for body, call in zip(bodies, calls, strict=True):

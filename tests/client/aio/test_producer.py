@@ -154,3 +154,14 @@ async def test_a_timeout_ends_the_connection_and_the_calls_behind_it_try_again(m
         [Outcome.UNKNOWN, Outcome.SENT]
     ]
     assert len(silent.peers) == 2
+
+
+async def test_calls_end_when_all_tasks_of_the_event_loop_are_cancelled(make_nsqd):
+    silent = make_nsqd({"PUB": None})
+    async with aio.Producer(silent.address) as producer:
+        call = asyncio.create_task(producer.publish("t", b"body"))
+        await until(lambda: silent.said("PUB"))
+        for task in asyncio.all_tasks() - {asyncio.current_task(), call}:
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
