@@ -441,3 +441,11 @@ class CommandReader:
             return None
         self._body = None
         return command
+
+
+def _admit_nothing(tokens: list[bytes]) -> CommandSpec:
+    raise SilentClose("closed")
+
+
+NO_READER: Final = CommandReader(_admit_nothing, max_msg_size=0, max_body_size=0)
+"""That of a closed session, which reads no more."""

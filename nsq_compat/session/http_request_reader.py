@@ -58,6 +58,9 @@ class _Refused(Exception):
     """Leaves the parser's callbacks, with the refusal as its argument."""
 
 
+_NO_HEAD: Final = Request("", b"", "", b"", {}, b"", "")
+
+
 class _RememberedHead(NamedTuple):
     """A remembered head: the bytes before and after the digits of its Content-Length, and its request."""
 
@@ -94,7 +97,7 @@ class RequestReader:
         self._headers: dict[bytes, bytes] = {}
         self._header_count = 0
         self._head_size = 0
-        self._head = Request("", b"", "", b"", {}, b"", "")
+        self._head = _NO_HEAD
         self._body: bytes | bytearray = b""
         self._body_limit = 0
         self._too_big = BAD_REQUEST
@@ -129,6 +132,7 @@ class RequestReader:
             self._refuse(HEAD_TOO_LARGE)
         if begins_here and self._unused_heads_left and len(ready) == 1 and isinstance(ready[0], Request):
             self._remember(data, ready[0])
+        self._ready = []  # an idle connection must not keep the body of its last request
         return ready
 
     @property
@@ -137,9 +141,16 @@ class RequestReader:
         return self.expects_continue and self.phase is Phase.BODY and not self.body_size
 
     def close(self) -> None:
-        """Break the reference cycle with the parser, so that a closed connection needs no garbage collection."""
+        """Break the reference cycle with the parser, and forget what was received.
+
+        The session and its connection are a cycle, and exist until the next garbage collection.
+        """
         self.finished = True
         del self._parser
+        self._ready = []
+        self._headers = {}
+        self._head = _NO_HEAD
+        self._target = self._body = b""
 
     def read_known(self, data: bytes) -> Request | None:
         """The request, if `data` is exactly one with the remembered head; None, without any effect, otherwise."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from nsq_compat.protocol import lookup_commands as table
-from nsq_compat.protocol.command_reader import Command, CommandReader, SimpleCommand
+from nsq_compat.protocol.command_reader import NO_READER, Command, CommandReader, SimpleCommand
 from nsq_compat.protocol.commands import CommandSpec
 from nsq_compat.protocol.durations import SECOND, format_duration
 from nsq_compat.protocol.errors import E_BAD_PROTOCOL, E_INVALID, E_UNAUTHORIZED, FatalClientError, SilentClose
@@ -113,6 +113,7 @@ class LookupdSession(Conversation):
     def closed(self) -> None:
         self.closing = True
         self.has_unread = False
+        self._commands, self._reader = iter(()), NO_READER  # the session exists until the next garbage collection
         if self._opened:
             log.info("PROTOCOL(V1): [%s] exiting ioloop", self.peer)
             self._opened = False

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from nsq_compat.protocol import commands as table
 from nsq_compat.protocol import headers
-from nsq_compat.protocol.command_reader import Command, CommandReader, Finish, Publish, SimpleCommand
+from nsq_compat.protocol.command_reader import NO_READER, Command, CommandReader, Finish, Publish, SimpleCommand
 from nsq_compat.protocol.commands import INIT, CommandSpec, parse_number, tls_missing
 from nsq_compat.protocol.compression import Deflate, Snappy
 from nsq_compat.protocol.errors import (
@@ -203,9 +203,10 @@ class NsqdSession(Conversation):
             self.subscription.channel.leave_wait_queue(self.subscription)
 
     def closed(self) -> None:
-        """Leave the channel."""
+        """Leave the channel, and forget what was received: the session exists until the next garbage collection."""
         self.closing = True
         self._forget_unread()
+        self._reader = NO_READER
         if self.subscription is not None:
             self.subscription.channel.remove_consumer(self.subscription)
         if self._standby is not None:
