@@ -31,6 +31,8 @@ REDISTRIBUTE_INTERVAL = 5.0
 SETTLE_SECONDS = 0.25
 """Time, in addition to the round trip, in which a connection may still receive messages for an earlier, higher RDY."""
 
+_FLOWING = Pace.FLOWING
+
 C = TypeVar("C", bound=Link)
 
 
@@ -181,7 +183,10 @@ class Coordinator(Generic[C]):
 
     def concerns(self, succeeded: bool | None) -> bool:
         """Whether `answered` has to be called for an answer. Usually it does not for a success."""
-        return succeeded is False or self.ready.is_short or (self.backoff.pace is not Pace.FLOWING and bool(succeeded))
+        # Hot: runs for every message.
+        if succeeded:
+            return self.ready.is_short or self.backoff.pace is not _FLOWING
+        return succeeded is False or self.ready.is_short
 
     def answered(self, succeeded: bool | None, now: float) -> None:
         """A message was finished (True), requeued (False) or requeued without backoff (None)."""

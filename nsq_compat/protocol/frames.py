@@ -44,6 +44,10 @@ DEFAULT_MAX_FRAME_SIZE: Final = 16 << 20
 """Bytes; nsqd's default --max-msg-size is 1 MiB. nsqd does not announce its limit."""
 
 _MESSAGE_HEADER: Final = derive(schema.MESSAGE_HEADER)
+_MESSAGE_HEADER_SIZE: Final[int] = _MESSAGE_HEADER.size
+_unpack_message_header: Final = _MESSAGE_HEADER.unpack_from
+_new_tuple: Final = tuple.__new__
+"""Makes a named tuple without a function of Python in between."""
 _MIN_MESSAGE_SIZE: Final = _MIN_FRAME_SIZE + _MESSAGE_HEADER.size
 
 _FIRST_PROBE: Final = 16
@@ -153,7 +157,7 @@ class FrameReader:
                 buffer.needed = to_type + size
                 break
             buffer.position = stop
-            yield Frame(frame_type, data[position + header_size : stop])
+            yield _new_tuple(Frame, (frame_type, data[position + header_size : stop]))
             position = stop
         buffer.gather()
 
@@ -185,12 +189,13 @@ def _uniform_run(data: bytes, max_size: int) -> range:
 
 def parse_message(data: bytes, frame_type: int = FRAME_TYPE_MESSAGE) -> Message:
     """Parse the data of a message frame. Raises ``FrameError`` if it is none, such as one that is too short."""
-    if len(data) < _MESSAGE_HEADER.size:
+    # Hot: runs for every message a consumer receives.
+    if len(data) < _MESSAGE_HEADER_SIZE:
         raise _short_message_error(len(data))
-    timestamp_ns, attempts, message_id = _MESSAGE_HEADER.unpack_from(data)
-    rest = data[_MESSAGE_HEADER.size :]
+    timestamp_ns, attempts, message_id = _unpack_message_header(data)
+    rest = data[_MESSAGE_HEADER_SIZE:]
     if frame_type != FRAME_TYPE_MESSAGE_WITH_HEADERS:
-        return Message(timestamp_ns, attempts, message_id, rest)
+        return _new_tuple(Message, (timestamp_ns, attempts, message_id, rest, NO_HEADERS))
     try:
         headers, body = decode(rest)
     except HeaderError as error:

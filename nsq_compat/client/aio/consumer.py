@@ -215,7 +215,7 @@ class Consumer(Observer[Connection]):
                 if message.is_lost:
                     continue  # it will be delivered again
                 if 0 < self._max_tries < message.attempts:
-                    await self._give_up(message)
+                    await self._handle(self._giving_up, (message,))
                     continue
                 if self._handler is None:
                     self._give(message)
@@ -250,35 +250,44 @@ class Consumer(Observer[Connection]):
                 turn.set_result(None)
                 count -= 1
 
+    def _take(self) -> Message | None:
+        """The next message, unless something else comes first, which ``__anext__`` does."""
+        # Hot: runs for every message, and saves a coroutine.
+        waiting = self._coordinator.waiting
+        if not waiting or time.monotonic() >= self._yield_at:
+            return None
+        message = waiting[0]
+        if message.is_lost or 0 < self._max_tries < message.attempts:
+            return None
+        return waiting.popleft()
+
     async def _work(self, handler: Handler) -> None:
-        take = self.__anext__
         while True:
+            await self._handle(handler, iter(self._take, None))
             try:
-                message = await take()
+                message = await self.__anext__()
             except StopAsyncIteration:
                 return
-            await self._handle(handler, message)
+            await self._handle(handler, (message,))
 
-    async def _handle(self, handler: Handler, message: Message) -> None:
-        # Hot: runs for every message.
-        try:
-            result: Any = handler(message)
-            kind = type(result)
-            if kind is CoroutineType or (result is not None and inspect.isawaitable(result)):
-                result = await result
-        except asyncio.CancelledError as error:
-            if _is_cancelled():
-                if not message.is_answered:
-                    message.requeue(delay=0, backoff=False)
-                raise
-            requeue_after_error(message, error)
-        except (Exception, SystemExit) as error:  # raised by the handler
-            requeue_after_error(message, error)
-        else:
-            finish_or_requeue(message, result is not False)
-
-    async def _give_up(self, message: Message) -> None:
-        await self._handle(self._giving_up, message)
+    async def _handle(self, handler: Handler, messages: Iterable[Message]) -> None:
+        # Hot: runs for every message. One coroutine handles all that are there.
+        for message in messages:
+            try:
+                result: Any = handler(message)
+                kind = type(result)
+                if kind is CoroutineType or (result is not None and inspect.isawaitable(result)):
+                    result = await result
+            except asyncio.CancelledError as error:
+                if _is_cancelled():
+                    if not message.is_answered:
+                        message.requeue(delay=0, backoff=False)
+                    raise
+                requeue_after_error(message, error)
+            except (Exception, SystemExit) as error:  # raised by the handler
+                requeue_after_error(message, error)
+            else:
+                finish_or_requeue(message, result is not False)
 
     # --- Events of connections ----------------------------------------------------------------------------------------
 
