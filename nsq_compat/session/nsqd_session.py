@@ -207,6 +207,8 @@ class NsqdSession(Conversation):
         self.closing = True
         self._forget_unread()
         self._reader = NO_READER
+        if self.upgrade is None:
+            self._layers = Layers()  # a compression has up to half a megabyte
         if self.subscription is not None:
             self.subscription.channel.remove_consumer(self.subscription)
         if self._standby is not None:

@@ -7,9 +7,11 @@ thousands of others, so limits on connections would not bound memory.
 import gc
 import struct
 import types
+from collections.abc import Iterator
 
 import pytest
 
+from nsq_compat.protocol.compression import Deflate, Snappy
 from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
 from nsq_compat.session.http_session import HttpSession
 
@@ -25,18 +27,24 @@ class AnyHandler:
         return Response(200, b"OK")
 
 
-def kept_bytes(session: object) -> int:
-    """The size of the largest bytes that can be reached from the session."""
-    found, seen, ahead = 0, set(), [session]
+def kept(session: object) -> Iterator[object]:
+    """All that can be reached from the session, without functions and classes."""
+    seen, ahead = set(), [session]
     while ahead:
         each = ahead.pop()
-        if id(each) in seen or isinstance(each, (type, types.ModuleType, types.FunctionType)):
-            continue
-        seen.add(id(each))
-        if isinstance(each, (bytes, bytearray)):
-            found = max(found, len(each))
-        ahead += gc.get_referents(each)
-    return found
+        if id(each) not in seen and not isinstance(each, (type, types.ModuleType, types.FunctionType)):
+            seen.add(id(each))
+            ahead += gc.get_referents(each)
+            yield each
+
+
+def kept_bytes(session: object) -> int:
+    """The size of the largest bytes."""
+    return max(len(each) for each in kept(session) if isinstance(each, (bytes, bytearray)))
+
+
+def kept_codecs(session: object) -> int:
+    return sum(isinstance(each, (Deflate, Snappy)) for each in kept(session))
 
 
 @pytest.fixture
@@ -93,3 +101,13 @@ def test_a_closed_client_of_nsqd_leaves_nothing_that_it_sent(make_nsqd, data):
     assert kept_bytes(session) >= LARGE // 2
     session.closed()
     assert kept_bytes(session) < 1000
+
+
+@pytest.mark.parametrize("compression", ["deflate", "snappy"])
+def test_a_closed_client_of_nsqd_leaves_no_codec(nsqd, compression):
+    session = nsqd.connect().identifies(feature_negotiation=True, **{compression: True}).session
+    assert session.upgrade is not None
+    session.upgrade.done(None, nsqd.now)
+    assert kept_codecs(session) == 1
+    session.closed()
+    assert kept_codecs(session) == 0
