@@ -30,6 +30,7 @@ _is_ascii_value: Final = re.compile(rb"[\t\x20-\x7e]*").fullmatch
 _has_control: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]").search
 _is_time: Final = re.compile(rb"[0-9]{1,12}(\.[0-9]{1,9})?").fullmatch
 _EXPIRES: Final = EXPIRES.encode("ascii")
+_EXPIRES_SIZE: Final = 1 + len(_EXPIRES)
 _NS_PER_SECOND: Final = 1_000_000_000
 _SHOWN: Final = 40
 MAX_PART: Final = 4096
@@ -79,8 +80,17 @@ def expires_ns(data: bytes, begin: int) -> int:
     """When the message expires, in nanoseconds since 1970; 0 if never. `data` has a sound payload at `begin`."""
     if data.find(_EXPIRES, begin, body_begin(data, begin)) < 0:
         return 0
-    seconds, _, decimals = _read(data[begin:])[0].get(_EXPIRES, b"").partition(b".")
-    return int(seconds) * _NS_PER_SECOND + int(decimals.ljust(9, b"0")) if seconds else 0
+    # Hot: runs for every delivery of such a message, so nothing else is checked again.
+    at, end = begin + _SIZE, body_begin(data, begin)
+    while at < end:
+        name_end = at + 1 + data[at]
+        value_end = name_end + _SIZE + _read_short(data, name_end)[0]
+        if name_end - at == _EXPIRES_SIZE and data.startswith(_EXPIRES, at + 1):
+            value = data[name_end + _SIZE : value_end]
+            seconds, _, decimals = value.partition(b".")
+            return int(seconds) * _NS_PER_SECOND + int(decimals.ljust(9, b"0")) if _is_time(value) else 0
+        at = value_end
+    return 0
 
 
 def declared_size(payload: bytes) -> int:

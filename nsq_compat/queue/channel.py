@@ -299,9 +299,10 @@ class Channel:
         if is_empty:
             if len(frames) < room:
                 self._wait_queue.wait(consumer)
-        elif not frames:  # the messages were damaged or have expired, and others follow
+        elif not frames:  # the messages were damaged or have expired, and others follow, perhaps thousands
+            self._log_retry.wait_until(AT_ONCE)
+            self._schedule.at(AT_ONCE, self)
             self._wait_queue.wait(consumer)
-            self.wake()
         self._delivered_count += len(frames)
         if self._notified is not None:
             self._notified.delivered(consumer, len(frames), room, len(self.backlog), now)

@@ -49,6 +49,8 @@ def test_messages_behind_expired_ones_come(daemon):
     for _ in range(10):
         if consumer.takes() == [b"last"]:
             break
+        assert not consumer.awake, "others come first"
+        daemon.waits(0)
         assert consumer.awake
     assert daemon.channel().expired_count == 600
     assert daemon.channel().in_flight_count == 1
