@@ -43,11 +43,14 @@ _COUNT: Final = re.compile("[0-9]{1,4}", re.ASCII)
 
 
 class HttpConsumer:
-    """The consumer of a channel for all requests. `timeout` is the time limit of a delivery in seconds."""
+    """The consumer of a channel for all requests. `timeout` is the time limit of a delivery in seconds.
+
+    At most `max_in_flight` messages are in flight, as a TCP client may not have a higher RDY.
+    """
 
     locality = Locality.GLOBAL
 
-    def __init__(self, channel: Channel, timeout: float, now: float, now_ns: int) -> None:
+    def __init__(self, channel: Channel, timeout: float, max_in_flight: int, now: float, now_ns: int) -> None:
         self.in_flight = InFlight()
         self.alarm = NEVER
         self.is_awake = False
@@ -57,6 +60,7 @@ class HttpConsumer:
         self.remote_address = self.user_agent = ""  # of the last request for messages
         self._channel = channel
         self._timeout = timeout
+        self._max_in_flight = max_in_flight
         self._connected_at = now_ns // 1_000_000_000
         self._waiting = 0  # requests
         self._wanted = 0  # messages, by those
@@ -125,6 +129,7 @@ class HttpConsumer:
         self.is_awake = False
         frames: list[bytes] = []
         size = 0
+        most = min(most, self._max_in_flight - len(self.in_flight))
         while not self.is_closed and len(frames) < most and size < _MAX_BYTES:
             more = self._channel.take(self, most - len(frames), now, self._timeout)
             if not more:
@@ -141,6 +146,7 @@ class HttpConsumer:
             self._channel.latency.add(self.in_flight.frames_of(ids), now, now_ns)
         missing = self._channel.finish(self, ids)
         self._finish_count += len(ids) - len(missing)
+        self.is_awake = True  # there may be room again
         return missing
 
     def requeue(self, ids: Sequence[bytes], now: float, delay: float) -> list[bytes]:
@@ -161,6 +167,7 @@ class HttpConsumer:
                 act(each)
             except NotInFlight:
                 missing.append(each)
+        self.is_awake = True  # there may be room again
         return missing
 
 
@@ -237,8 +244,8 @@ class Consuming:
             consumer = self._consumers.get(channel)
             if consumer is None or consumer.is_closed:
                 self._consumers = {each: known for each, known in self._consumers.items() if not known.is_closed}
-                timeout = service.options.msg_timeout / SECOND
-                consumer = self._consumers[channel] = HttpConsumer(channel, timeout, service.now(), service.now_ns())
+                limits = service.options.msg_timeout / SECOND, service.options.max_rdy_count
+                consumer = self._consumers[channel] = HttpConsumer(channel, *limits, service.now(), service.now_ns())
                 service.broker.schedule.at(service.now() + _IDLE_SECONDS, consumer)
         except TooManyConsumers:
             raise ApiError(503, "TOO_MANY_CHANNEL_CONSUMERS") from None

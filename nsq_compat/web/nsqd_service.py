@@ -15,6 +15,7 @@ class NsqdOptions(Protocol):
     broadcast_address: str
     max_msg_size: int
     max_body_size: int
+    max_rdy_count: int
     msg_timeout: int
     """Nanoseconds."""
     max_defer_timeout: int

@@ -30,6 +30,7 @@ class Options:
     broadcast_address: str = "node1"
     max_msg_size: int = 100
     max_body_size: int = 500
+    max_rdy_count: int = 2500
     msg_timeout: int = 60 * SECOND
     max_defer_timeout: int = 3600 * SECOND
     max_req_timeout: int = 3600 * SECOND

@@ -78,6 +78,16 @@ def test_large_messages_come_in_several_answers(call, daemon, archive):
     assert max(counts) < 6
 
 
+def test_no_more_are_in_flight_than_a_client_over_tcp_may_have(call, daemon, archive):
+    daemon.options.max_rdy_count = 3
+    publish(call, *(b"%d" % number for number in range(5)))
+    messages = consume(call)
+    assert list(messages) == [b"0", b"1", b"2"]
+    assert consume(call) == {}
+    daemon.while_waiting = lambda: answer(call, "finish", messages[b"0"], messages[b"1"])
+    assert list(consume(call, "max=100&wait=5s")) == [b"3", b"4"]
+
+
 def test_the_first_request_creates_topic_and_channel(call, daemon):
     assert consume(call) == {}
     assert list(daemon.broker.topics["orders"].channels) == ["archive"]
