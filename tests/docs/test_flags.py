@@ -16,6 +16,7 @@ FOREIGN_FLAGS = {
     "docs/differences.md": {"queue-scan"},  # the beginning of two flags
     "docs/flags.md": {"name"},  # any flag
     "docs/guarantees.md": {"seed", "other-nsqd"},  # pytest's, in tests/faults and conformance
+    "docs/http-api.md": {"data-binary"},  # curl's
     "docs/runbook.md": {"target"},  # of findmnt
     "docs/spark.md": {"archives", "py-files"},  # spark-submit's
     "docs/utilities.md": {"max"},  # simplequeue's

@@ -24,9 +24,11 @@ class Nsqd(NsqdProcess):
         return int(self.channel_stats(topic, channel)[name])
 
     def unfinished(self, topic: str, channel: str = "c") -> int:
-        """Messages of a channel that are not finished."""
+        """Messages of a channel that are not finished, and those that the topic holds before it has its channels."""
+        held = self.topic_stats(topic)
         stats = self.channel_stats(topic, channel)
-        return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
+        waiting = int(held["depth"]) if held is not None else 0
+        return waiting + int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
 
     def waiting(self, topic: str, channel: str = "c") -> int:
         """The depth of a channel without messages in flight or deferred; else -1."""
