@@ -237,6 +237,9 @@ def test_an_nsqd_registers_with_its_token_and_asks_for_channels(access, tmp_path
         def asked(path: str) -> bytes:
             return lookupd.asks("GET", path, Authorization="Bearer boss").body
 
+        def nodes() -> int:
+            return len(json.loads(asked("/nodes"))["producers"])
+
         with nsqd("stranger", "--broadcast-address=127.0.0.1") as stranger:
             stranger.create_channel("stolen", "c")
             assert stranger.logs("a valid token is needed")
@@ -249,15 +252,14 @@ def test_an_nsqd_registers_with_its_token_and_asks_for_channels(access, tmp_path
             nsqd("one", "--broadcast-address=127.0.0.1", own) as one,
             nsqd("two", "--broadcast-address=127.0.0.1", own) as two,
         ):
+            eventually(lambda: nodes() == 2)  # an nsqd asks the nsqlookupds that it is connected to
             one.create_channel("orders", "archive")
             eventually(lambda: b"archive" in asked("/channels?topic=orders"))
             assert status(two, "POST", "/pub?topic=orders", "", b"m") == 200
             eventually(lambda: [each["depth"] for each in (two.topic_stats("orders") or {})["channels"]] == [1])
             access.lacks("node")
             lookupd.send_signal(signal.SIGHUP)
-            eventually(
-                lambda: json.loads(lookupd.asks("GET", "/nodes", Authorization="Bearer boss").body)["producers"] == []
-            )
+            eventually(lambda: nodes() == 0)
         assert lookupd.logs("its token does not permit it any more")
 
 
