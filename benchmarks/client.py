@@ -336,7 +336,7 @@ def main() -> None:
     parser.add_argument("--nsqd", default=installed_nsqd(), help="command line of the nsqd to use")
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="only the clients whose name contains this text")
+    parser.add_argument("--only", default="", help="only the clients with this text in their names")
     for act in ("--consume", "--publish"):
         parser.add_argument(act, nargs=3, metavar=("NAME", "ADDRESS", "COUNT"), help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -4,8 +4,8 @@ Nothing is consumed: the same range gives the same messages again, as long as ns
 and /topic/read (docs/http-api.md), which Go's nsqd does not have.
 
 Used by the reader in threads and by the one on an event loop. A routine is a generator that yields *steps*: a
-`Request`, whose ``Answer`` it is sent, or in which the failure is thrown; a `LookUp`, for the nodes that the
-nsqlookupds list; a `Pause`; a `Part` for the program that iterates. The readers carry the steps out.
+`Request`, and is sent its ``Answer``, or its failure is thrown into it; a `LookUp`, for the nodes that the nsqlookupds
+list; a `Pause`; a `Part` for the program that iterates. The readers carry the steps out.
 """
 
 import json

@@ -4,7 +4,7 @@ Frames (see ``protocol.message``) move in batches. A publish makes them once; th
 the same objects to all its channels. A channel delivers them to its consumers and keeps them in flight until FIN.
 
     broker    all topics; snapshots for /stats             publish_batch  publishes together, and in steps
-    topic     publishes to channels, at once or deferred   wait_queue     idle consumers; rate limits; zones
+    topic     publishes to channels, at once or deferred   wait_queue     idle consumers; limits of deliveries; zones
     channel   delivers to consumers                        in_flight      messages that a consumer has
     backlog   messages to be delivered; their position     schedule       alarms, in time order
     deferred  messages before their time                   latency        from publish to FIN

@@ -9,7 +9,7 @@
     nsqd_service     the interface that the daemon provides to the API
     publishing       /pub, /mpub
     consuming        /channel/consume, /message/...
-    administration   /topic/..., /channel/..., /config
+    administration   /topic/..., /channel/..., /client/close, /config
     mirroring        /mirror, /mirror/adopt
     topic_log        /topic/offsets, /topic/read, /channel/rewind
     stats            /ping, /info, /stats

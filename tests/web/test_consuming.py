@@ -121,7 +121,7 @@ def test_a_request_waits_for_a_message(call, daemon, archive):
     assert daemon.waited == [5.0]
 
 
-def test_messages_that_nobody_waits_for_go_to_other_consumers(call, daemon, archive, drain):
+def test_messages_that_no_request_waits_for_go_to_other_consumers(call, daemon, archive, drain):
     assert consume(call) == {}
     channel = daemon.broker.topics["orders"].channels["archive"]
     channel.add_consumer(drain)

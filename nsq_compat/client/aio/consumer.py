@@ -7,7 +7,7 @@ Invariants:
 
 - A message is taken from the waiting ones in the same step in which it is returned or given to the handler. A task that
   is cancelled while it waits has therefore taken none.
-- A message whose handler is cancelled is requeued, and one that an iteration returned, if it has no answer when the
+- If a handler is cancelled, its message is requeued. So is one that an iteration returned, if it has no answer when the
   consumer stops. nsqd delivers any other without an answer again when its timeout is over.
 """
 
