@@ -49,7 +49,7 @@ MAGIC: Final = MAGIC_V2.value
 MAX_COMMANDS: Final = 128
 """Commands executed in one call. The most expensive ones, which fail and are logged, take about 30 us each."""
 _MIRROR_EFFORT: Final = 32
-_DPUB_EFFORT: Final = 4
+_DPUB_EFFORT: Final = 8
 """The number of commands a DPUB or HPUB counts for: it is a log write of its own, of about 20 us."""
 
 

@@ -91,17 +91,17 @@ class Stats:
         service, parameters = self._service, parse_query(request.query)
         topic = parameters.get("topic", "")
         include_clients = _default_true(parameters, "include_clients")
-        topics: list[TopicStats] | None = None
+        topics: Iterator[TopicStats] | None = None
         producers: Sequence[ClientStats] = ()
         # nsqd: for a topic that does not exist, producers are left out too.
         if not topic or topic in service.broker.topics:
             found = snapshot(service.broker, service.now(), topic, parameters.get("channel", ""), include_clients)
-            topics = list(cooperatively(found, MAX_TOPICS_AT_ONCE))
+            topics = cooperatively(found, MAX_TOPICS_AT_ONCE)
             producers = _of_topic(service.producers(), topic) if include_clients else ()
         memory = service.memory() if _default_true(parameters, "include_mem") else {}
         if parameters.get("format") == "json":
             return long_response(_json_pieces(service, topics, memory, producers), JSON)
-        lines = _lines(service, topics or (), memory, producers)
+        lines = _lines(service, topics or iter(()), memory, producers)
         return long_response((f"{line}\n".encode("utf-8", errors="surrogateescape") for line in lines), TEXT)
 
 
@@ -132,13 +132,13 @@ def _of_topic(producers: Sequence[ClientStats], topic: str) -> Sequence[ClientSt
 
 def _json_pieces(
     service: NsqdService,
-    topics: Sequence[TopicStats] | None,
+    topics: Iterator[TopicStats] | None,
     memory: Mapping[str, int],
     producers: Sequence[ClientStats],
 ) -> Iterator[bytes]:
     head = dumps({"version": NSQ_VERSION, "health": service.health(), "start_time": int(service.started_at)})
     yield f'{head[:-1]},"topics":{"null" if topics is None else "["}'.encode()
-    for index, topic in enumerate(cooperatively(topics or (), MAX_TOPICS_AT_ONCE)):
+    for index, topic in enumerate(topics or ()):
         yield b"%s%s" % (b"," if index else b"", dumps(_topic_json(topic)).encode())
     requested = {"memory": dict(memory)} if memory else {}
     free, size = service.disk_space()
@@ -188,7 +188,7 @@ def _latency_json(latency: LatencyStats) -> dict[str, Any]:
 
 
 def _lines(
-    service: NsqdService, topics: Sequence[TopicStats], memory: Mapping[str, int], producers: Sequence[ClientStats]
+    service: NsqdService, topics: Iterator[TopicStats], memory: Mapping[str, int], producers: Sequence[ClientStats]
 ) -> Iterator[str]:
     """Without line breaks."""
     now_ns = service.now_ns()
@@ -200,11 +200,13 @@ def _lines(
     if memory:
         yield from ("", "Memory:")
         yield from (f"   {name:<25}\t{value}" for name, value in memory.items())
-    yield from ("", "Topics:" if topics else "Topics: None")
     now = now_ns // SECOND
-    for index, topic in enumerate(cooperatively(topics, MAX_TOPICS_AT_ONCE)):
-        if index:
-            yield ""
+    first = next(topics, None)
+    yield from ("", "Topics: None" if first is None else "Topics:")
+    if first is not None:
+        yield from _topic_lines(first, now)
+    for topic in topics:
+        yield ""
         yield from _topic_lines(topic, now)
     yield from ("", "Producers:" if producers else "Producers: None")
     yield from (f"   {_client_text(producer, now)}" for producer in producers)

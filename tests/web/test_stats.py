@@ -187,7 +187,7 @@ def test_channels_show_clients_latency_and_what_is_not_zero():
     latency = LatencyStats(count=8, percentiles=((1.0, 235346933.0), (0.99, 0.0)))
     counts = {"message_count": 8, "client_count": 1, "global_msg_count": 8, "dropped_count": 3}
     known = topic("t", channel("c", clients=(NO_CLIENT,), paused=True, e2e_processing_latency=latency, **counts))
-    (shown,) = json.loads(b"".join(_json_pieces(SERVICE, (known,), {}, ())))["topics"][0]["channels"]
+    (shown,) = json.loads(b"".join(_json_pieces(SERVICE, iter((known,)), {}, ())))["topics"][0]["channels"]
     assert " ".join(shown) == (
         "channel_name depth backend_depth in_flight_count deferred_count message_count global_msg_count "
         "requeue_count timeout_count dropped_count client_count clients paused e2e_processing_latency"
@@ -204,7 +204,7 @@ def test_stats_of_many_clients_let_others_run(monkeypatch):
     monkeypatch.setattr("nsq_compat.web.stats.yield_to_loop", lambda: turns.append(1))
     clients = tuple(client(client_id=f"<{number}>") for number in range(200))
     known = topic("t", channel("c", clients=clients, client_count=200))
-    shown = json.loads(b"".join(_json_pieces(SERVICE, (known,), {}, clients)))
+    shown = json.loads(b"".join(_json_pieces(SERVICE, iter((known,)), {}, clients)))
     expected = [f"<{number}>" for number in range(200)]
     assert [each["client_id"] for each in shown["topics"][0]["channels"][0]["clients"]] == expected
     assert [each["client_id"] for each in shown["producers"]] == expected
@@ -236,7 +236,7 @@ def test_a_malformed_query_is_refused(call):
 
 
 def body(topics=(), producers=(), memory=MappingProxyType({})):
-    return "".join(f"{line}\n" for line in _lines(SERVICE, topics, memory, producers)).split("\n\n", 2)[2]
+    return "".join(f"{line}\n" for line in _lines(SERVICE, iter(topics), memory, producers)).split("\n\n", 2)[2]
 
 
 def test_the_first_lines_are_version_start_uptime_and_health(call, daemon, monkeypatch):
