@@ -39,13 +39,16 @@ class Outcome:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Environment for Spark's programs: our Python, and a home in the folder, for local-cluster's files."""
+    """Environment for Spark's programs: our Python, a home in the folder, for local-cluster's files, and a JVM that
+    compiles for a short life, which saves a third of the time of these tests.
+    """
     home = folder / "spark"
     home.mkdir(exist_ok=True)
     for part in ("bin", "jars"):
         with contextlib.suppress(FileExistsError):
             (home / part).symlink_to(Path(pyspark.__file__).parent / part)
     own = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()}
+    own["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     return os.environ | own | {"SPARK_LOCAL_IP": "127.0.0.1"}
 
 
