@@ -173,9 +173,11 @@ class Checkpoints:
         """Write the checkpoints of changed topics now. If one cannot be written, its topic stays changed."""
         self._storage.probe()
         now_ns = time.time_ns()
-        for topic in self._broker.topics.values():
-            if topic.is_release_due(now_ns):
+        for number, topic in enumerate(list(self._broker.topics.values()), 1):
+            if not topic.exiting and topic.is_release_due(now_ns):
                 self._broker.changed(topic)
+            if not number % _TOPICS_AT_ONCE:
+                yield_to_loop()
         for topic in self._broker.take_changed():
             try:
                 self.save(topic)

@@ -194,13 +194,8 @@ def test_others_run_while_the_names_of_all_topics_are_read(tmp_path):
     assert len(saved) == 1_999
 
 
-def test_between_two_pieces_of_a_large_checkpoint_the_loop_polls_its_sockets(tmp_path):
-    storage = storage_in(tmp_path, OsFiles())
-    broker = Broker(QueueLimits(), storage)
-    topic = broker.topic("t")
-    topic.channel("c")
-    for _ in range(60):
-        topic.publish([b"x"] * 1000, 0.0, time.time_ns(), 3600.0)
+def iterations_of(act: Callable[[], object]) -> int:
+    """The number of iterations of the event loop meanwhile."""
     iterations = 0
 
     def count() -> None:
@@ -210,12 +205,31 @@ def test_between_two_pieces_of_a_large_checkpoint_the_loop_polls_its_sockets(tmp
     watcher = gevent.get_hub().loop.prepare()
     watcher.start(count)
     try:
-        Checkpoints(broker, storage, 60.0).write_all()
+        act()
     finally:
         watcher.stop()
         watcher.close()
+    return iterations
+
+
+def test_others_run_while_many_topics_are_examined_of_which_none_has_changed(tmp_path):
+    broker = Broker(QueueLimits())
+    for number in range(2_000):
+        broker.topic(f"t{number}")
+    broker.take_changed()
+    assert iterations_of(Checkpoints(broker, storage_in(tmp_path, OsFiles()), 60.0).write_all) >= 3
+
+
+def test_between_two_pieces_of_a_large_checkpoint_the_loop_polls_its_sockets(tmp_path):
+    storage = storage_in(tmp_path, OsFiles())
+    broker = Broker(QueueLimits(), storage)
+    topic = broker.topic("t")
+    topic.channel("c")
+    for _ in range(60):
+        topic.publish([b"x"] * 1000, 0.0, time.time_ns(), 3600.0)
     pieces = 60_000 // 4096
-    assert iterations > 3 * pieces  # encoded, their locations added, sorted to find what may be deleted
+    # Encoded, their locations added, sorted to find what may be deleted.
+    assert iterations_of(Checkpoints(broker, storage, 60.0).write_all) > 3 * pieces
     assert len(list(tmp_path.glob("nsq_compat/t.topic/checkpoint"))) == 1
 
 
