@@ -370,7 +370,7 @@ class NsqdSession(Conversation):
             for message_id in missing:
                 why = NOT_OWNER if message_id in elsewhere else NOT_IN_FLIGHT
                 self._refuse(table.not_in_flight(table.FIN, message_id, why))
-            self._effort += len(subscription.channel.consumers) >> 5  # each of them is searched
+            self._count_search(subscription)
 
     def _requeue(self, command: SimpleCommand) -> None:
         subscription = self._subscribed(command.spec)
@@ -385,12 +385,19 @@ class NsqdSession(Conversation):
             subscription.requeue(message_id, self._now, delay_ms / 1000)
         except NotInFlight as error:
             self._refuse(table.not_in_flight(command.spec, message_id, str(error)))
+            self._count_search(subscription)
 
     def _touch(self, command: SimpleCommand) -> None:
+        subscription, message_id = self._subscribed(command.spec), command.tokens[1]
         try:
-            self._subscribed(command.spec).touch(command.tokens[1], self._now)
+            subscription.touch(message_id, self._now)
         except NotInFlight as error:
-            self._refuse(table.not_in_flight(command.spec, command.tokens[1], str(error)))
+            self._refuse(table.not_in_flight(command.spec, message_id, str(error)))
+            self._count_search(subscription)
+
+    def _count_search(self, subscription: Subscription) -> None:
+        """Count the search for a message that is not in flight here, which asks each consumer of the channel."""
+        self._effort += len(subscription.channel.consumers) >> 5
 
     def _subscribe(self, command: SimpleCommand) -> None:
         self._require(command.spec, *command.tokens[1:3])
