@@ -24,7 +24,6 @@ from nsq_compat.protocol.message import (
     headers,
     message_id,
     next_attempts,
-    payload,
     timestamp_ns,
     with_attempts,
 )
@@ -230,11 +229,12 @@ class DeadLetterQueues:
 def _payload(frame: bytes, channel: Channel) -> bytes:
     """What the dead-letter topic gets. A message that has no room for more headers keeps its own."""
     own = dict(headers(frame))
-    own.setdefault(FIRST_PUBLISHED, str(timestamp_ns(frame)))
-    if expires := own.pop(EXPIRES, ""):  # a dead letter stays
-        own[ORIGIN_EXPIRES] = expires
-    own |= {ORIGIN_TOPIC: channel.topic_name, ORIGIN_CHANNEL: channel.name, ATTEMPTS: str(attempts(frame))}
+    expires = own.pop(EXPIRES, "")  # a dead letter stays
+    origin = {ORIGIN_TOPIC: channel.topic_name, ORIGIN_CHANNEL: channel.name, ATTEMPTS: str(attempts(frame))}
+    if expires:
+        origin[ORIGIN_EXPIRES] = expires
     try:
-        return encode(own.items()) + body(frame)
+        block = encode(({FIRST_PUBLISHED: str(timestamp_ns(frame))} | own | origin).items())
     except HeaderError:
-        return payload(frame)
+        block = encode(own.items())
+    return block + body(frame)

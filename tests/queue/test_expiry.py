@@ -4,6 +4,7 @@ import pytest
 
 from nsq_compat.protocol import message
 from nsq_compat.protocol.headers import encode
+from nsq_compat.protocol.schema import MAX_HEADERS
 from nsq_compat.queue.wait_queue import Locality
 
 
@@ -90,6 +91,19 @@ def test_expired_messages_go_to_the_dead_letter_topic_if_a_policy_says_so(daemon
     headers = message.headers(consumer.frames[b"soon"])
     assert headers["nsq-origin-expires"]
     assert "nsq-expires" not in headers
+
+
+def test_a_dead_letter_that_has_no_room_for_more_headers_does_not_expire_again(daemon):
+    daemon.follows({"max_attempts": 5, "when_expired": "dead-letter"})
+    own = {f"n{number}": "" for number in range(MAX_HEADERS - 1)}
+    payload = encode([*own.items(), ("nsq-expires", f"{daemon.now_ns / 1e9 + 10:.3f}")]) + b"full"
+    daemon.topic().publish_with_headers([payload], daemon.now, daemon.now_ns)
+    daemon.waits(11)
+    assert daemon.consumer().takes() == []
+    assert daemon.sends_dead_letters()
+    consumer = daemon.consumer("redrive", "orders.archive.dead")
+    assert consumer.takes() == [b"full"]
+    assert message.headers(consumer.frames[b"full"]) == own
 
 
 def test_expired_messages_are_dropped_where_a_policy_has_dead_letters_for_failures_only(daemon):
