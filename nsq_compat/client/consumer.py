@@ -6,6 +6,7 @@ waits for a socket while holding it.
 """
 
 import contextlib
+import inspect
 import logging
 import queue
 import threading
@@ -56,7 +57,8 @@ class Subscription(Observer[Connection]):
         self._lock = threading.Lock()
         self._next_due = 0.0
         self._wake_timer = threading.Event()
-        self._answers = threading.Condition()
+        self._changed = threading.Condition()
+        """Notified of answers while stopping, and of connections that were opened or have ended."""
 
     # --- Interface ----------------------------------------------------------------------------------------------------
 
@@ -72,10 +74,12 @@ class Subscription(Observer[Connection]):
         with self._lock:
             connections = coordinator.stop(time.monotonic())
         self._wake_timer.set()
+        with self._changed:
+            self._changed.notify_all()  # nothing will be subscribed
         # No message arrives after the responses to CLS.
         wait([connection.ask(command_writer.CLS) for connection in connections], timeout)
-        with self._answers:
-            all_answered = self._answers.wait_for(lambda: self.in_flight == 0, max(0.0, deadline - time.monotonic()))
+        with self._changed:
+            all_answered = self._changed.wait_for(lambda: self.in_flight == 0, max(0.0, deadline - time.monotonic()))
         if not all_answered:
             self.requeue_waiting()
             if self.in_flight:
@@ -83,8 +87,19 @@ class Subscription(Observer[Connection]):
         with self._lock:
             connections = list(coordinator.connections.values())
         do_together(connection.close for connection in connections)
-        with self._answers:
-            self._answers.wait_for(lambda: not coordinator.connections, self.settings.timeout)
+        with self._changed:
+            self._changed.wait_for(lambda: not coordinator.connections, self.settings.timeout)
+
+    def wait_until_subscribed(self, timeout: float = 30.0) -> None:
+        """Wait until at least one nsqd has confirmed the subscription.
+
+        What is published there from then on is in the channel. Raises ``TimeoutError`` with the last failure, and
+        ``RuntimeError`` if the consumer is stopped.
+        """
+        coordinator = self._coordinator
+        with self._changed:
+            self._changed.wait_for(lambda: coordinator.is_subscribed or coordinator.is_stopping, timeout)
+        coordinator.check_subscribed(timeout)
 
     def requeue_waiting(self) -> None:
         """Let nsqd deliver the waiting messages again at once, here or elsewhere."""
@@ -151,8 +166,8 @@ class Subscription(Observer[Connection]):
         # Hot: runs for every message. Usually none of the conditions holds.
         coordinator = self._coordinator
         if coordinator.is_stopping:
-            with self._answers:
-                self._answers.notify_all()
+            with self._changed:
+                self._changed.notify_all()
         if coordinator.concerns(succeeded):
             with self._lock:
                 coordinator.answered(succeeded, time.monotonic())
@@ -165,8 +180,8 @@ class Subscription(Observer[Connection]):
     def closed(self, connection: Connection, reason: Exception) -> None:
         with self._lock:
             is_unreachable = self._coordinator.closed(connection, reason, time.monotonic())
-        with self._answers:
-            self._answers.notify_all()  # the connection's messages are no longer in flight
+        with self._changed:
+            self._changed.notify_all()  # the connection's messages are no longer in flight
         if is_unreachable and self._unreachable is not None:
             self._unreachable(connection.address, reason)
         self._wake_timer.set()
@@ -208,6 +223,8 @@ class Subscription(Observer[Connection]):
             if self._coordinator.is_stopping:
                 connection.abort()
             self._coordinator.opened(connection, time.monotonic())
+        with self._changed:
+            self._changed.notify_all()
         connection.run()
 
     # --- Timers -------------------------------------------------------------------------------------------------------
@@ -258,8 +275,10 @@ class Consumer(Subscription):
         unreachable: Callable[[str, Exception], object] | None = None,
         **options: Unpack[SubscriptionOptions],
     ) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency must be 1 or more, not {concurrency!r}")
+        if not callable(handler):
+            raise TypeError(f"handler must be a function that is called with each message, not {handler!r}")
+        if inspect.iscoroutinefunction(handler):
+            raise TypeError("handler is a coroutine function: use the consumer of nsq_compat.client.aio")
         super().__init__(
             topic,
             channel,
@@ -272,7 +291,7 @@ class Consumer(Subscription):
         self._handler = handler
         self._max_tries = max_tries
         self._giving_up = giving_up or log_giving_up
-        self._concurrency = min(concurrency, self.max_in_flight)
+        self._concurrency = self._coordinator.handlers_at_once(concurrency)
         self._wakeups: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """True wakes a worker, False ends it."""
         self._stopped = threading.Event()

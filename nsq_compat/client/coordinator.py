@@ -23,6 +23,7 @@ from nsq_compat.client.message import Message
 from nsq_compat.client.ready import Backoff, Pace, ReadyCounts
 from nsq_compat.client.settings import SubscriptionOptions, SubscriptionSettings, address_list, split_address
 from nsq_compat.protocol import command_writer
+from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.names import is_valid_name
 
 log = logging.getLogger(__name__)
@@ -82,12 +83,45 @@ class Coordinator(Generic[C]):
         self._reports_unreachable = reports_unreachable
         self._retry_at = dict.fromkeys(nsqds, 0.0)
         """When a named node is tried again, if it is not connected."""
+        self._unknown = set(nsqds)
+        """Named addresses at which no nsqd has answered yet."""
         self._untried = set(nsqds)
         """Named nodes to which the first attempt to connect has no outcome yet."""
         self._retry_delays = dict.fromkeys(nsqds, settings.reconnect_delay)
+        self._has_lookupds = bool(lookupds)
+        self._last_failure = ""
+        """Why a node or an nsqlookupd was of no use; empty before the first attempt."""
         self._redistribute_due = 0.0
 
     # --- State --------------------------------------------------------------------------------------------------------
+
+    def handlers_at_once(self, concurrency: int) -> int:
+        """How many handlers may run at once. Raises ``ValueError``."""
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be 1 or more, not {concurrency!r}")
+        if concurrency > self.max_in_flight:
+            log.warning(
+                "[%s] concurrency=%d: at most %d handlers run at once, because max_in_flight is %d",
+                self.name,
+                concurrency,
+                self.max_in_flight,
+                self.max_in_flight,
+            )
+        return min(concurrency, self.max_in_flight)
+
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether at least one nsqd has confirmed the subscription."""
+        return bool(self.ready.shares)
+
+    def check_subscribed(self, timeout: float) -> None:
+        """After waiting for `timeout` seconds: raises ``TimeoutError`` if it is not subscribed."""
+        if self.is_subscribed:
+            return
+        if self.is_stopping:
+            raise RuntimeError(f"[{self.name}] the consumer was stopped before it was subscribed")
+        failure = self._last_failure or "the consumer is not started"
+        raise TimeoutError(f"[{self.name}] not subscribed after {timeout:g} s: {failure}")
 
     @property
     def subscribed(self) -> list[C]:
@@ -157,20 +191,28 @@ class Coordinator(Generic[C]):
     def asking(self, lookupd: str) -> None:
         """The nsqlookupd is being asked; it is not asked again before `responded`."""
         self.discovery.querying.add(lookupd)
+        self._last_failure = self._last_failure or f"nsqlookupd {without_secrets(lookupd)}: no answer yet"
 
     def responded(self, lookupd: str, listing: Listing | None, now: float) -> list[str]:
         """Record the response of an nsqlookupd, or None for a failure. Returns the nodes to connect to."""
-        return sorted(filter(self.may_connect, self.discovery.responded(lookupd, listing, now)))
+        nodes = self.discovery.responded(lookupd, listing, now)
+        if not nodes:
+            what = "no valid answer" if listing is None else "no nsqd has this topic yet"
+            self._last_failure = f"nsqlookupd {without_secrets(lookupd)}: {what}"
+        return sorted(filter(self.may_connect, nodes))
 
     def connecting(self, connection: C) -> None:
         """A connection was made, and is being opened."""
         connection.requeue_delay = self.settings.requeue_delay
         connection.max_requeue_delay = self.settings.max_requeue_delay
+        connection.is_known = connection.address not in self._unknown
         self.connections[connection.address] = connection
+        self._last_failure = self._last_failure or f"{connection.address}: no answer yet"
 
     def opened(self, connection: C, now: float) -> None:
         address = connection.address
         self._untried.discard(address)
+        self._unknown.discard(address)
         if address in self._retry_delays:
             self._retry_delays[address] = self.settings.reconnect_delay
         self.ready.add(connection, now)
@@ -211,16 +253,22 @@ class Coordinator(Generic[C]):
         delay = self._retry_delays.get(address)
         if delay is not None:
             self._retry_at[address] = now + delay
+        self._last_failure = f"{address}: {why(reason)}"
         is_first = address in self._untried
         self._untried.discard(address)
         if self.is_stopping:
             return False
         if is_first and self._reports_unreachable:
             return True
-        log.warning("[%s] (%s) %s", self.name, address, why(reason))
         if delay is not None:
-            log.info("[%s] (%s) re-connecting in %g s", self.name, address, delay)
+            log.warning("[%s] (%s) %s; re-connecting in %g s", self.name, address, why(reason), delay)
             self._retry_delays[address] = min(2 * delay, self.settings.max_reconnect_delay)
+        elif self._has_lookupds:
+            until = max(0.0, self.discovery.due - now)
+            text = "[%s] (%s) %s; trying it again if nsqlookupd lists it, which is asked in %.3g s"
+            log.warning(text, self.name, address, why(reason), until)
+        else:
+            log.warning("[%s] (%s) %s; not trying it again", self.name, address, why(reason))
         return False
 
     # --- RDY ----------------------------------------------------------------------------------------------------------

@@ -116,6 +116,8 @@ class Link:
         """The longest round trip while the connection was opened, in seconds."""
         self.requeue_delay = 90.0
         self.max_requeue_delay = 900.0
+        self.is_known = False
+        """An nsqd has answered at this address before."""
         self._silence = 2 * settings.heartbeat_interval
         """Seconds without received data after which the connection fails."""
         self._session = ClientSession(settings.identify(), auth_secret=settings.secret())
@@ -201,7 +203,9 @@ class Link:
 
     def _not_opened(self, error: Exception, is_connected: bool) -> ConnectionLost:
         """The reason why the connection could not be opened."""
-        if isinstance(error, NsqError) or not is_connected or self._session.response is not None:
+        if isinstance(error, NsqError):
+            return ConnectionLost(f"{why(error)}{self._advice(str(error))}", self.address)
+        if not is_connected or self.is_known or self._session.response is not None:
             return ConnectionLost(why(error), self.address)
         # Anything may listen at the address, and the ports of nsqd are often confused.
         if isinstance(error, TimeoutError):
@@ -211,6 +215,15 @@ class Link:
         else:
             what = "the answer is not NSQ's protocol"
         return ConnectionLost(f"{what}; is this nsqd's TCP port?", self.address)
+
+    def _advice(self, refusal: str) -> str:
+        """What a refusal of IDENTIFY leaves open: nsqd shows milliseconds, and the options are in seconds."""
+        for name in ("msg_timeout", "heartbeat_interval"):
+            value = getattr(self.settings, name)
+            if value and f"{name.replace('_', ' ')} (" in refusal:
+                flag = f"--max-{name.replace('_', '-')}"
+                return f"; {name}={value:g} is in seconds, and this nsqd allows less ({flag})"
+        return ""
 
     def _fail_unanswered(self) -> None:
         """Resolve every request that has no answer. The connection has ended."""

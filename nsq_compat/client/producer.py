@@ -75,8 +75,9 @@ class Producer:
     ) -> Published:
         """Publish with PUB, or with DPUB to defer the message by `defer` seconds; with HPUB if it has headers.
 
-        Raises ``Refused``, ``Unknown`` or ``TooFewCopies``; ``ValueError`` for an invalid topic, an empty body or
-        invalid headers. An nsqd that does not take headers refuses a message that has some before anything is sent.
+        Raises ``Refused``, ``Unknown`` or ``TooFewCopies``; ``TypeError`` for a body that is not bytes or headers that
+        are not a dict of str; ``ValueError`` for an invalid topic, an empty body or invalid headers. An nsqd that does
+        not take headers refuses a message that has some before anything is sent.
         """
         return self._publish(topic, checked(topic, [body], [headers]), defer, timeout)
 
@@ -138,7 +139,7 @@ class Producer:
         try:
             self._connect(node, time.monotonic() + self._publish_timeout)
         except ConnectionLost as error:
-            log.warning("%s", error)
+            log.warning("%s; the next publish tries again", error)
             self._nodes.note(Attempt(node, Outcome.REFUSED, error), time.monotonic())
 
     def _connect(self, node: str, deadline: float) -> Connection:
@@ -148,7 +149,9 @@ class Producer:
         try:
             connection = self._connections.get(node)
             if connection is None or connection.is_closed:
+                is_known = connection is not None
                 connection = Connection(node, self.settings)
+                connection.is_known = is_known
                 connection.open(deadline)
                 self._connections[node] = connection
                 start_thread(f"nsqd {node}", connection.run)

@@ -1,11 +1,13 @@
 """What a producer sends for a call: the command, after a check of what nsqd would refuse."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
 
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.headers import Headers, encode, with_no_headers
 from nsq_compat.protocol.names import is_valid_name
+
+_BYTES: Final = frozenset({bytes, bytearray, memoryview})
 
 
 class Publish(NamedTuple):
@@ -20,17 +22,48 @@ class _Payload(bytes):
 
 
 def checked(topic: str, bodies: Sequence[bytes], headers: Sequence[Headers]) -> Sequence[bytes]:
-    """The bodies, or payloads for those that have headers. Raises ``ValueError``."""
+    """The bodies, or payloads for those that have headers. Raises ``TypeError`` and ``ValueError``."""
     # nsqd would close the connection, which other publishes share.
+    if type(topic) is not str:
+        _check_type(topic, str, "a topic must be str")
     if not is_valid_name(topic):
         raise ValueError(f"{topic!r} is not a valid topic name")
-    if not bodies or not all(bodies):
+    if type(bodies) is not list:
+        _check_list(bodies, "bodies must be a list of messages")
+    if not bodies:
+        raise ValueError("bodies is empty: there is no message to publish")
+    if not _BYTES.issuperset(map(type, bodies)):
+        for body in cast(Sequence[object], bodies):
+            how = "body.encode()" if isinstance(body, str) else "json.dumps(body).encode()"
+            _check_type(body, (bytes, bytearray, memoryview), f"a message body must be bytes, such as {how}")
+    if not all(bodies):
         raise ValueError("an NSQ message cannot be empty")
-    if not any(headers):
+    if headers and type(headers) is not list:
+        _check_list(headers, "headers must be a list with a dict for each message")
+    if not headers or not any(headers):
         return bodies
     if len(headers) != len(bodies):
         raise ValueError(f"{len(bodies)} messages cannot have {len(headers)} sets of headers")
-    return [_Payload(encode(each.items()) + body) if each else body for body, each in zip(bodies, headers, strict=True)]
+    return [_Payload(_block(each) + body) if each else body for body, each in zip(bodies, headers, strict=True)]
+
+
+def _block(headers: Headers) -> bytes:
+    _check_type(headers, Mapping, "the headers of a message must be a dict")
+    for name, value in headers.items():
+        _check_type(name, str, "the name of a header must be str")
+        _check_type(value, str, f"the value of header {name!r:.80} must be str")
+    return encode(headers.items())
+
+
+def _check_list(value: object, rule: str) -> None:
+    if isinstance(value, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"{rule}, not {type(value).__name__}")
+    _check_type(value, Sequence, rule)
+
+
+def _check_type(value: object, kinds: Any, rule: str) -> None:
+    if not isinstance(value, kinds):
+        raise TypeError(f"{rule}, not {type(value).__name__}")
 
 
 def publish_of(topic: str, bodies: Sequence[bytes], defer: float) -> Publish:

@@ -129,6 +129,9 @@ class LoopConsumer(OnLoop):
             self._run(self._consumer.stop(timeout))
             self._end_loop()
 
+    def wait_until_subscribed(self, timeout: float = 30.0) -> None:
+        self._run(self._consumer.wait_until_subscribed(timeout))
+
     def wait(self, timeout: float) -> bool:
         if self._loop.is_closed():
             return True

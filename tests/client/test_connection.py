@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nsq_compat.client.connection import Connection as ThreadedConnection
 from nsq_compat.client.connection import start_thread
-from nsq_compat.client.link import ConnectionLost, NotExecuted, Observer, TlsStream
+from nsq_compat.client.link import ConnectionLost, Link, NotExecuted, Observer, TlsStream
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings, split_address
 from nsq_compat.protocol import command_writer
@@ -117,6 +117,49 @@ def test_an_nsqd_that_does_not_respond_fails_the_connection_within_the_timeout(m
     fake = make_nsqd({"IDENTIFY": answer})
     with pytest.raises(ConnectionLost, match=fake.address):
         Connection(fake.address, ConnectionSettings(timeout=0.2)).open()
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        (CLOSE, "closed by nsqd|connection reset by peer"),
+        (None, "no answer"),
+        (b"\0\0\0\x06\0\0\0\0{]", "not NSQ's protocol"),
+    ],
+    ids=["closes", "silent", "babbles"],
+)
+def test_the_port_is_in_doubt_only_if_no_nsqd_has_answered_there(make_nsqd, answer, what):
+    fake = make_nsqd({"IDENTIFY": answer})
+    with pytest.raises(ConnectionLost, match=rf"({what}); is this nsqd's TCP port\?"):
+        Connection(fake.address, ConnectionSettings(timeout=0.2)).open()
+    connection = Connection(fake.address, ConnectionSettings(timeout=0.2))
+    known(connection)
+    with pytest.raises(ConnectionLost) as lost:
+        connection.open()
+    assert "TCP port" not in str(lost.value)
+
+
+def known(connection: ThreadedConnection) -> None:
+    real: Link = getattr(connection, "_connection", connection)
+    real.is_known = True
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (
+            {"msg_timeout": 60_000},
+            r"; msg_timeout=60000 is in seconds, and this nsqd allows less \(--max-msg-timeout\)",
+        ),
+        (
+            {"heartbeat_interval": 30_000},
+            r"; heartbeat_interval=30000 is in seconds, and this nsqd allows less \(--max-heartbeat-interval\)",
+        ),
+    ],
+)
+def test_a_time_in_milliseconds_is_refused_with_the_unit(nsqd, options, advice):
+    with pytest.raises(ConnectionLost, match=f"E_BAD_BODY.* is invalid{advice}$"):
+        Connection(nsqd.tcp_address, ConnectionSettings(**options)).open()
 
 
 def test_a_refused_subscription_fails_the_connection(make_nsqd):

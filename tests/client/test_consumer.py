@@ -360,3 +360,44 @@ def test_max_in_flight_can_change_and_zero_pauses(make_nsqd: MakeNsqd, start_con
     wait_until(lambda: fake.peer.said("RDY")[-1] == "RDY 0")
     consumer.set_max_in_flight(7)
     wait_until(lambda: fake.peer.said("RDY")[-1] == "RDY 7")
+
+
+# --- Waiting for the subscription -------------------------------------------------------------------------------------
+
+
+def test_after_waiting_for_the_subscription_the_channel_gets_what_is_published(nsqd, topic, start_consumer, bodies):
+    nsqd.create_channel(topic, "first")
+    consumer = start_consumer(lambda message: bodies.append(message.body), topic, nsqd_tcp_addresses=nsqd.tcp_address)
+    consumer.wait_until_subscribed(timeout=20)
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish(topic, b"one")
+    wait_until(lambda: bodies == [b"one"])
+    consumer.wait_until_subscribed(timeout=0.1)
+
+
+def test_a_consumer_that_is_not_subscribed_in_time_says_why(make_nsqd, start_consumer):
+    consumer = start_consumer(Keeping(), nsqd_tcp_addresses="127.0.0.1:1", reconnect_delay=0.01)
+    with pytest.raises(TimeoutError, match=r"\[t/c\] not subscribed after 0.2 s: 127.0.0.1:1: connection refused"):
+        consumer.wait_until_subscribed(timeout=0.2)
+    fake = make_nsqd({"SUB": None})
+    consumer = start_consumer(Keeping(), nsqd_tcp_addresses=fake.address)
+    with pytest.raises(TimeoutError, match=f"{fake.address}: no answer yet"):
+        consumer.wait_until_subscribed(timeout=0.2)
+
+
+def test_stopping_ends_the_wait_for_a_subscription(make_nsqd, start_consumer):
+    fake = make_nsqd({"SUB": None})
+    consumer = start_consumer(Keeping(), nsqd_tcp_addresses=fake.address)
+    wait_until(lambda: fake.said("SUB"))
+    consumer.stop_soon(timeout=0.1)
+    with pytest.raises(RuntimeError, match="stopped before it was subscribed"):
+        consumer.wait_until_subscribed(timeout=60)
+
+
+def test_a_coroutine_function_is_for_the_consumer_on_asyncio():
+    async def handle(message: Message) -> None: ...
+
+    with pytest.raises(TypeError, match=r"nsq_compat\.client\.aio"):
+        Consumer("t", "c", handle, nsqd_tcp_addresses="127.0.0.1:1")
+    with pytest.raises(TypeError, match="handler must be a function"):
+        Consumer("t", "c", None, nsqd_tcp_addresses="127.0.0.1:1")  # type: ignore[arg-type]

@@ -127,3 +127,69 @@ def test_waiting_messages_are_requeued_at_once():
     decides.requeue_waiting()
     assert answers == [(b"1", 0, False), (b"2", 0, False)]
     assert not decides.waiting
+
+
+def test_the_log_says_when_a_lost_node_is_tried_again(caplog):
+    named = coordinator("a:1", reconnect_delay=8)
+    named.run_due(0)
+    named.closed(connect(named, "a:1"), LOST, 0)
+    found = coordinator((), ["l:1"], lookupd_poll_interval=60, lookupd_poll_jitter=0)
+    found.run_due(0)
+    found.asking("l:1")
+    found.responded("l:1", Listing({"b:1"}), 0)
+    found.closed(connect(found, "b:1"), LOST, 20)
+    named.closed(connect(named, "c:1"), LOST, 0)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "[t/c] (a:1) closed by nsqd; re-connecting in 8 s",
+        "[t/c] (b:1) closed by nsqd; trying it again if nsqlookupd lists it, which is asked in 40 s",
+        "[t/c] (c:1) closed by nsqd; not trying it again",
+    ]
+
+
+def test_a_named_address_is_in_doubt_until_an_nsqd_has_answered_there():
+    decides = coordinator(["a:1", "b:1"], ["l:1"])
+    for address, is_known in (("a:1", False), ("b:1", False), ("found:1", True)):
+        connection = Recorded(address)
+        decides.connecting(connection)
+        assert connection.is_known is is_known
+    decides.opened(decides.connections["a:1"], 0)
+    for address, is_known in (("a:1", True), ("b:1", False)):
+        decides.closed(decides.connections[address], LOST, 0)
+        connection = Recorded(address)
+        decides.connecting(connection)
+        assert connection.is_known is is_known
+
+
+def test_why_it_is_not_subscribed():
+    decides = coordinator("a:1", ["l:1"])
+
+    def reason() -> str:
+        with pytest.raises(TimeoutError) as error:
+            decides.check_subscribed(1.5)
+        return str(error.value).removeprefix("[t/c] not subscribed after 1.5 s: ")
+
+    assert reason() == "the consumer is not started"
+    connection = Recorded("a:1")
+    decides.connecting(connection)
+    decides.asking("l:1")
+    assert reason() == "a:1: no answer yet"
+    decides.responded("l:1", None, 0)
+    assert reason() == "nsqlookupd l:1: no valid answer"
+    decides.responded("l:1", Listing(set()), 0)
+    assert reason() == "nsqlookupd l:1: no nsqd has this topic yet"
+    decides.closed(connection, ConnectionLost("connection refused", "a:1"), 0)
+    assert reason() == "a:1: connection refused"
+    connection = connect(decides, "a:1")
+    assert decides.is_subscribed
+    decides.check_subscribed(1.5)
+    decides.stop(0)
+    decides.closed(connection, LOST, 0)
+    with pytest.raises(RuntimeError, match="stopped before it was subscribed"):
+        decides.check_subscribed(1.5)
+
+
+@pytest.mark.parametrize(("concurrency", "at_once", "warnings"), [(1, 1, 0), (3, 3, 0), (10, 3, 1)])
+def test_more_handlers_than_messages_in_flight_are_logged(caplog, concurrency, at_once, warnings):
+    assert coordinator(max_in_flight=3).handlers_at_once(concurrency) == at_once
+    expected = "[t/c] concurrency=10: at most 3 handlers run at once, because max_in_flight is 3"
+    assert caplog.messages == [expected] * warnings

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -218,6 +219,37 @@ def test_invalid_topics_and_bodies_are_refused_at_once(fake):
                 producer.publish(topic, body)
         with pytest.raises(ValueError, match="empty"):
             producer.publish_many("t", [])
+
+
+def test_wrong_types_are_refused_before_anything_is_sent(fake):
+    with Producer(fake.address) as producer:
+        wrong: list[tuple[Any, dict[str, Any]]] = [
+            ("text", {}),
+            ({"a": 1}, {}),
+            (b"x", {"headers": {"a": 1}}),
+            (b"x", {"headers": [("a", "b")]}),
+        ]
+        for body, options in wrong:
+            with pytest.raises(TypeError, match="must be"):
+                producer.publish("t", body, **options)
+        with pytest.raises(TypeError, match="a list with a dict for each message, not dict"):
+            producer.publish_many("t", [b"x"], headers={"a": "b"})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="bodies is empty"):
+            producer.publish_many("t", [])
+        assert fake.peers == []
+        assert producer.publish("t", b"x").nodes == (fake.address,)
+
+
+def test_the_port_of_a_node_that_has_answered_is_not_in_doubt(make_nsqd):
+    fake = make_nsqd()
+    with Producer(fake.address) as producer:
+        producer.publish("t", b"x")
+        fake.answers["IDENTIFY"] = CLOSE
+        fake.peer.close()
+        wait_until(lambda: not producer.connections)
+        with pytest.raises(Refused) as refusal:
+            producer.publish("t", b"x")
+    assert "TCP port" not in str(refusal.value)
 
 
 def test_a_producer_needs_at_least_as_many_nodes_as_copies():

@@ -33,6 +33,7 @@ from nsq_compat.protocol import command_writer
 
 log = logging.getLogger(__name__)
 
+_NOT_STARTED = "the consumer is not started; use `async with`"
 _MAX_BATCH_SECONDS = 0.01
 """Handlers that never wait let the event loop run after this time."""
 
@@ -65,8 +66,8 @@ class Consumer(Observer[Connection]):
         unreachable: Callable[[str, Exception], object] | None = None,
         **options: Unpack[SubscriptionOptions],
     ) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency must be 1 or more, not {concurrency!r}")
+        if handler is not None and not callable(handler):
+            raise TypeError(f"handler must be a function that is called with each message, not {handler!r}")
         self.topic = topic
         self.channel = channel
         self._coordinator: Coordinator[Connection] = Coordinator(
@@ -76,7 +77,7 @@ class Consumer(Observer[Connection]):
         self._max_tries = max_tries
         self._giving_up = giving_up or log_giving_up
         self._unreachable = unreachable
-        self._concurrency = min(concurrency, self.max_in_flight)
+        self._concurrency = self._coordinator.handlers_at_once(concurrency)
         self._given: list[Message] = []
         """Messages that iterations returned, those without an answer among them."""
         self._given_limit = 0
@@ -95,6 +96,8 @@ class Consumer(Observer[Connection]):
         """No message will arrive any more."""
         self._answered_all = asyncio.Event()
         """Set while stopping: no answer is awaited any more."""
+        self._subscribed = asyncio.Event()
+        """Set while at least one nsqd has confirmed the subscription, and from stopping on."""
         self._stopped = asyncio.Event()
 
     # --- Running ------------------------------------------------------------------------------------------------------
@@ -110,8 +113,25 @@ class Consumer(Observer[Connection]):
 
     async def run(self) -> None:
         """Consume until `stop` is called. If this is cancelled, it stops the consumer."""
+        if self._handler is None:
+            raise TypeError(
+                "run() needs a consumer with a handler; iterate over others: `async with`, then `async for`"
+            )
         async with self:
             await self.wait()
+
+    async def wait_until_subscribed(self, timeout: float = 30.0) -> None:
+        """Wait until at least one nsqd has confirmed the subscription.
+
+        What is published there from then on is in the channel. Raises ``TimeoutError`` with the last failure, and
+        ``RuntimeError`` if the consumer is stopped.
+        """
+        coordinator = self._coordinator
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while not (coordinator.is_subscribed or coordinator.is_stopping):
+                    await self._subscribed.wait()
+        coordinator.check_subscribed(timeout)
 
     async def wait(self) -> None:
         """Wait until the consumer has stopped."""
@@ -196,7 +216,7 @@ class Consumer(Observer[Connection]):
         if self._handler is not None:
             raise TypeError("a consumer with a handler cannot be iterated")
         if self._loop is None:
-            raise RuntimeError("the consumer is not started; use `async with`")
+            raise RuntimeError(_NOT_STARTED)
         return self
 
     async def __anext__(self) -> Message:
@@ -206,6 +226,8 @@ class Consumer(Observer[Connection]):
             if not waiting:
                 if self._is_complete:
                     raise StopAsyncIteration
+                if self._loop is None:
+                    raise RuntimeError(_NOT_STARTED)
                 await self._wait_for_message()
             elif time.monotonic() >= self._yield_at:
                 await asyncio.sleep(0)
@@ -310,6 +332,8 @@ class Consumer(Observer[Connection]):
 
     def closed(self, connection: Connection, reason: Exception) -> None:
         is_unreachable = self._coordinator.closed(connection, reason, time.monotonic())
+        if not self._coordinator.is_subscribed:
+            self._subscribed.clear()
         if self._coordinator.is_stopping:
             self._check_answered()
             return
@@ -372,6 +396,7 @@ class Consumer(Observer[Connection]):
             return
         if not connection.is_closed:  # otherwise `closed` is called for it
             self._coordinator.opened(connection, time.monotonic())
+            self._subscribed.set()
             self._run_timer()
 
     # --- Stopping -----------------------------------------------------------------------------------------------------
@@ -397,6 +422,7 @@ class Consumer(Observer[Connection]):
 
     async def _receive_no_more(self, deadline: float) -> None:
         connections = self._coordinator.stop(time.monotonic())
+        self._subscribed.set()
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:

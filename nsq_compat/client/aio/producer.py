@@ -104,8 +104,9 @@ class Producer:
         Calls for one topic that are made in the same iteration of the event loop are published together, with MPUB,
         unless they have headers, a delay or a timeout of their own.
 
-        Raises ``Refused``, ``Unknown`` or ``TooFewCopies``; ``ValueError`` for an invalid topic, an empty body or
-        invalid headers. An nsqd that does not take headers refuses a message that has some before anything is sent.
+        Raises ``Refused``, ``Unknown`` or ``TooFewCopies``; ``TypeError`` for a body that is not bytes or headers that
+        are not a dict of str; ``ValueError`` for an invalid topic, an empty body or invalid headers. An nsqd that does
+        not take headers refuses a message that has some before anything is sent.
         """
         # Hot: runs for every message. What a batch needs once is done in `_begin_batch`.
         if headers or defer or timeout is not None or type(body) is not bytes or not body:
@@ -287,7 +288,7 @@ class Producer:
             if not self._is_open(node):
                 await self._connect(node, now() + self._publish_timeout)
         except ConnectionLost as error:
-            log.warning("%s", error)
+            log.warning("%s; the next publish tries again", error)
             self._nodes.note(Attempt(node, Outcome.REFUSED, error), now())
 
     def _start_opening(self, node: str) -> "asyncio.Task[Connection]":
@@ -298,6 +299,7 @@ class Producer:
 
     async def _open(self, node: str) -> Connection:
         connection = Connection(node, self.settings)
+        connection.is_known = node in self._connections
         await connection.open()
         self._connections[node] = connection
         return connection

@@ -313,6 +313,19 @@ async def test_answers_are_written_together(fake):
     assert len(written) < 10
 
 
+async def test_wrong_use_is_an_error_and_not_a_wait(fake):
+    consumer = aio.Consumer("t", "c", nsqd_tcp_addresses=fake.address)
+    with pytest.raises(TypeError, match=r"run\(\) needs a consumer with a handler"):
+        await consumer.run()
+    with pytest.raises(RuntimeError, match="not started; use `async with`"):
+        await anext(consumer)
+    with pytest.raises(RuntimeError, match="not started; use `async with`"):
+        [message async for message in consumer]
+    with pytest.raises(TypeError, match="handler must be a function that is called with each message, not 'x'"):
+        aio.Consumer("t", "c", "x", nsqd_tcp_addresses=fake.address)  # type: ignore[arg-type]
+    assert fake.peers == []
+
+
 class Recording:
     """A transport that records what is written."""
 

@@ -47,7 +47,7 @@ async def test_a_wrong_call_fails_at_once_and_affects_no_other(fake):
     assert [type(outcome).__name__ for outcome in outcomes] == [
         "Published",
         "TypeError",
-        "ValueError",
+        "TypeError",
         "ValueError",
         "Published",
         "ValueError",
