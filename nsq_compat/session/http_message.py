@@ -1,7 +1,7 @@
 """HTTP/1.1 messages as values, and responses as bytes: the interface of sessions with the applications of ``web``."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import lru_cache
@@ -29,8 +29,30 @@ class Request(NamedTuple):
     version: str = "1.1"
 
 
+class BodyStream(Protocol):
+    """A body of unknown length that is produced while it is sent, such as a stream of events.
+
+    After `start`, `data_to_send` is called when `wake` was called, at `next_wakeup`, and while `has_more`, but only if
+    the client has taken what was sent before. The response ends when the stream `is_over`.
+    """
+
+    is_over: bool
+    has_more: bool
+    next_wakeup: float
+    """Monotonic seconds."""
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Note that the body is sent from now on."""
+
+    def data_to_send(self, now: float) -> bytes:
+        """The next piece, possibly empty."""
+
+    def close(self) -> None:
+        """End the stream, because the connection ends. May be called before `start`, and twice."""
+
+
 class Response(NamedTuple):
-    """A response. Encoding adds Date, Content-Length and Connection."""
+    """A response. Encoding adds Date, Connection, and Content-Length or, for a `stream`, Transfer-Encoding."""
 
     status: int
     body: bytes = b""
@@ -41,6 +63,8 @@ class Response(NamedTuple):
     """The text after the status, if it is not the usual one."""
     rest: deque[bytes] | tuple[()] = ()
     """The rest of a long body, sent in pieces with other clients served in between. What is sent is removed."""
+    stream: BodyStream | None = None
+    """The body, in place of `body` and `rest`. The connection closes after it."""
 
 
 class Admission(NamedTuple):
@@ -127,7 +151,7 @@ def encode_response(
 
     `bodiless` is for HEAD: the response has the length of the body but no body.
     """
-    length = len(response.body) + sum(map(len, response.rest))
+    length = -1 if response.stream is not None else len(response.body) + sum(map(len, response.rest))
     head = _encode_head(response.status, response.reason, response.headers, length, version, keep_alive)
     return b"%b%b\r\n\r\n%b" % (head, date, b"" if bodiless else response.body)
 
@@ -136,10 +160,16 @@ def encode_response(
 def _encode_head(
     status: int, reason: str, headers: tuple[tuple[str, str], ...], length: int, version: str, keep_alive: bool
 ) -> bytes:
-    """The head up to the date's value. Cached, because almost all responses have one of a few heads."""
+    """The head up to the date's value. Cached, because almost all responses have one of a few heads.
+
+    A body of unknown length (-1) has chunks, and in HTTP/1.0 it ends with the connection.
+    """
     lines = [f"HTTP/{version} {status} {reason or _REASONS.get(status, '')}"]
     lines += [f"{name}: {value}" for name, value in headers]
-    lines.append(f"Content-Length: {length}")
+    if length >= 0:
+        lines.append(f"Content-Length: {length}")
+    elif version != "1.0":
+        lines.append("Transfer-Encoding: chunked")
     if keep_alive == (version == "1.0"):  # not what this version does by itself
         lines.append("Connection: keep-alive" if keep_alive else "Connection: close")
     lines.append("Date: ")

@@ -10,6 +10,8 @@ Invariants:
 - Replies leave in the order of their requests.
 - After the reply to a refusal, to a failure of the handler or to a request without keep-alive the connection closes.
 - No deadline runs while a request is answered, because that time is ours.
+- A stream is the last reply of its connection: further requests are dropped. It is asked for data only when the client
+  has taken the data before. It ends with the connection, or when the client sends no more.
 """
 
 import logging
@@ -24,6 +26,7 @@ from nsq_compat.session.conversation import Conversation, TlsFacts, Upgrade
 from nsq_compat.session.http_message import (
     INTERNAL_ERROR,
     Admission,
+    BodyStream,
     HttpHandler,
     HttpLimits,
     Request,
@@ -45,6 +48,7 @@ MAX_REQUESTS: Final = 128
 _UNREADABLE: Final = Request("", b"", "", b"", {}, b"", "", keep_alive=False)
 """In place of a request that is refused."""
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
 class ImmediateHandler(Protocol):
@@ -125,6 +129,8 @@ class HttpSession(HttpConversation):
         self._posted: Request | None = None
         self._rest: deque[bytes] = deque()  # of the last reply
         self._closes_after_rest = False
+        self._stream: BodyStream | None = None  # the last reply
+        self._is_chunked = False
         self._last_plain: tuple[Response, int, bytes] | None = None  # response, second of its date, encoded reply
         self._now_ns = now_ns
         self._finishing = False
@@ -180,6 +186,8 @@ class HttpSession(HttpConversation):
         self._input_ended = True
         if self._posted is not None and self._immediate is not None:
             self._immediate.publish_posted()
+        if self._stream is not None:
+            self._end_stream()
         if self.upgrade is not None:
             self._upgrade_failed("EOF")
         elif not self.has_unread:
@@ -189,10 +197,16 @@ class HttpSession(HttpConversation):
         """Make the current request the last one, because the server stops; return whether to close at once."""
         self._finishing = True
         self._paths = ()  # `respond` answers the rest
+        if self._stream is not None:
+            self._end_stream()
+            self._wake()
+            return False
         return not self.has_unread and self._posted is None and self._reader.phase is not Phase.BODY
 
     def data_to_send(self, now: float) -> bytes:
-        if self._deadline_is_due:
+        if self._stream is not None:
+            self._read_stream(self._stream, now)
+        elif self._deadline_is_due:
             if not self.has_unread:
                 self._move_deadline(now, answered=True)
         elif now >= self._deadline and not self.has_unread:
@@ -200,7 +214,8 @@ class HttpSession(HttpConversation):
             if self.upgrade is not None:
                 self._upgrade_failed("timeout")
             self.closing = True
-        self.next_wakeup = NEVER if self.has_unread else self._deadline
+        if self._stream is None:
+            self.next_wakeup = NEVER if self.has_unread else self._deadline
         replies = self._replies
         data = replies[0] if len(replies) == 1 else b"".join(replies)
         replies.clear()
@@ -220,6 +235,9 @@ class HttpSession(HttpConversation):
     def closed(self) -> None:
         super().closed()
         self._forget_requests()
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
 
     def published(self, error: Exception | None) -> None:
         """Answer the posted request; `error` says why publishing failed, if it did."""
@@ -269,7 +287,7 @@ class HttpSession(HttpConversation):
         self.has_unread = bool(requests or self._rest)
         if count:
             self._deadline_is_due = True
-        if self.has_unread or self.closing or self._posted is not None:
+        if self.has_unread or self.closing or self._posted is not None or self._stream is not None:
             return
         if self._input_ended or self._reader.finished or (self._finishing and self._deadline_is_due):
             self.closing = True
@@ -305,7 +323,9 @@ class HttpSession(HttpConversation):
 
     def _reply(self, request: Request, response: Response) -> None:
         second = self._now_ns // _NS_PER_SECOND
-        keep_alive = request.keep_alive and not response.close and not (self._finishing and not self._requests)
+        stream = response.stream
+        keep_alive = request.keep_alive and not response.close and stream is None
+        keep_alive = keep_alive and not (self._finishing and not self._requests)
         is_plain = keep_alive and request.version == "1.1" and request.method == "POST"
         if is_plain:
             last = self._last_plain  # within a second all replies to a publisher are the same
@@ -315,7 +335,7 @@ class HttpSession(HttpConversation):
         if isinstance(response.rest, deque) and response.rest and request.method != "HEAD":
             self._rest = response.rest
             self._closes_after_rest = not keep_alive
-        else:
+        elif stream is None:
             self.closing = self.closing or not keep_alive
         date = http_date(second)
         try:
@@ -331,6 +351,36 @@ class HttpSession(HttpConversation):
             if is_plain:
                 self._last_plain = response, second, reply
         self._replies.append(reply)
+        if stream is not None:
+            self._begin_stream(stream, request)
+
+    def _begin_stream(self, stream: BodyStream, request: Request) -> None:
+        has_body = request.method != "HEAD" and not self.closing  # because it could not be encoded
+        self._stream, self._is_chunked = stream, has_body and request.version != "1.0"
+        self._reader.finished = True
+        self._requests.clear()
+        if not has_body or self._finishing or self._input_ended:
+            self._end_stream()
+        else:
+            stream.start(self._wake)
+
+    def _read_stream(self, stream: BodyStream, now: float) -> None:
+        data = stream.data_to_send(now)
+        if data:
+            self._replies.append(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+        self.has_more, self.next_wakeup = stream.has_more, stream.next_wakeup
+        if stream.is_over:
+            self._end_stream()
+
+    def _end_stream(self) -> None:
+        """Complete the reply, and close."""
+        assert self._stream is not None, "there is one to end"
+        self._stream.close()
+        self._stream = None
+        if self._is_chunked:
+            self._replies.append(_LAST_CHUNK)
+        self.has_more = False
+        self.closing = True
 
     # --- TLS ----------------------------------------------------------------------------------------------------------
 

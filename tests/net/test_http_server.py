@@ -21,10 +21,29 @@ from nsq_compat.queue.publish_batch import Producer
 from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
 
 BODY_LIMIT = 1000
+MEGABYTE = 1 << 20
 TOO_BIG = Response(413, b"too big")
 PING = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
 PROMPT = 60.0
 """Longer than anything here takes; only a failure waits for it."""
+
+
+class Endless:
+    """A stream that always has more."""
+
+    def __init__(self) -> None:
+        self.is_over, self.has_more = False, True
+        self.next_wakeup = float("inf")
+        self.asked = 0
+
+    def start(self, wake: Callable[[], None]) -> None: ...
+
+    def data_to_send(self, now: float) -> bytes:
+        self.asked += 1
+        return b"x" * MEGABYTE
+
+    def close(self) -> None:
+        self.is_over = True
 
 
 class Echo:
@@ -37,6 +56,7 @@ class Echo:
         self.paths: Container[str] = ()
         self.go = Event()
         self.waiting = Event()
+        self.stream = Endless()
 
     def admit(self, head: Request) -> Admission:
         if head.path == "/admit-fails":
@@ -65,6 +85,8 @@ class Echo:
             return Response(200, b"x" * 8_000_000)
         if request.path == "/long":
             return Response(200, b"0", rest=deque(b"%d" % (number % 10) * 8_000 for number in range(1000)))
+        if request.path == "/stream":
+            return Response(200, stream=self.stream)
         if request.path == "/wait":
             self.waiting.set()
             self.go.wait()
@@ -291,6 +313,35 @@ def test_a_client_that_does_not_read_the_pieces_is_closed(serve, servers, echo, 
     serve(write_seconds=0.05, slowest_rate=1e9)().says(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
     eventually(lambda: echo.requests)
     eventually(lambda: not servers[0].sessions)
+
+
+GET_STREAM = b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_a_stream_is_asked_for_no_more_than_its_client_takes(serve, servers, echo, eventually):
+    connect = serve(write_seconds=0.2, slowest_rate=1e9)
+    connect().says(GET_STREAM)
+    eventually(lambda: echo.stream.asked)
+    assert connect().says(PING).hears_reply().body == b"GET /ping "
+    eventually(lambda: echo.stream.is_over)  # the client took nothing for too long
+    assert echo.stream.asked * MEGABYTE < 64 * MEGABYTE  # what the kernel keeps for a connection
+
+
+def test_a_client_that_leaves_ends_its_stream(connect, servers, echo, eventually):
+    client = connect().says(GET_STREAM)
+    client._receive()
+    client.socket.close()
+    eventually(lambda: echo.stream.is_over and not servers[0].sessions)
+
+
+def test_a_stop_completes_a_stream(connect, servers, echo):
+    client = connect().says(GET_STREAM)
+    reader = gevent.spawn(client.hears_all)
+    while not client.received:
+        gevent.sleep(0)
+    servers[0].stop(PROMPT)
+    assert reader.get(timeout=PROMPT).endswith(b"x\r\n0\r\n\r\n")
+    assert echo.stream.is_over
 
 
 def post(path: str, body: bytes) -> bytes:

@@ -1,17 +1,46 @@
-"""How long an HTTP client may take for each part of a request."""
+"""How long an HTTP client may take for each part of a request, and streams."""
+
+from collections.abc import Callable
 
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
 from nsq_compat.session.http_session import HttpSession
 
 
+class Pieces:
+    """A stream of the pieces that a test adds."""
+
+    def __init__(self) -> None:
+        self.is_over = self.has_more = self.is_closed = False
+        self.next_wakeup = 15.0
+        self.pieces: list[bytes] = []
+        self.wake: Callable[[], None] | None = None
+
+    def start(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    def data_to_send(self, now: float) -> bytes:
+        assert not self.is_closed
+        piece = self.pieces.pop(0) if self.pieces else b""
+        self.has_more = bool(self.pieces)
+        return piece
+
+    def close(self) -> None:
+        self.is_over = self.is_closed = True
+
+
 class Echo:
-    """Answers with the body."""
+    """Answers with the body, and at /stream with a stream."""
+
+    def __init__(self) -> None:
+        self.stream = Pieces()
 
     def admit(self, head: Request) -> Admission:
         return Admission(300, Response(413, b"too big", close=True))
 
     def respond(self, request: Request) -> Response:
+        if request.path == "/stream":
+            return Response(200, stream=self.stream)
         return Response(200, request.body)
 
 
@@ -24,7 +53,12 @@ class TimedSession:
 
     def __init__(self) -> None:
         limits = HttpLimits(head_seconds=1.0, body_seconds=2.0, slowest_rate=100.0, idle_seconds=50.0)
-        self.session = HttpSession(Echo(), limits, remote_address="peer", wake=lambda: None, now=0.0, now_ns=0)
+        echo, self.wakes = Echo(), 0
+        self.stream = echo.stream
+        self.session = HttpSession(echo, limits, remote_address="peer", wake=self._wake, now=0.0, now_ns=0)
+
+    def _wake(self) -> None:
+        self.wakes += 1
 
     def says(self, data: bytes, now: float) -> bytes:
         """Receive and answer; the time limits are checked as after every read."""
@@ -79,3 +113,94 @@ def test_the_applications_time_does_not_count_for_the_client():
     client.session.read_on(1000.0, 0)
     assert client.session.data_to_send(1000.0)
     assert client.is_closed_at(1050.0)
+
+
+# --- Streams ----------------------------------------------------------------------------------------------------------
+
+STREAM = b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_the_pieces_of_a_stream_are_chunks_until_it_is_over():
+    client = TimedSession()
+    client.stream.pieces = [b"one", b"0123456789abcdef"]
+    head, _, body = client.says(STREAM, now=0.0).partition(b"\r\n\r\n")
+    assert head.split(b"\r\n")[1:3] == [b"Transfer-Encoding: chunked", b"Connection: close"]
+    assert b"Content-Length" not in head
+    assert (body, client.session.has_more) == (b"3\r\none\r\n", True)
+    assert client.session.data_to_send(0.0) == b"10\r\n0123456789abcdef\r\n"
+    assert (client.session.data_to_send(0.0), client.session.has_more) == (b"", False)
+    client.stream.is_over = True
+    assert not client.session.closing
+    assert client.session.data_to_send(0.0) == b"0\r\n\r\n"
+    assert (client.session.closing, client.stream.is_closed) == (True, True)
+
+
+def test_a_stream_ends_with_the_connection_in_http_1_0():
+    client = TimedSession()
+    client.stream.pieces = [b"one", b"two"]
+    head, _, body = client.says(b"GET /stream HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", now=0.0).partition(
+        b"\r\n\r\n"
+    )
+    assert head.split(b"\r\n")[1][:5] == b"Date:"
+    client.stream.is_over = True
+    assert body + client.session.data_to_send(0.0) == b"onetwo"
+    assert client.session.closing
+
+
+def test_a_stream_has_no_deadline_but_times_of_its_own():
+    client = TimedSession()
+    client.says(STREAM, now=0.0)
+    assert client.session.next_wakeup == 15.0
+    client.stream.next_wakeup = 10_015.0
+    assert client.session.data_to_send(10_000.0) == b""
+    assert (client.session.next_wakeup, client.session.closing) == (10_015.0, False)
+    assert client.stream.wake is not None
+    client.stream.wake()
+    assert client.wakes == 1
+
+
+def test_requests_after_that_for_a_stream_are_dropped():
+    client = TimedSession()
+    assert client.says(PING + STREAM + PING, now=0.0).count(b"HTTP/1.1 200 OK") == 2
+    assert client.says(PING, now=0.0) == b""
+    assert not client.session.closing
+
+
+def test_a_client_that_sends_no_more_ends_its_stream():
+    client = TimedSession()
+    client.says(STREAM, now=0.0)
+    client.session.end_of_input()
+    assert (client.session.closing, client.stream.is_closed) == (True, True)
+
+
+def test_a_broken_connection_ends_its_stream():
+    client = TimedSession()
+    client.says(STREAM, now=0.0)
+    client.session.closed()
+    client.session.closed()
+    assert client.stream.is_closed
+
+
+def test_a_stop_of_the_server_completes_a_stream():
+    client = TimedSession()
+    client.says(STREAM, now=0.0)
+    assert (client.session.finish(), client.wakes) == (False, 1)
+    assert client.session.data_to_send(0.0) == b"0\r\n\r\n"
+    assert (client.session.closing, client.stream.is_closed) == (True, True)
+
+
+def test_a_stream_that_begins_during_a_stop_is_completed_at_once():
+    client = TimedSession()
+    client.session.receive_data(STREAM, 0.0, 0)
+    client.session.finish()
+    while client.session.has_unread:
+        client.session.read_on(0.0, 0)
+    assert client.session.data_to_send(0.0).endswith(b"\r\n\r\n0\r\n\r\n")
+    assert (client.session.closing, client.stream.is_closed) == (True, True)
+
+
+def test_head_does_not_begin_a_stream():
+    client = TimedSession()
+    reply = client.says(b"HEAD /stream HTTP/1.1\r\nHost: x\r\n\r\n", now=0.0)
+    assert reply.endswith(b"GMT\r\n\r\n")
+    assert (client.session.closing, client.stream.is_closed, client.stream.wake) == (True, True, None)
