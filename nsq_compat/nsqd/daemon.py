@@ -229,7 +229,7 @@ class Daemon:
             refusal=error_frame(b"E_TOO_MANY_CONNECTIONS this address has too many connections"),
         )
 
-        api = NsqdApi(self, self._publish_batch, self._token_check)
+        self._api = api = NsqdApi(self, self._publish_batch, self._token_check)
         handler: HttpHandler = api
         if self._token_check is not None:
             self.metrics.collect_from(partial(self._token_check.collect, api))
@@ -376,6 +376,7 @@ class Daemon:
 
     def _end_unauthorized(self) -> None:
         self._tcp.abort_unless(lambda session: session.may_continue(self._grants))
+        self._api.end_refused()
 
     # --- Mirroring ----------------------------------------------------------------------------------------------------
 
@@ -481,7 +482,7 @@ class Daemon:
         return [session.stats() for session in self._tcp.sessions if session.has_published]
 
     def close_client(self, address: str) -> bool:
-        return self._tcp.close_client(address)
+        return self._tcp.close_client(address) or any(server.close_client(address) for server in self._http)
 
     def connection_count(self) -> int:
         return len(self._tcp.sessions)

@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, unquote_to_bytes
+from weakref import WeakKeyDictionary
 
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.protocol.durations import format_duration
 from nsq_compat.protocol.errors import target_without_secrets
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.session.http_message import TEXT, Admission, Request, Response
+from nsq_compat.session.http_message import TEXT, Admission, BodyStream, Request, Response
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ _MIN_PIECE_BYTES: Final = 64 * 1024
 
 
 class ApiError(Exception):
-    """Ends a request with an error response. Clients match on the code; pages show the explanation to people."""
+    """Ends a request with an error response. Clients match on the code; people read the explanation."""
 
     def __init__(
         self, status: int, code: str, explanation: str = "", headers: tuple[tuple[str, str], ...] = ()
@@ -132,7 +133,8 @@ def delay_of(request: Request, limit_ns: int) -> float:
     """The parameter `delay`, milliseconds, in seconds; 0 if it is missing. Raises ``ApiError``."""
     delay = parse_query(request.query).get("delay", "0")
     if not (delay.isascii() and delay.isdigit() and len(delay) < 16) or int(delay) * _NS_PER_MS > limit_ns:
-        raise ApiError(400, "INVALID_ARG_DELAY")
+        limit = f"delay is a number of milliseconds, up to {limit_ns // _NS_PER_MS}"
+        raise ApiError(400, "INVALID_ARG_DELAY", limit)
     return int(delay) / 1000
 
 
@@ -198,8 +200,10 @@ def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield b"".join(waiting)
 
 
-def error(status: int, code: str, extra: Iterable[tuple[str, str]] = ()) -> Response:
-    return Response(status, dumps({"message": code}).encode("utf-8"), (*extra, JSON, V1))
+def error(status: int, code: str, extra: Iterable[tuple[str, str]] = (), explanation: str = "") -> Response:
+    # nsqd: an object with the message alone.
+    answer = {"message": code} | ({"explanation": explanation} if explanation else {})
+    return Response(status, dumps(answer).encode("utf-8"), (*extra, JSON, V1))
 
 
 def plain(body: str, status: int = 200) -> Response:
@@ -247,6 +251,7 @@ class Application:
         self.refused = 0
         """Requests so far that `refuse` had a response to."""
         self._refuse = refuse
+        self._streams: WeakKeyDictionary[BodyStream, tuple[Request, Route]] = WeakKeyDictionary()
         self._paths = {path: methods for path, methods in routes.items() if "/:" not in path}
         self._families = {path.partition(":")[0]: methods for path, methods in routes.items() if "/:" in path}
         self._canonical = {path.lower(): path for path in (*self._paths, *self._families)}
@@ -270,13 +275,28 @@ class Application:
             self.refused += 1
         else:
             response, logged = _respond(request, route.handler), route.logged
+            stream = response.stream
             if request.method == "GET":  # it may have waited, and its token been revoked meanwhile
                 late = self._refusal(request, route)
                 self.refused += late is not None
                 response = late or response
+            if stream is not None:
+                self._streams[stream] = request, route
+                if response.stream is None:
+                    stream.close()
         if logged:
             log_access(request, response.status, time.monotonic_ns() - began)
         return response
+
+    def end_refused(self) -> None:
+        """End the streams of clients that `refuse` no longer permits."""
+        for stream, (request, route) in list(self._streams.items()):
+            if not stream.is_over and self._refusal(request, route) is not None:
+                log.warning(
+                    "HTTP: ending the stream of %s, because its token does not permit it any more",
+                    request.remote_address,
+                )
+                stream.close()
 
     def _refusal(self, request: Request, route: Route) -> Response | None:
         if self._refuse is None:
@@ -375,7 +395,7 @@ def _respond(request: Request, handler: Handler) -> Response:
     try:
         return handler(request)
     except ApiError as failure:
-        return error(failure.status, failure.code, failure.headers)
+        return error(failure.status, failure.code, failure.headers, failure.explanation)
     except Exception:
         log.exception("panic in HTTP handler - %s %s", request.method, target_without_secrets(request.target))
         return INTERNAL_ERROR

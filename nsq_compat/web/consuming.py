@@ -1,26 +1,31 @@
 """/channel/consume and /message/...: consuming over HTTP, without a client library. They do not exist in NSQ.
 
-All requests for a channel together are one consumer of it. Whatever request received a message, any other may answer
-it. Messages that are not answered time out, as at every consumer.
+A channel has one consumer for all requests for messages together (`PolledConsumer`), and one for each stream of events
+(`EventStream`). Whatever request or stream received a message, any request may answer it, also when the stream has
+ended. Messages that are not answered time out, as at every consumer.
 """
 
 import base64
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from nsq_compat.policy.access import CONSUME
 from nsq_compat.protocol.commands import SUBSCRIBED
 from nsq_compat.protocol.durations import SECOND, parse_duration
+from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.message import attempts, body, has_headers, headers, message_id, timestamp_ns
-from nsq_compat.queue.channel import MAX_BATCH, Channel, NotInFlight, TooManyConsumers
+from nsq_compat.queue.channel import MAX_BATCH, Channel, TooManyConsumers
 from nsq_compat.queue.in_flight import NEVER, InFlight
+from nsq_compat.queue.schedule import AT_ONCE, Schedule
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import ClientStats, Refused
 from nsq_compat.queue.wait_queue import Locality
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.application import (
     TOPIC,
+    V1,
     ApiError,
     Route,
     Routes,
@@ -37,35 +42,53 @@ _MAX_BYTES: Final = 1 << 20
 """Bytes of messages in an answer, after which it has no more; a single message may be larger."""
 _MAX_WAIT: Final = 60.0
 _IDLE_SECONDS: Final = 30.0
-"""Time without a request and a message in flight after which the consumer leaves the channel."""
+"""Time without a request and a message in flight after which the consumer of requests leaves the channel."""
 _MAX_USER_AGENT: Final = 256
 _COUNT: Final = re.compile("[0-9]{1,4}", re.ASCII)
 
+_NO_STORE: Final = ("Cache-Control", "no-store")
+_EVENTS: Final = "text/event-stream"
+_EVENT_HEADERS: Final = (
+    ("Content-Type", _EVENTS),
+    _NO_STORE,
+    ("X-Accel-Buffering", "no"),  # nginx would collect events otherwise
+    V1,
+)
+_EVENTS_AT_ONCE: Final = 32
+"""Events of a stream that are sent before other clients are served."""
+_KEEP_ALIVE_SECONDS: Final = 15.0
+_KEEP_ALIVE: Final = b": keep-alive\n\n"
+"""A comment, which clients ignore, after `_KEEP_ALIVE_SECONDS` without an event: proxies close idle connections."""
+
 
 class HttpConsumer:
-    """The consumer of a channel for all requests. `timeout` is the time limit of a delivery in seconds.
+    """A consumer of a channel whose messages are answered by requests.
 
-    At most `max_in_flight` messages are in flight, as a TCP client may not have a higher RDY.
+    `timeout` is the time limit of a delivery in seconds. At most `max_in_flight` messages are in flight.
     """
 
     locality = Locality.GLOBAL
+    version = ""
+    """In /stats."""
 
-    def __init__(self, channel: Channel, timeout: float, max_in_flight: int, now: float, now_ns: int) -> None:
+    def __init__(self, channel: Channel, request: Request, timeout: float, max_in_flight: int, now_ns: int) -> None:
         self.in_flight = InFlight()
         self.alarm = NEVER
-        self.is_awake = False
-        """There may be messages."""
-        self.is_closed = False
-        self.used_at = now
-        self.remote_address = self.user_agent = ""  # of the last request for messages
-        self._channel = channel
+        self.is_awake = True
+        """There may be messages, and room for them."""
+        self.channel = channel
+        self.ready_count = 0
         self._timeout = timeout
         self._max_in_flight = max_in_flight
         self._connected_at = now_ns // 1_000_000_000
-        self._waiting = 0  # requests
-        self._wanted = 0  # messages, by those
         self._message_count = self._finish_count = self._requeue_count = 0
+        self.came_from(request)
         channel.add_consumer(self)
+
+    def came_from(self, request: Request) -> None:
+        """Note the client for /stats."""
+        self.remote_address = request.remote_address
+        self._user_agent = request.headers.get(b"user-agent", b"")[:_MAX_USER_AGENT].decode("latin-1")
 
     def wake(self) -> None:
         self.is_awake = True
@@ -74,11 +97,72 @@ class HttpConsumer:
         """Answers have the headers of every message that has any."""
 
     def close(self) -> None:
+        raise NotImplementedError
+
+    def stats(self) -> ClientStats:
+        return ClientStats(
+            client_id="http",
+            hostname=self.remote_address.rpartition(":")[0],
+            version=self.version,
+            remote_address=self.remote_address,
+            state=SUBSCRIBED,
+            ready_count=self.ready_count,
+            in_flight_count=len(self.in_flight),
+            message_count=self._message_count,
+            finish_count=self._finish_count,
+            requeue_count=self._requeue_count,
+            connect_ts=self._connected_at,
+            user_agent=self._user_agent,
+        )
+
+    @property
+    def _room(self) -> int:
+        return self._max_in_flight - len(self.in_flight)
+
+    def _take(self, most: int, now: float) -> Sequence[bytes]:
+        frames = self.channel.take(self, most, now, self._timeout)
+        self._message_count += len(frames)
+        return frames
+
+    # --- Answers, to messages that are in flight here -----------------------------------------------------------------
+
+    def finish(self, ids: Sequence[bytes], now: float, now_ns: int) -> None:
+        if self.channel.latency is not None:
+            self.channel.latency.add(self.in_flight.frames_of(ids), now, now_ns)
+        self.channel.finish(self, ids)
+        self._finish_count += len(ids)
+        self.wake()  # there is room again
+
+    def requeue(self, ids: Sequence[bytes], now: float, delay: float) -> None:
+        """Requeue messages, to be delivered after `delay` seconds."""
+        for each in ids:
+            self.channel.requeue(self, each, now, delay)
+        self._requeue_count += len(ids)
+        self.wake()  # there is room again
+
+    def touch(self, ids: Sequence[bytes], now: float) -> None:
+        """Give messages more time."""
+        for each in ids:
+            self.channel.touch(self, each, now, self._timeout)
+
+
+class PolledConsumer(HttpConsumer):
+    """The consumer of a channel for all requests for messages together."""
+
+    version = "HTTP"
+
+    def __init__(self, channel: Channel, request: Request, timeout: float, max_in_flight: int, now_ns: int) -> None:
+        super().__init__(channel, request, timeout, max_in_flight, now_ns)
+        self.is_closed = False
+        self.used_at = 0.0
+        self._waiting = 0  # requests; `ready_count` is the number of messages that they want
+
+    def close(self) -> None:
         self.is_closed = True
 
     def leave(self) -> None:
         self.is_closed = True
-        self._channel.remove_consumer(self)
+        self.channel.remove_consumer(self)
 
     def on_alarm(self, now: float) -> float:
         """Leave if it was not used for long; returns when to look again."""
@@ -89,92 +173,124 @@ class HttpConsumer:
             return NEVER
         return max(self.used_at + _IDLE_SECONDS, now + 1)
 
-    def stats(self) -> ClientStats:
-        return ClientStats(
-            client_id="http",
-            hostname=self.remote_address.rpartition(":")[0],
-            version="HTTP",
-            remote_address=self.remote_address,
-            state=SUBSCRIBED,
-            ready_count=self._wanted,
-            in_flight_count=len(self.in_flight),
-            message_count=self._message_count,
-            finish_count=self._finish_count,
-            requeue_count=self._requeue_count,
-            connect_ts=self._connected_at,
-            user_agent=self.user_agent,
-        )
-
     def receive(self, most: int, now: Callable[[], float], until: float, wait: Callable[..., bool]) -> list[bytes]:
         """Take up to `most` messages; without any, call `wait` for some until the time `until`."""
         self._waiting += 1
-        self._wanted += most
+        self.ready_count += most
         try:
-            frames = self._take(most, now())
+            frames = self._take_batch(most, now())
             while not frames and not self.is_closed and (left := until - now()) > 0:
                 if not wait(lambda: self.is_awake or self.is_closed, left):
                     break
-                frames = self._take(most, now())
+                frames = self._take_batch(most, now())
         finally:
             self._waiting -= 1
-            self._wanted -= most
+            self.ready_count -= most
             self.used_at = now()
             if self._waiting:
                 self.is_awake = True  # another request looks for what is left
             else:
-                self._channel.leave_wait_queue(self)
+                self.channel.leave_wait_queue(self)
         return frames
 
-    def _take(self, most: int, now: float) -> list[bytes]:
+    def _take_batch(self, most: int, now: float) -> list[bytes]:
         self.is_awake = False
         frames: list[bytes] = []
         size = 0
-        most = min(most, self._max_in_flight - len(self.in_flight))
+        most = min(most, self._room)
         while not self.is_closed and len(frames) < most and size < _MAX_BYTES:
-            more = self._channel.take(self, most - len(frames), now, self._timeout)
+            more = self._take(most - len(frames), now)
             if not more:
                 break
             frames += more
             size += sum(map(len, more))
-        self._message_count += len(frames)
         return frames
 
-    def finish(self, ids: Sequence[bytes], now: float, now_ns: int) -> list[bytes]:
-        """Finish messages; returns the ids that are not in flight here."""
-        self.used_at = now
-        if self._channel.latency is not None:
-            self._channel.latency.add(self.in_flight.frames_of(ids), now, now_ns)
-        missing = self._channel.finish(self, ids)
-        self._finish_count += len(ids) - len(missing)
-        self.is_awake = True  # there may be room again
-        return missing
 
-    def requeue(self, ids: Sequence[bytes], now: float, delay: float) -> list[bytes]:
-        """Requeue messages, to be delivered after `delay` seconds; returns the ids that are not in flight here."""
-        missing = self._each(ids, now, lambda each: self._channel.requeue(self, each, now, delay))
-        self._requeue_count += len(ids) - len(missing)
-        return missing
+class EventStream(HttpConsumer):
+    """The consumer for one stream of Server-Sent Events, and the ``BodyStream`` of the response.
 
-    def touch(self, ids: Sequence[bytes], now: float) -> list[bytes]:
-        """Give messages more time; returns the ids that are not in flight here."""
-        return self._each(ids, now, lambda each: self._channel.touch(self, each, now, self._timeout))
+    It takes messages when the connection can send them. When it has ended, its messages in flight stay until they are
+    answered or time out; then it calls `forget`.
+    """
 
-    def _each(self, ids: Sequence[bytes], now: float, act: Callable[[bytes], None]) -> list[bytes]:
-        self.used_at = now
-        missing: list[bytes] = []
-        for each in ids:
-            try:
-                act(each)
-            except NotInFlight:
-                missing.append(each)
-        self.is_awake = True  # there may be room again
-        return missing
+    version = "SSE"
+
+    def __init__(
+        self,
+        channel: Channel,
+        request: Request,
+        timeout: float,
+        max_in_flight: int,
+        now_ns: int,
+        *,
+        now: float,
+        schedule: Schedule,
+        forget: "Callable[[EventStream], None]",
+    ) -> None:
+        super().__init__(channel, request, timeout, max_in_flight, now_ns)
+        self.is_over = False
+        self.has_more = False
+        self.next_wakeup = now + _KEEP_ALIVE_SECONDS
+        self.ready_count = max_in_flight
+        self._wake_connection = _no_connection
+        self._schedule = schedule
+        self._forget = forget
+
+    def start(self, wake: Callable[[], None]) -> None:
+        self._wake_connection = wake
+
+    def wake(self) -> None:
+        self.is_awake = True
+        self._wake_connection()
+
+    def data_to_send(self, now: float) -> bytes:
+        data = b"".join(map(_event, self._next_frames(now))) if self.is_awake and not self.is_over else b""
+        if not data and now >= self.next_wakeup:
+            data = _KEEP_ALIVE
+        if data:
+            self.next_wakeup = now + _KEEP_ALIVE_SECONDS
+        return data
+
+    def _next_frames(self, now: float) -> Sequence[bytes]:
+        self.is_awake = False
+        room = min(self._room, _EVENTS_AT_ONCE)
+        frames: Sequence[bytes] = ()
+        if room > 0:
+            frames = self._take(room, now)
+        else:
+            self.channel.leave_wait_queue(self)
+        self.has_more = bool(frames) and self._room > 0 and (len(frames) == room or self.channel.depth > 0)
+        self.is_awake |= self.has_more
+        return frames
+
+    def close(self) -> None:
+        if self.is_over:
+            return
+        self.is_over, self.has_more = True, False
+        self.channel.remove_consumer(self)
+        wake, self._wake_connection = self._wake_connection, _no_connection
+        wake()
+        self._schedule.at(AT_ONCE, self)
+
+    def on_alarm(self, now: float) -> float:
+        """After the end: forget the stream when no message is in flight any more."""
+        if self.in_flight:
+            return max(self.in_flight.next_deadline(), now + 1)
+        self._forget(self)
+        return NEVER
+
+
+def _no_connection() -> None:
+    """Before a stream begins, and after its end."""
 
 
 class Consuming:
     def __init__(self, service: NsqdService) -> None:
         self._service = service
-        self._consumers: dict[Channel, HttpConsumer] = {}
+        self._polled: dict[Channel, PolledConsumer] = {}
+        self._streams: dict[Channel, dict[EventStream, None]] = {}
+        """Those that are not over, or have messages in flight."""
 
     def routes(self) -> Routes:
         if not self._service.options.peeking_over_http:
@@ -188,31 +304,65 @@ class Consuming:
             },
         }
 
+    # --- Messages out -------------------------------------------------------------------------------------------------
+
     def _consume(self, request: Request) -> Response:
         parameters = parse_query(request.query)
-        count, wait = parameters.get("max", "1"), parameters.get("wait", "0s")
-        if not (_COUNT.fullmatch(count) and 0 < int(count) <= MAX_BATCH):
-            raise ApiError(400, "INVALID_ARG_MAX")
-        try:
-            seconds = parse_duration(wait) / SECOND
-        except ValueError:
-            raise ApiError(400, "INVALID_ARG_WAIT") from None
-        if not 0 <= seconds <= _MAX_WAIT:
-            raise ApiError(400, "INVALID_ARG_WAIT")
+        most, seconds = _count_of(parameters), _wait_of(parameters)
         required_name(request, "topic")
         name = required_name(request, "channel")
-        consumer = self._consumer(topic_of(self._service, parameters), name)
-        consumer.remote_address = request.remote_address
-        consumer.user_agent = request.headers.get(b"user-agent", b"")[:_MAX_USER_AGENT].decode("latin-1")
+        topic = topic_of(self._service, parameters)
+        if _wants_events(request):
+            return Response(200, headers=_EVENT_HEADERS, stream=self._begin_stream(topic, name, request, most))
+        consumer = self._polled_consumer(topic, name, request)
         now = self._service.now
-        frames = consumer.receive(int(count), now, now() + seconds, self._service.wait_until)
-        return json_response({"messages": [_message_json(frame) for frame in frames]})
+        frames = consumer.receive(most, now, now() + seconds, self._service.wait_until)
+        response = json_response({"messages": [_message_json(frame) for frame in frames]})
+        return response._replace(headers=(*response.headers, _NO_STORE))
+
+    def _begin_stream(self, topic: Topic, name: str, request: Request, most: int) -> EventStream:
+        service, options = self._service, self._service.options
+        with _refusing_consumers():
+            channel = service.broker.channel(topic, name)
+            stream = EventStream(
+                channel,
+                request,
+                options.msg_timeout / SECOND,
+                min(most, options.max_rdy_count),
+                service.now_ns(),
+                now=service.now(),
+                schedule=service.broker.schedule,
+                forget=self._forget,
+            )
+        self._streams.setdefault(channel, {})[stream] = None
+        return stream
+
+    def _forget(self, stream: EventStream) -> None:
+        streams = self._streams[stream.channel]
+        del streams[stream]
+        if not streams:
+            del self._streams[stream.channel]
+
+    def _polled_consumer(self, topic: Topic, name: str, request: Request) -> PolledConsumer:
+        """The consumer of a channel for requests, which is created if it does not exist."""
+        service, options = self._service, self._service.options
+        with _refusing_consumers():
+            channel = service.broker.channel(topic, name)
+            consumer = self._polled.get(channel)
+            if consumer is not None and not consumer.is_closed:
+                consumer.came_from(request)
+                return consumer
+            self._polled = {each: known for each, known in self._polled.items() if not known.is_closed}
+            limits = options.msg_timeout / SECOND, options.max_rdy_count
+            consumer = self._polled[channel] = PolledConsumer(channel, request, *limits, service.now_ns())
+        service.broker.schedule.at(service.now() + _IDLE_SECONDS, consumer)
+        return consumer
+
+    # --- Answers ------------------------------------------------------------------------------------------------------
 
     def _finish(self, request: Request) -> Response:
-        service = self._service
-        return self._answer(
-            request, "finished", lambda consumer, ids: consumer.finish(ids, service.now(), service.now_ns())
-        )
+        now, now_ns = self._service.now(), self._service.now_ns()
+        return self._answer(request, "finished", lambda consumer, ids: consumer.finish(ids, now, now_ns))
 
     def _requeue(self, request: Request) -> Response:
         delay = delay_of(request, self._service.options.max_req_timeout)
@@ -223,35 +373,68 @@ class Consuming:
         now = self._service.now()
         return self._answer(request, "touched", lambda consumer, ids: consumer.touch(ids, now))
 
-    def _answer(
-        self, request: Request, done: str, act: Callable[[HttpConsumer, Sequence[bytes]], list[bytes]]
-    ) -> Response:
-        ids = list(dict.fromkeys(ids_of(request)))
+    def _answer(self, request: Request, done: str, act: Callable[[HttpConsumer, Sequence[bytes]], None]) -> Response:
+        missing = dict.fromkeys(ids_of(request))
+        count = len(missing)
         topic, name = required_name(request, "topic"), required_name(request, "channel")
         found = self._service.broker.topics.get(topic)
         channel = None if found is None else found.channels.get(name)
         if channel is None:
             raise ApiError(404, "TOPIC_NOT_FOUND" if found is None else "CHANNEL_NOT_FOUND")
-        consumer = self._consumers.get(channel)
-        missing = ids if consumer is None else act(consumer, ids)
-        return json_response({done: len(ids) - len(missing), "not_found": [each.decode("ascii") for each in missing]})
+        for consumer in self._consumers_of(channel):
+            # Not one question for each id: there may be a thousand ids, and a thousand streams.
+            held = consumer.in_flight.frames.keys() & missing.keys()
+            if held:
+                act(consumer, [each for each in missing if each in held])
+                for each in held:
+                    del missing[each]
+        return json_response({done: count - len(missing), "not_found": [each.decode("ascii") for each in missing]})
 
-    def _consumer(self, topic: Topic, name: str) -> HttpConsumer:
-        """The consumer of a channel, which is created if it does not exist."""
-        service = self._service
-        try:
-            channel = service.broker.channel(topic, name)
-            consumer = self._consumers.get(channel)
-            if consumer is None or consumer.is_closed:
-                self._consumers = {each: known for each, known in self._consumers.items() if not known.is_closed}
-                limits = service.options.msg_timeout / SECOND, service.options.max_rdy_count
-                consumer = self._consumers[channel] = HttpConsumer(channel, *limits, service.now(), service.now_ns())
-                service.broker.schedule.at(service.now() + _IDLE_SECONDS, consumer)
-        except TooManyConsumers:
-            raise ApiError(503, "TOO_MANY_CHANNEL_CONSUMERS") from None
-        except (Refused, OSError) as failure:
-            raise refusal_of(failure) from None
-        return consumer
+    def _consumers_of(self, channel: Channel) -> Iterator[HttpConsumer]:
+        polled = self._polled.get(channel)
+        if polled is not None:
+            polled.used_at = self._service.now()
+            yield polled
+        yield from self._streams.get(channel, ())
+
+
+@contextmanager
+def _refusing_consumers() -> Iterator[None]:
+    """Turn the reasons why a channel gets no further consumer into ``ApiError``."""
+    try:
+        yield
+    except TooManyConsumers:
+        raise ApiError(503, "TOO_MANY_CHANNEL_CONSUMERS") from None
+    except (Refused, OSError) as failure:
+        raise refusal_of(failure) from None
+
+
+def _count_of(parameters: Mapping[str, str]) -> int:
+    count = parameters.get("max", "1")
+    if not (_COUNT.fullmatch(count) and 0 < int(count) <= MAX_BATCH):
+        raise ApiError(400, "INVALID_ARG_MAX", f"max is a number of messages, from 1 to {MAX_BATCH}")
+    return int(count)
+
+
+def _wait_of(parameters: Mapping[str, str]) -> float:
+    try:
+        seconds = parse_duration(parameters.get("wait", "0s")) / SECOND
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _MAX_WAIT:
+        limit = f"wait is a duration with a unit, such as 500ms or 10s, up to {_MAX_WAIT:g}s"
+        raise ApiError(400, "INVALID_ARG_WAIT", limit)
+    return seconds
+
+
+def _wants_events(request: Request) -> bool:
+    accepted = request.headers.get(b"accept", b"").decode("latin-1").lower().split(",")
+    return any(each.partition(";")[0].strip() == _EVENTS for each in accepted)
+
+
+def _event(frame: bytes) -> bytes:
+    # JSON has no line breaks, so it is one line of data.
+    return b"id: %b\ndata: %b\n\n" % (message_id(frame), dumps(_message_json(frame)).encode("utf-8"))
 
 
 def _message_json(frame: bytes) -> dict[str, Any]:

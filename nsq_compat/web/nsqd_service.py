@@ -84,7 +84,7 @@ class NsqdService(Protocol):
         """TCP clients that have published, with all their topics in `pub_counts`."""
 
     def close_client(self, address: str) -> bool:
-        """Close the connection of the TCP client with this remote address; returns whether there is one."""
+        """Close the connection of the client with this remote address; returns whether there is one."""
 
     def connection_count(self) -> int:
         """TCP clients."""

@@ -1,10 +1,14 @@
 """What nsqd talks to: clients, and nsqlookupds, ours, on free ports of the test's own process."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import gevent
 import pytest
+import requests
+from sseclient import SSEClient
 
 from nsq_compat.nsqlookupd.main import Daemon, NsqlookupdOptions
 from nsq_conformance.nsqd_process import NsqdProcess
@@ -21,6 +25,43 @@ def tcp_address(nsqd: NsqdProcess) -> tuple[str, int]:
 
 def connect(nsqd: NsqdProcess, **fields: object) -> Client:
     return Client(tcp_address(nsqd), **fields)  # type: ignore[arg-type]
+
+
+class Events:
+    """A client of a stream of Server-Sent Events; sseclient parses it. `verify` is an authority, for HTTPS."""
+
+    def __init__(self, nsqd: NsqdProcess, query: str, *, verify: str = "", **headers: str) -> None:
+        base = f"https://{nsqd.https_address}" if verify else f"http://{nsqd.http_address}"
+        self._response = requests.get(
+            f"{base}/channel/consume?{query}",
+            headers={"Accept": "text/event-stream", **headers},
+            stream=True,
+            timeout=PATIENCE,
+            verify=verify or True,
+        )
+        assert self._response.status_code == 200, self._response.text
+        self._events = SSEClient(self._response.iter_content(None)).events()
+
+    def take(self, count: int) -> list[dict[str, Any]]:
+        """The next messages."""
+        return [_message(next(self._events)) for _ in range(count)]
+
+    def rest(self) -> list[dict[str, Any]]:
+        """The messages until the stream ends. Raises if it breaks."""
+        with self:
+            return [_message(event) for event in self._events]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._response.close()
+
+
+def _message(event: Any) -> dict[str, Any]:
+    message: dict[str, Any] = json.loads(event.data)
+    assert (event.event, event.id) == ("message", message["id"])
+    return message
 
 
 class Nsqlookupd(Daemon):

@@ -1,4 +1,4 @@
-"""Consuming over HTTP from a live nsqd: waiting, beside TCP consumers, timeouts, and a stop meanwhile."""
+"""Consuming over HTTP from nsqd: waiting, beside TCP consumers, timeouts, a stop meanwhile; streams of events."""
 
 import base64
 import json
@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
+from nsq_conformance.certificates import Certificates
 from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
-from tests.nsqd.conftest import connect
+from tests.nsqd.conftest import Events, connect
 
 HERE = "topic=orders&channel=archive"
 
@@ -19,6 +21,14 @@ HERE = "topic=orders&channel=archive"
 @pytest.fixture
 def nsqd(tmp_path: Path) -> Iterator[NsqdProcess]:
     with NsqdProcess(installed_nsqd(), tmp_path, options=["--msg-timeout=2s"]) as nsqd:
+        nsqd.create_channel("orders", "archive")
+        yield nsqd
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[NsqdProcess]:
+    """An nsqd with the usual message timeout, where no message comes again during a test."""
+    with NsqdProcess(installed_nsqd(), tmp_path) as nsqd:
         nsqd.create_channel("orders", "archive")
         yield nsqd
 
@@ -102,3 +112,101 @@ def test_with_an_auth_server_there_is_no_consuming_over_http(tmp_path):
     with NsqdProcess(installed_nsqd(), tmp_path, options=["--auth-http-address=127.0.0.1:1"]) as nsqd:
         assert nsqd.asks("GET", f"/channel/consume?{HERE}").status == 404
         assert nsqd.asks("POST", f"/message/finish?{HERE}&id={'0' * 16}").status == 404
+
+
+# --- Streams of events ------------------------------------------------------------------------------------------------
+
+
+def stream(nsqd: NsqdProcess, query: str = "max=10", channel: str = "archive") -> Events:
+    return Events(nsqd, f"topic=orders&channel={channel}&{query}")
+
+
+def finish(nsqd: NsqdProcess, *messages: dict[str, Any]) -> int:
+    ids = "\n".join(each["id"] for each in messages).encode()
+    return int(nsqd.asks("POST", f"/message/finish?{HERE}", ids).json()["finished"])
+
+
+def test_a_client_of_server_sent_events_receives_what_is_published_and_finishes_it(patient):
+    with stream(patient, "max=2") as events, connect(patient) as producer:
+        for number in range(10):
+            producer.publishes(b"%d\n\n\xff" % number, topic=b"orders")
+            (message,) = events.take(1)
+            assert bodies([message]) == [b"%d\n\n\xff" % number]
+            assert finish(patient, message) == 1
+        producer.publishes_together([b"%d" % number for number in range(5)], b"orders")
+        first = events.take(2)
+        assert patient.channel_stats("orders", "archive")["depth"] == 3
+        assert finish(patient, *first) == 2
+        assert bodies(events.take(2)) == [b"2", b"3"]
+
+
+def test_a_stream_that_its_client_closes_leaves_its_messages_to_others(nsqd):
+    with connect(nsqd) as producer, connect(nsqd) as consumer:
+        producer.publishes(b"a", topic=b"orders")
+        with stream(nsqd) as events:
+            (message,) = events.take(1)
+        eventually(lambda: not nsqd.channel_stats("orders", "archive")["clients"])
+        consumer.subscribes(b"orders", b"archive", ready=1)
+        (again,) = consumer.takes(1)
+        assert (again.body, again.id.decode(), again.attempts) == (b"a", message["id"], 2)
+        consumer.finishes([again])
+
+
+def test_a_message_of_a_stream_that_was_closed_can_still_be_finished(patient):
+    with connect(patient) as producer:
+        producer.publishes(b"a", topic=b"orders")
+    with stream(patient) as events:
+        messages = events.take(1)
+    eventually(lambda: not patient.channel_stats("orders", "archive")["clients"])
+    assert finish(patient, *messages) == 1
+
+
+def test_a_stop_ends_streams_in_order(patient, clients):
+    streams = [stream(patient) for _ in range(5)]
+    rests = [clients.submit(each.rest) for each in streams]
+    assert patient.stop() == 0
+    assert [rest.result(30) for rest in rests] == [[]] * 5
+
+
+def test_a_drain_delivers_the_rest_to_streams_and_then_ends_them(patient):
+    with connect(patient) as producer:
+        producer.publishes_together([b"%d" % number for number in range(5)], b"orders")
+    with stream(patient, "max=2") as events:
+        messages = events.take(2)
+        assert patient.asks("PUT", "/config/drain", b"true").status == 200
+        for _ in range(3):
+            assert finish(patient, messages.pop(0)) == 1
+            messages += events.take(1)
+        assert finish(patient, *messages) == 2
+        assert events.rest() == []
+
+
+def test_a_stream_is_closed_by_an_operator_and_with_its_channel(patient):
+    with stream(patient) as events:
+        (client,) = patient.channel_stats("orders", "archive")["clients"]
+        assert patient.asks("POST", f"/client/close?{HERE}&address={client['remote_address']}").status == 200
+        eventually(lambda: not patient.channel_stats("orders", "archive")["clients"])
+        with pytest.raises(requests.RequestException):
+            events.rest()
+    with stream(patient) as events:
+        assert patient.asks("POST", f"/channel/delete?{HERE}").status == 200
+        assert events.rest() == []
+
+
+def test_a_client_that_does_not_read_gets_no_more_than_its_connection_holds(patient):
+    with stream(patient, "max=200"), connect(patient) as producer, connect(patient) as consumer:
+        for _ in range(6):
+            producer.publishes_together([b"x" * 1_000_000] * 4, b"orders")
+        consumer.subscribes(b"orders", b"archive", ready=10)
+        consumer.finishes(consumer.takes(10))
+
+
+def test_a_stream_over_tls(tmp_path):
+    certificates = Certificates(tmp_path)
+    data_path = tmp_path / "data"
+    data_path.mkdir()
+    with NsqdProcess(installed_nsqd(), data_path, options=certificates.options) as nsqd:
+        nsqd.create_channel("orders", "archive")
+        with Events(nsqd, HERE, verify=str(certificates.root_ca)) as events:
+            assert nsqd.asks("POST", "/pub?topic=orders", b"a").status == 200
+            assert bodies(events.take(1)) == [b"a"]

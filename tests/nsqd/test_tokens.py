@@ -19,7 +19,7 @@ from nsq_conformance.daemon_process import installed
 from nsq_conformance.nsqadmin_process import NsqadminProcess
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
-from tests.nsqd.conftest import connect
+from tests.nsqd.conftest import Events, connect
 from tests.v2_client import ASKS_FOR_HEADERS, Client, Refused, hmpub, hpub, pub, sized
 
 ALL = ("read", "publish", "consume", "operate", "admin", "mirror", "register")
@@ -155,6 +155,21 @@ def test_clients_of_a_token_that_is_revoked_are_disconnected_and_others_are_not(
         assert revoked.rest() == b""
         kept.says(pub(b"m")).answer()
         stranger.says(b"AUTH\n" + sized(b"boss")).answer()
+    assert nsqd.logs("its token does not permit it any more")
+
+
+def test_a_stream_needs_the_permission_consume_and_ends_when_its_token_is_revoked(nsqd, access):
+    access.has("consumer", "consume").has("reader", "read")
+    reload(nsqd, access)
+    path, accept = "/channel/consume?topic=t&channel=c", {"Accept": "text/event-stream"}
+    assert nsqd.asks("GET", path, **accept).status == 401
+    assert nsqd.asks("GET", path, **accept, Authorization="Bearer reader").status == 403
+    with Events(nsqd, "topic=t&channel=c", Authorization="Bearer consumer") as events:
+        assert status(nsqd, "POST", "/pub?topic=t", "boss", b"m") == 200
+        assert len(events.take(1)) == 1
+        access.lacks("consumer")
+        reload(nsqd, access)
+        assert events.rest() == []
     assert nsqd.logs("its token does not permit it any more")
 
 

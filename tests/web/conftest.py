@@ -143,8 +143,9 @@ def code(response: Response) -> tuple[int, str]:
     return response.status, response.body.decode()
 
 
-def refused(status: int, name: str) -> tuple[int, str]:
-    return status, f'{{"message":"{name}"}}'
+def refused(status: int, name: str, explanation: str = "") -> tuple[int, str]:
+    more = f',"explanation":"{explanation}"' if explanation else ""
+    return status, f'{{"message":"{name}"{more}}}'
 
 
 class Caller:
@@ -156,10 +157,12 @@ class Caller:
     def admission(self, method: str, path: str) -> Admission:
         return self.api.admit(Request(method, path.encode(), path, b"", {}, b"", "127.0.0.1:50000"))
 
-    def __call__(self, method: str, target: str, body: bytes = b"") -> Response:
+    def __call__(
+        self, method: str, target: str, body: bytes = b"", headers: Mapping[bytes, bytes] | None = None
+    ) -> Response:
         path, _, query = target.partition("?")
         raw = target.encode()
-        return self.api.respond(Request(method, raw, path, query.encode(), {}, body, "127.0.0.1:50000"))
+        return self.api.respond(Request(method, raw, path, query.encode(), headers or {}, body, "127.0.0.1:50000"))
 
     def get(self, target: str) -> Response:
         return self("GET", target)

@@ -1,7 +1,7 @@
 """Tokens of the HTTP APIs of nsqd and nsqlookupd: every route, with every permission."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -10,7 +10,7 @@ from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.registry.registration_policy import RegistrationPolicy
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.access import TokenCheck, bearer
-from nsq_compat.web.application import IGNORED_BODY_LIMIT, Application
+from nsq_compat.web.application import IGNORED_BODY_LIMIT, Application, Route
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqd_api import NsqdApi
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
@@ -66,8 +66,12 @@ ROUTES = [
 ]
 
 
-def ask(api: Application, method: str, path: str, query: bytes = b"", header: bytes | None = None) -> Response:
-    headers: Mapping[bytes, bytes] = {} if header is None else {b"authorization": header}
+def ask(
+    api: Application, method: str, path: str, query: bytes = b"", header: bytes | None = None, accept: bytes = b""
+) -> Response:
+    headers: Mapping[bytes, bytes] = {b"accept": accept}
+    if header is not None:
+        headers = {**headers, b"authorization": header}
     return api.respond(Request(method, path.encode() + b"?" + query, path, query, headers, b"", "127.0.0.1:5"))
 
 
@@ -209,3 +213,54 @@ def test_many_names_of_one_topic_are_one(nsqd):
     different = b"topics=" + b",".join(b"ord%d" % number for number in range(1001))
     assert b"names too many" in ask(api, "GET", "/topic/offsets", different, b"Bearer orders").body
     assert b"at most 1000 topics" in ask(api, "GET", "/topic/offsets", different, b"Bearer read").body
+
+
+def test_streams_end_when_their_token_is_revoked_and_others_go_on(caplog):
+    access = Access()
+    api = NsqdApi(Daemon(), refuse=TokenCheck(access, "nsqd", now=lambda: 0.0))  # type: ignore[arg-type]
+    query, accept = b"topic=orders&channel=c", b"text/event-stream"
+    for authorization, status in ((b"", 401), (b"Bearer read", 403)):
+        response = ask(api, "GET", "/channel/consume", query, authorization, accept)
+        assert (response.status, response.stream) == (status, None)
+    revoked, kept = (
+        ask(api, "GET", "/channel/consume", query, secret, accept).stream
+        for secret in (b"Bearer orders", b"Bearer any")
+    )
+    assert revoked is not None
+    assert kept is not None
+    api.end_refused()
+    assert (revoked.is_over, kept.is_over) == (False, False)
+    access.tokens = Tokens(token("any", "consume"))
+    api.end_refused()
+    api.end_refused()
+    assert (revoked.is_over, kept.is_over) == (True, False)
+    assert caplog.text.count("its token does not permit it any more") == 1
+
+
+class Silent:
+    """A stream without data."""
+
+    is_over = has_more = False
+    next_wakeup = float("inf")
+
+    def start(self, wake: Callable[[], None]) -> None: ...
+
+    def data_to_send(self, now: float) -> bytes:
+        return b""
+
+    def close(self) -> None:
+        self.is_over = True
+
+
+def test_a_stream_whose_token_is_revoked_while_it_begins_is_closed():
+    access = Access()
+    stream = Silent()
+
+    def begin(request: Request) -> Response:
+        access.tokens = Tokens("")
+        return Response(200, stream=stream)
+
+    check = TokenCheck(access, "nsqd", now=lambda: 0.0)  # type: ignore[arg-type]
+    api = Application({"/stream": {"GET": Route(begin, "read")}}, check)
+    assert ask(api, "GET", "/stream", b"", b"Bearer read").status == 401
+    assert stream.is_over

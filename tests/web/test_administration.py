@@ -452,7 +452,8 @@ def test_ids_are_checked(call, channel, action, body, answer):
 @pytest.mark.parametrize("delay", ["", "x", "-1", "3600001", "9" * 30])
 def test_an_invalid_delay_is_refused(call, channel, delay):
     response = call.post(f"/channel/requeue?topic=t&channel=c&delay={delay}", ids_in(call)[0].encode())
-    assert code(response) == refused(400, "INVALID_ARG_DELAY")
+    limit = "delay is a number of milliseconds, up to 3600000"
+    assert code(response) == refused(400, "INVALID_ARG_DELAY", limit)
 
 
 def test_with_auth_servers_messages_cannot_be_taken_out_over_http(daemon, channel):

@@ -1,16 +1,21 @@
-"""/channel/consume and /message/...: all requests for a channel are one consumer."""
+"""/channel/consume and /message/...: all requests for a channel are one consumer, and each stream of events is one."""
 
 import base64
+import gc
 import json
+import weakref
 
 import pytest
 
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.values import QueueLimits
-from tests.web.conftest import Caller, Daemon, code, refused
+from tests.web.conftest import SECOND, Caller, Daemon, code, refused
 
 HERE = "topic=orders&channel=archive"
 UNKNOWN = "f" * 16
+MAX_RULE = "max is a number of messages, from 1 to 256"
+WAIT_RULE = "wait is a duration with a unit, such as 500ms or 10s, up to 60s"
+DELAY_RULE = "delay is a number of milliseconds, up to 3600000"
 
 
 def publish(call: Caller, *bodies: bytes) -> None:
@@ -164,12 +169,22 @@ def test_a_deleted_channel_ends_the_wait(call, daemon, archive):
         ("channel=archive", "MISSING_ARG_TOPIC"),
         ("topic=a!&channel=archive", "INVALID_ARG_TOPIC"),
         ("topic=orders&channel=b!", "INVALID_ARG_CHANNEL"),
-        *((f"{HERE}&max={value}", "INVALID_ARG_MAX") for value in ("0", "-1", "257", "x", "", "\u0661")),
-        *((f"{HERE}&wait={value}", "INVALID_ARG_WAIT") for value in ("61s", "-1s", "5", "soon", "")),
     ],
 )
 def test_invalid_requests_for_messages(call, daemon, query, error):
     assert code(call.get(f"/channel/consume?{query}")) == refused(400, error)
+    assert not daemon.broker.topics
+
+
+@pytest.mark.parametrize(
+    ("argument", "error", "rule"),
+    [
+        *((f"max={value}", "INVALID_ARG_MAX", MAX_RULE) for value in ("0", "-1", "257", "x", "", "\u0661")),
+        *((f"wait={value}", "INVALID_ARG_WAIT", WAIT_RULE) for value in ("61s", "-1s", "5", "soon", "")),
+    ],
+)
+def test_an_argument_that_is_not_valid_is_answered_with_its_unit_and_limit(call, daemon, argument, error, rule):
+    assert code(call.get(f"/channel/consume?{HERE}&{argument}")) == refused(400, error, rule)
     assert not daemon.broker.topics
 
 
@@ -186,9 +201,8 @@ def test_invalid_answers(call, archive, what):
         assert code(call.post(f"/message/{what}?{query}", b"0" * 16)) == refused(*error)
     if what == "requeue":
         for delay in ("x", "-1", str(3600 * 1000 + 1)):
-            assert code(call.post(f"/message/requeue?{HERE}&delay={delay}", b"0" * 16)) == refused(
-                400, "INVALID_ARG_DELAY"
-            )
+            answer = call.post(f"/message/requeue?{HERE}&delay={delay}", b"0" * 16)
+            assert code(answer) == refused(400, "INVALID_ARG_DELAY", DELAY_RULE)
 
 
 def test_it_counts_as_one_consumer(drain):
@@ -199,3 +213,246 @@ def test_it_counts_as_one_consumer(drain):
     other.add_consumer(drain)
     answer = call.get("/channel/consume?topic=orders&channel=other")
     assert code(answer) == refused(503, "TOO_MANY_CHANNEL_CONSUMERS")
+
+
+# --- Streams of events ------------------------------------------------------------------------------------------------
+
+EVENTS = {b"accept": b"text/event-stream"}
+
+
+class Stream:
+    """A client of a stream, on a connection that takes all data when the test asks for some."""
+
+    def __init__(self, call: Caller, query: str = "max=100", topic: str = "orders", channel: str = "archive") -> None:
+        target = f"/channel/consume?topic={topic}&channel={channel}&{query}"
+        self.response = call("GET", target, headers={**EVENTS, b"user-agent": b"test/1"})
+        assert self.response.status == 200, self.response.body
+        assert self.response.stream is not None
+        self.body = self.response.stream
+        self.wakes = 0
+        self.body.start(self._wake)
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def data(self, now: float = 50.0) -> bytes:
+        """All that the connection sends now."""
+        data = self.body.data_to_send(now)
+        while self.body.has_more:
+            data += self.body.data_to_send(now)
+        return data
+
+    def takes(self) -> dict[bytes, str]:
+        """Bodies and ids, in order."""
+        found = {}
+        for event in self.data().decode().split("\n\n")[:-1]:
+            first, second = event.split("\n")
+            message = json.loads(second.removeprefix("data: "))
+            assert first == f"id: {message['id']}"
+            found[base64.b64decode(message["body"])] = message["id"]
+        return found
+
+
+def clients(call: Caller) -> list[dict[str, object]]:
+    stats = json.loads(call.get("/stats?format=json").body)
+    return list(stats["topics"][0]["channels"][0]["clients"])
+
+
+def test_messages_come_as_events_and_are_in_flight_until_they_are_finished(call, daemon, archive):
+    publish(call, b"a", b"b\n\nc")
+    stream = Stream(call)
+    messages = stream.takes()
+    assert list(messages) == [b"a", b"b\n\nc"]
+    publish(call, b"d")
+    assert stream.wakes == 1
+    assert list(stream.takes()) == [b"d"]
+    assert daemon.broker.topics["orders"].channels["archive"].in_flight_count == 3
+    assert answer(call, "finish", messages[b"a"], UNKNOWN) == {"finished": 1, "not_found": [UNKNOWN]}
+    assert answer(call, "finish", messages[b"a"]) == {"finished": 0, "not_found": [messages[b"a"]]}
+
+
+def test_an_event_is_the_json_of_its_message(call, archive):
+    publish(call, b"a")
+    stream = Stream(call)
+    identity, data, *rest = stream.data().decode().split("\n")
+    assert json.loads(data.removeprefix("data: ")) == {
+        "id": identity.removeprefix("id: "), "timestamp": 1127 * 10**9 + 687_255_628, "attempts": 1, "body": "YQ==",
+    }  # fmt: skip
+    assert rest == ["", ""]
+
+
+def test_no_more_than_max_are_in_flight_and_every_answer_makes_room(call, archive):
+    publish(call, *(b"%d" % number for number in range(5)))
+    stream = Stream(call, "max=2")
+    messages = stream.takes()
+    assert (list(messages), stream.data()) == ([b"0", b"1"], b"")
+    answer(call, "touch", messages[b"0"])
+    assert (stream.wakes, stream.data()) == (0, b"")
+    answer(call, "finish", messages[b"0"])
+    assert stream.wakes == 1
+    assert list(stream.takes()) == [b"2"]
+    answer(call, "requeue", messages[b"1"])
+    assert list(stream.takes()) in ([b"1"], [b"3"])
+
+
+def test_by_default_one_message_is_in_flight_and_never_more_than_a_client_over_tcp_may_have(call, daemon, archive):
+    publish(call, *(b"%d" % number for number in range(9)))
+    assert len(Stream(call, "").takes()) == 1
+    daemon.options.max_rdy_count = 3
+    assert len(Stream(call, "max=100").takes()) == 3
+
+
+def test_many_messages_come_in_portions_so_that_others_are_served_in_between(call, archive):
+    publish(call, *(b"%d" % number for number in range(100)))
+    stream = Stream(call)
+    first = stream.body.data_to_send(50.0)
+    assert (first.count(b"data: "), stream.body.has_more) == (32, True)
+    assert len(stream.takes()) == 68
+    assert not stream.body.has_more
+
+
+def test_a_message_that_is_not_answered_comes_again_on_the_same_stream(call, daemon, archive):
+    publish(call, b"a")
+    stream = Stream(call, "max=1")
+    assert list(stream.takes()) == [b"a"]
+    daemon.broker.schedule.run(daemon.now() + 61)
+    assert stream.wakes >= 1
+    assert b'"attempts":2' in stream.data()
+
+
+def test_a_comment_keeps_an_idle_stream_alive(call, archive):
+    stream = Stream(call)
+    began = 50.0
+    assert stream.body.next_wakeup == began + 15
+    assert stream.data(began + 14) == b""
+    assert stream.data(began + 15) == b": keep-alive\n\n"
+    publish(call, b"a")
+    assert stream.data(began + 20).startswith(b"id: ")
+    assert stream.body.next_wakeup == began + 35
+    assert stream.data(began + 34) == b""
+
+
+def test_streams_and_requests_share_the_messages_and_any_request_answers_them(call, archive):
+    streams = [Stream(call, "max=2"), Stream(call, "max=2")]
+    publish(call, *(b"%d" % number for number in range(6)))
+    messages = streams[0].takes() | streams[1].takes() | consume(call)
+    assert len(messages) == 6
+    assert answer(call, "finish", *messages.values(), UNKNOWN) == {"finished": 6, "not_found": [UNKNOWN]}
+    assert [each["finish_count"] for each in clients(call)] == [2, 2, 2]
+
+
+def test_stats_show_each_stream_until_it_ends(call, archive):
+    publish(call, b"a")
+    stream = Stream(call, "max=7")
+    stream.takes()
+    (client,) = clients(call)
+    assert (client["client_id"], client["version"], client["user_agent"]) == ("http", "SSE", "test/1")
+    assert (client["ready_count"], client["in_flight_count"], client["message_count"]) == (7, 1, 1)
+    stream.body.close()
+    assert clients(call) == []
+
+
+def test_messages_of_a_stream_that_ended_can_be_answered_until_they_time_out(call, daemon, archive):
+    publish(call, b"a", b"b", b"c")
+    stream = Stream(call)
+    messages = stream.takes()
+    began = daemon.now()
+    stream.body.close()
+    stream.body.close()
+    daemon.broker.schedule.run(began)
+    assert answer(call, "finish", messages[b"a"]) == {"finished": 1, "not_found": []}
+    daemon.monotonic = began + 40
+    assert answer(call, "touch", messages[b"b"]) == {"touched": 1, "not_found": []}
+    daemon.monotonic = began + 61
+    daemon.broker.schedule.run(daemon.now())
+    assert list(consume(call)) == [b"c"]
+    assert answer(call, "requeue", messages[b"b"]) == {"requeued": 1, "not_found": []}
+    assert answer(call, "requeue", messages[b"b"]) == {"requeued": 0, "not_found": [messages[b"b"]]}
+
+
+def test_a_woken_stream_that_ends_leaves_the_message_to_others(call, archive, daemon, drain):
+    stream = Stream(call)
+    assert stream.data() == b""
+    channel = daemon.broker.topics["orders"].channels["archive"]
+    channel.add_consumer(drain)
+    assert channel.take(drain, 10, daemon.now(), 60.0) == ()
+    publish(call, b"a")
+    stream.body.close()
+    assert stream.data() == b""
+    assert len(channel.take(drain, 10, daemon.now(), 60.0)) == 1
+
+
+def test_a_deleted_channel_ends_its_streams(call, archive):
+    stream = Stream(call)
+    call.post(f"/channel/delete?{HERE}")
+    assert (stream.body.is_over, stream.wakes, stream.data()) == (True, 1, b"")
+
+
+def test_an_ephemeral_channel_is_deleted_with_its_last_stream(call, daemon, archive):
+    streams = [Stream(call, channel="live%23ephemeral") for _ in range(2)]
+    channels = daemon.broker.topics["orders"].channels
+    for stream in streams:
+        assert "live#ephemeral" in channels
+        stream.body.close()
+    assert list(channels) == ["archive"]
+
+
+def test_nothing_is_left_of_streams_that_ended(call, daemon, archive):
+    publish(call, b"a")
+    streams = [Stream(call) for _ in range(10)]
+    for stream in streams:
+        stream.data()
+        stream.body.close()
+    weak = [weakref.ref(stream.body) for stream in streams]
+    del stream, streams
+    daemon.broker.schedule.run(daemon.now() + 61)
+    daemon.broker.schedule.run(daemon.now() + 63)
+    gc.collect()
+    assert [each() for each in weak] == [None] * 10
+
+
+def test_a_stream_counts_as_a_consumer():
+    daemon = Daemon(broker=Broker(QueueLimits(max_channel_consumers=1)))
+    call = Caller(daemon)
+    stream = Stream(call)
+    refusal = refused(503, "TOO_MANY_CHANNEL_CONSUMERS")
+    assert code(call("GET", f"/channel/consume?{HERE}", headers=EVENTS)) == refusal
+    stream.body.close()
+    Stream(call)
+
+
+@pytest.mark.parametrize(
+    ("accept", "streams"),
+    [
+        ("text/event-stream", True),
+        ("application/json, TEXT/Event-Stream;q=0.5", True),
+        ("*/*", False),
+        ("text/event-streams", False),
+        ("text/*", False),
+        ("", False),
+    ],
+)
+def test_the_header_accept_selects_the_stream(call, archive, accept, streams):
+    response = call("GET", f"/channel/consume?{HERE}", headers={b"accept": accept.encode()})
+    assert (response.stream is not None) == streams
+    content_type = "text/event-stream" if streams else "application/json; charset=utf-8"
+    assert ("Content-Type", content_type) in response.headers
+    assert ("Cache-Control", "no-store") in response.headers
+
+
+def test_head_takes_nothing(call, daemon, archive):
+    publish(call, b"a")
+    for headers in (None, EVENTS):
+        response = call("HEAD", f"/channel/consume?{HERE}", headers=headers)
+        assert (response.status, response.stream) == (405, None)
+    channel = daemon.broker.topics["orders"].channels["archive"]
+    assert (channel.depth, len(channel.consumers)) == (1, 0)
+
+
+def test_the_message_timeout_is_that_of_nsqd(call, daemon, archive):
+    daemon.options.msg_timeout = 5 * SECOND
+    publish(call, b"a")
+    stream = Stream(call, "max=1")
+    assert list(stream.takes()) == [b"a"]
+    daemon.broker.schedule.run(daemon.now() + 6)
+    assert list(stream.takes()) == [b"a"]
