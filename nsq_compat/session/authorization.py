@@ -35,6 +35,8 @@ _OF_TOKENS: Final = {CONSUME: "subscribe", PUBLISH: "publish", MIRROR_TOKEN: MIR
 _ANY: Final = re2.compile("")
 TOKEN_SECONDS: Final = 60.0
 """How long a client's permissions are used until its token is looked up again."""
+MAX_COMMANDS_WITHOUT_AUTH: Final = 1000
+"""More than the heartbeats that a client may answer within its time. A few compressed bytes may be millions of NOPs."""
 _MAX_DECISIONS: Final = 1024
 """Decisions remembered for one client."""
 _ANSWER: Final = {
@@ -174,6 +176,7 @@ class Access:
         """Topic and channel."""
         self._ask = ask
         self._secret = b""
+        self._commands_left = MAX_COMMANDS_WITHOUT_AUTH
         self._decisions: dict[tuple[bytes, bytes], bool] = {}
 
     def authenticate(self, secret: bytes) -> bytes:
@@ -196,7 +199,8 @@ class Access:
         """Refuse a command of a client without permissions before its body is received. Raises ``FatalClientError``."""
         if self.grants.authorizations or spec is AUTH:
             return
-        if has_identified if spec is IDENTIFY else spec.body is not None:
+        self._commands_left -= 1
+        if self._commands_left < 0 or (has_identified if spec is IDENTIFY else spec.body is not None):
             raise FatalClientError(E_AUTH_FIRST, f"AUTH required before {spec.name}")
 
     def require(self, spec: CommandSpec, topic: bytes, channel: bytes, now: float) -> None:

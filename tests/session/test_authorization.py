@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from nsq_compat.protocol import commands as table
 from nsq_compat.protocol.errors import FatalClientError
-from nsq_compat.session.authorization import Access, AuthFailed, Credentials, Grants, read_answer
+from nsq_compat.session.authorization import (
+    MAX_COMMANDS_WITHOUT_AUTH,
+    Access,
+    AuthFailed,
+    Credentials,
+    Grants,
+    read_answer,
+)
 from nsq_compat.session.conversation import TlsFacts
 
 NOW = 1000.0
@@ -278,6 +285,15 @@ def test_a_client_that_does_not_authenticate_is_disconnected(nsqd, client, heart
     client.and_stays()
     nsqd.waits(1)
     client.and_is_closed()
+
+
+def test_a_client_that_does_not_authenticate_may_send_few_commands(nsqd, client, server):
+    client.says(b"NOP\n" * MAX_COMMANDS_WITHOUT_AUTH).and_stays()
+    client.says(b"NOP\n").hears(b"E_AUTH_FIRST AUTH required before NOP").and_is_closed()
+    server.answers = [answer(ALL)]
+    other = nsqd.connect()
+    other.says_with_body(b"AUTH", b"s").hears_anything()
+    other.says(b"NOP\n" * 2 * MAX_COMMANDS_WITHOUT_AUTH).and_stays()
 
 
 def test_a_client_that_has_authenticated_stays(nsqd, authed):
