@@ -241,6 +241,7 @@ def read_retained(node: str, value: object) -> Retained:
 @dataclass(slots=True, kw_only=True)
 class TopicStats(Stats):
     message_bytes: int = 0
+    duplicate_count: int = 0
     channels: list[ChannelStats] = field(default_factory=list)
     nodes: list["TopicStats"] = field(default_factory=list)
     retained: Retained | None = None

@@ -1,4 +1,4 @@
-"""Control records in a topic's log: creation and deletion of channels, pauses, emptying, REQ delays, headers.
+"""Control records in a topic's log: creation and deletion of channels, pauses, emptying, REQ delays, headers, ids.
 
 Recovery replays them in order, so they are written when the change happens. If a write fails, the next checkpoint
 contains the change.
@@ -17,7 +17,14 @@ from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import message_id as id_of
-from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, CHANNEL_MOVED, REQUEUED, TOPIC_HAS_HEADERS
+from nsq_compat.protocol.storage_schema import (
+    CHANNEL_CREATED,
+    CHANNEL_MOVED,
+    DIGEST_SIZE,
+    PUBLISH_IDS,
+    REQUEUED,
+    TOPIC_HAS_HEADERS,
+)
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +60,12 @@ class ControlLog:
         if self._store is not None:
             self.write_requeued()
             self._store.append([move.encode()], seq, kind=CHANNEL_MOVED)
+
+    def note_ids(self, digests: Sequence[bytes], time_ns: int, seq: int) -> None:
+        """Record publish ids of another nsqd. Raises ``OSError`` if they must not be known."""
+        if self._store is not None:
+            self.write_requeued()
+            self._store.append([_TIME.pack(time_ns) + b"".join(digests)], seq, kind=PUBLISH_IDS)
 
     def _write(self, kind: int, name: str, seq: int) -> None:
         if self._store is not None:
@@ -101,6 +114,7 @@ _NS_PER_SECOND: Final = 1_000_000_000
 
 
 _MOVE: Final = struct.Struct(">QQQB")
+_TIME: Final = struct.Struct(">q")
 
 
 class Move(NamedTuple):
@@ -142,6 +156,12 @@ def decode_move(frame: bytes) -> Move:
     reached, skip_from, skip_to, drops = _MOVE.unpack_from(frame, begin)
     replay, _ = decode_replay(frame, begin + _MOVE.size)
     return Move(frame[1:begin].decode("ascii"), reached, skip_from, skip_to, bool(drops), replay)
+
+
+def decode_ids(frame: bytes) -> tuple[int, list[bytes]]:
+    """The time and the hashes of a PUBLISH_IDS group (``ADOPTED_IDS``)."""
+    ends = range(_TIME.size + DIGEST_SIZE, len(frame) + 1, DIGEST_SIZE)
+    return _TIME.unpack_from(frame)[0], [frame[end - DIGEST_SIZE : end] for end in ends]
 
 
 def _merged(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -7,13 +7,14 @@ which never go back, as far as they differ.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
 from google_crc32c import extend as extend_crc32c
 from google_crc32c import value as crc32c
 
+from nsq_compat.log.damage import Damage
 from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, NEAR, GroupReader, next_header, seek_number
 from nsq_compat.log.reading import ReadableLog
 from nsq_compat.log.segment import (
@@ -40,11 +41,12 @@ _NS_PER_SECOND: Final = 1_000_000_000
 class Retention(NamedTuple):
     """What a topic keeps of the messages that its channels have finished: those of the last `seconds`, in `size` bytes.
 
-    None is no limit. Segments are kept or released as a whole.
+    None is no limit. Those of the last `least_seconds` are kept in any case. Segments are kept or released as a whole.
     """
 
     seconds: float | None
     size: int | None
+    least_seconds: float = 0.0
 
 
 class Later(NamedTuple):
@@ -121,13 +123,9 @@ def retained_from(log: ReadableLog, retention: Retention, now_ns: int) -> int:
         if following is None or following.offset > log.emptied_at:
             break
         first += 1
+    least = _first_since(segments, first, now_ns, retention.least_seconds) if retention.least_seconds else len(segments)
     if retention.seconds is not None:
-        since = now_ns - int(retention.seconds * _NS_PER_SECOND)
-        while first + 1 < len(segments):
-            following = first_of(segments[first + 1])
-            if following is None or following.timestamp_ns > since:
-                break
-            first += 1
+        first = _first_since(segments, first, now_ns, retention.seconds)
     if retention.size is not None:
         size = 0
         for place in range(len(segments) - 1, first - 1, -1):
@@ -135,7 +133,18 @@ def retained_from(log: ReadableLog, retention: Retention, now_ns: int) -> int:
             if size >= retention.size:
                 first = place
                 break
-    return segments[first].number
+    return segments[min(first, least)].number
+
+
+def _first_since(segments: Sequence[Segment], first: int, now_ns: int, seconds: float) -> int:
+    """The place of the first segment, from `first` on, that has messages of the last `seconds`. Raises ``OSError``."""
+    since = now_ns - int(seconds * _NS_PER_SECOND)
+    while first + 1 < len(segments):
+        following = first_of(segments[first + 1])
+        if following is None or following.timestamp_ns > since:
+            break
+        first += 1
+    return first
 
 
 def segment_of(log: ReadableLog, offset: int) -> int:
@@ -187,6 +196,25 @@ def _guess(later: Later, before: First, after: First, begin: int, end: int) -> i
     """Where the place that is sought should be, between the positions of two messages."""
     low, high = later.value(before), later.value(after)
     return begin + (end - begin) * (later.sought - low) // max(1, high - low)
+
+
+def groups_since(log: ReadableLog, time_ns: int, kind: int) -> Iterator[Group]:
+    """The retained groups of messages since that time, some earlier ones, and those of a kind of control records.
+
+    Past damage, which is not counted: that is done where the messages are needed. Raises ``OSError``.
+    """
+    place = last_before(log, published_since(time_ns))
+    segments = [each for each in retained(log) if place is None or each.number >= place[0].number]
+    for number, segment in enumerate(segments):
+        following = first_of(segments[number + 1]) if number + 1 < len(segments) else None
+        limit = _NO_LIMIT if following is None else following.offset
+        begin = FIRST_GROUP if place is None or number else place[1]
+        reader = GroupReader(segment, Damage(quiet=True), begin, counts_all=False)
+        while groups := reader.read():
+            for group in groups:
+                # A message with the offset of a later segment is a failed write.
+                if group.kind == kind or (group.kind in MESSAGE_KINDS and group.offset < limit):
+                    yield group
 
 
 def offset_at(log: ReadableLog, later: Later, end: int) -> int:

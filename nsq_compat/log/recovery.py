@@ -131,6 +131,9 @@ class _History:
     def has_headers(self, group: Group) -> None:
         self.topic.has_headers = True
 
+    def publish_ids(self, group: Group) -> None:
+        """``queue.publish_ids`` reads these, also earlier ones."""
+
 
 _REPLAY = {
     records.MESSAGES: _History.messages,
@@ -146,6 +149,7 @@ _REPLAY = {
     records.TOPIC_AWAITS_CHANNELS: _History.paused,
     records.TOPIC_KNOWS_CHANNELS: _History.unpaused,
     records.TOPIC_HAS_HEADERS: _History.has_headers,
+    records.PUBLISH_IDS: _History.publish_ids,
 }
 _REASONS = {
     records.TOPIC_PAUSED: "paused",

@@ -175,6 +175,7 @@ class Daemon:
                 is_listed=lambda host, port: self._lookup_peers.lists(host, port, self._calls),
                 save=self._checkpoints.save,
                 save_metadata=self._metadata.save,
+                new_ids=self._enforcer.new_ids,
             )
         self._waiters: list[tuple[Callable[[], bool], Event]] = []
         self._is_stopping = False
@@ -280,6 +281,7 @@ class Daemon:
         """Restore the data path, then serve. Clients that connect meanwhile wait in the kernel's queue."""
         startup.restore(self.broker, self._storage)
         self._enforcer.apply(self._policies)
+        startup.recall_ids(self.broker)
         self._dead_letters.start()
         self._metadata.start()
         self._metadata.save()
@@ -513,17 +515,14 @@ class Daemon:
         self.wait_until(lambda: transfer.is_over, _TRANSFER_SECONDS)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        if condition():
-            return True
-        if self._is_stopping:
-            return False
-        waiter = (condition, Event())
-        self._waiters.append(waiter)
-        if self._waker.ready():
-            self._waker = gevent.spawn(self._wake_waiters)
-        was_true = waiter[1].wait(seconds) and not self._is_stopping
-        self._waiters.remove(waiter)
-        return was_true or condition()
+        if not condition() and not self._is_stopping:
+            waiter = (condition, Event())
+            self._waiters.append(waiter)
+            if self._waker.ready():
+                self._waker = gevent.spawn(self._wake_waiters)
+            waiter[1].wait(seconds)
+            self._waiters.remove(waiter)
+        return condition()
 
     def _wake_waiters(self) -> None:
         # One timer for all: thousands of clients may wait for the next message of a topic.

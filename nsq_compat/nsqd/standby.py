@@ -40,6 +40,7 @@ from nsq_compat.protocol.go_json import INT64, STRING, Fields, loads_object
 from nsq_compat.protocol.mirror import decode_changes
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.publish_ids import PublishIds
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class Standby:
     """All copies. `syncs`: acknowledge what is synced. `takeover_after` is in seconds, None for never by itself.
 
     `is_listed` tells whether an nsqlookupd still lists a primary. `save` writes a checkpoint of a topic,
-    `save_metadata` the nsqd.dat of this nsqd.
+    `save_metadata` the nsqd.dat of this nsqd. `new_ids`: as ``PolicyEnforcer.new_ids``.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Standby:
         is_listed: Callable[[str, int], bool],
         save: Callable[[Topic], None],
         save_metadata: Callable[[], object],
+        new_ids: Callable[[str], PublishIds | None],
     ) -> None:
         self.mirrors: dict[str, Mirrored] = {}
         self._files = files
@@ -147,6 +149,7 @@ class Standby:
         self._is_listed = is_listed
         self._save = save
         self._save_metadata = save_metadata
+        self._new_ids = new_ids
         self._folder = os.path.join(our_folder(storage.data_path), MIRRORS)
         self._run = os.urandom(8).hex()
         self._is_adopting = False
@@ -396,12 +399,23 @@ class Standby:
         files, copy, own = (
             self._storage.files, topic_folder(mirrored.folder, name), topic_folder(self._storage.data_path, name)
         )  # fmt: skip
+        ids = None
+        if self._new_ids(name) is not None:
+            with in_thread(StoredTopic, self._files, copy) as stored:
+                ids = self._read_ids(name, stored)
+            if name in self._broker.topics:  # created meanwhile
+                self._merge(mirrored, name)
+                return
         files.rename(copy, own)
         try:
-            self._broker.adopt(name, [channel.name for channel in metadata.channels], time.monotonic(), time.time_ns())
+            topic = self._broker.adopt(
+                name, [channel.name for channel in metadata.channels], time.monotonic(), time.time_ns()
+            )
         except OSError:
             files.rename(own, copy)
             raise
+        if ids is not None:
+            topic.take_ids(ids, time.monotonic())
         self._pause(mirrored.state, name)
 
     def _pause(self, state: MirrorState, topic: str = "") -> None:
@@ -418,12 +432,24 @@ class Standby:
         folder = topic_folder(mirrored.folder, name)
         if name not in mirrored.merged:
             with in_thread(StoredTopic, self._files, folder) as stored:
-                self._take_in(mirrored, self._broker.topic(name, checked=False), stored)
+                topic = self._broker.topic(name, checked=False)
+                if (ids := self._read_ids(name, stored)) is not None:
+                    for time_ns, digests in ids.parts():
+                        topic.add_ids(digests, time_ns, time.monotonic())
+                        yield_to_loop()
+                self._take_in(mirrored, topic, stored)
             mirrored.merged.add(name)
         # The next checkpoint has them. Until it is written, the copy stays, and they would come twice after a crash.
         self._save(self._broker.topic(name, checked=False))
         remove_topic_folder(self._files, folder)
         mirrored.merged.discard(name)
+
+    def _read_ids(self, topic: str, stored: StoredTopic) -> PublishIds | None:
+        """The publish ids of a copy, also those of finished messages; None if this nsqd has no window for them."""
+        ids = self._new_ids(topic)
+        if ids is not None and stored.state.has_headers:
+            in_thread(ids.recall, stored.log, time.time_ns())
+        return ids
 
     def _take_in(self, mirrored: Mirrored, topic: Topic, stored: StoredTopic) -> None:
         for channel in sorted(stored.state.channels):

@@ -182,6 +182,15 @@ def check(options: NsqdOptions) -> None:
         check_address(options.https_address)
 
 
+def recall_ids(broker: Broker) -> None:
+    """Read the publish ids of the topics whose policies have a window for them. Raises ``OSError``."""
+    for topic in broker.topics.values():
+        began = time.monotonic()
+        if count := topic.recall_ids(time.time_ns()):
+            took = time.monotonic() - began
+            log.info("TOPIC(%s): %d publish ids read from the log in %.1f s", topic.name, count, took)
+
+
 def restore(broker: Broker, storage: Storage) -> None:
     """Restore every topic that has a log or is named in nsqd.dat. Raises ``MetadataError``, ``OSError``.
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from nsq_compat.log.data_path import reason
 from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
-from nsq_compat.protocol.headers import EXPIRES, HeaderError, encode
+from nsq_compat.protocol.headers import EXPIRES, HeaderError, encode, with_origin_id
 from nsq_compat.protocol.message import (
     attempts,
     body,
@@ -228,7 +228,7 @@ class DeadLetterQueues:
 
 def _payload(frame: bytes, channel: Channel) -> bytes:
     """What the dead-letter topic gets. A message that has no room for more headers keeps its own."""
-    own = dict(headers(frame))
+    own = dict(with_origin_id(headers(frame)))
     expires = own.pop(EXPIRES, "")  # a dead letter stays
     origin = {ORIGIN_TOPIC: channel.topic_name, ORIGIN_CHANNEL: channel.name, ATTEMPTS: str(attempts(frame))}
     if expires:

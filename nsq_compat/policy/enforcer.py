@@ -26,6 +26,7 @@ from nsq_compat.queue.backlog import ANY_SIZE
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.publish_ids import PublishIds
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import Refused, refuse_all
@@ -82,6 +83,11 @@ class PolicyEnforcer:
             self._apply_to_topic(topic)
             self._limit(topic)
 
+    def new_ids(self, topic: str) -> PublishIds | None:
+        """An empty record of publish ids for a topic; None if no policy sets a window."""
+        window = self.policies.for_channel(topic, "").dedup_window
+        return None if window is None else PublishIds(topic, window, self._now_ns)
+
     def topic_deleted(self, topic: Topic) -> None:
         self._topic_counts[self.policies.creating(topic.name)[0]] -= 1
         self._remove_enforcer(topic)
@@ -132,7 +138,14 @@ class PolicyEnforcer:
         channel.throttle(applied.delivery_limits, self._now())
 
     def _apply_to_topic(self, topic: Topic) -> None:
-        topic.retain(self.policies.for_channel(topic.name, "").retention)
+        applied = self.policies.for_channel(topic.name, "")
+        topic.retain(applied.kept)
+        if applied.dedup_window is None:
+            topic.forget_ids()
+        elif topic.publish_ids is None:
+            topic.publish_ids = self.new_ids(topic.name)
+        else:
+            topic.publish_ids.window = applied.dedup_window
 
     def _limit(self, topic: Topic) -> None:
         """Replace a topic's enforcer by a new one, or by none if no limit applies."""

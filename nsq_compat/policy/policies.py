@@ -2,7 +2,7 @@
 
 A policy selects topics and channels by regular expressions (RE2, matching the whole name) and sets one or more of:
 the dead-letter topic after max_attempts, limits on the backlog and on deliveries, how long the topic retains what is
-finished. For each of these, the first matching policy that sets it applies.
+finished and knows publish ids. For each of these, the first matching policy that sets it applies.
 
 This module only parses policies and computes what applies to a channel. ``enforcer`` applies it.
 """
@@ -90,6 +90,18 @@ class Applied:
     """Of the topic and its channels."""
     max_in_flight: int | None = None
     exclusive: bool | None = None
+    dedup_window: float | None = None
+    """Seconds for which the topic knows publish ids."""
+
+    @property
+    def kept(self) -> Retention | None:
+        """What the topic retains: also the messages from which the next start reads the ids."""
+        retention, window = self.retention, self.dedup_window
+        if window is None:
+            return retention
+        if retention is None:
+            return Retention(window, None)
+        return retention._replace(least_seconds=window)
 
     @property
     def delivery_limits(self) -> DeliveryLimits:
@@ -119,6 +131,8 @@ class Applied:
                 settings["retain_for"] = format_duration(int(self.retention.seconds * SECOND))
             if self.retention.size is not None:
                 settings["retain_bytes"] = self.retention.size
+        if self.dedup_window is not None and not channel:
+            settings["dedup_window"] = format_duration(int(self.dedup_window * SECOND))
         if self.rate is not None:
             settings |= {"max_rate": self.rate.per_second, "burst": self.rate.burst}
         if self.max_in_flight is not None and channel:
@@ -155,12 +169,15 @@ class Policy:
         if not values.keys().isdisjoint(_RETENTION):
             if "channel" in values:
                 raise PolicyError(number, "channel", "retain_for and retain_bytes are for topics")
-            retention = Retention(*map(values.get, _RETENTION))
+            seconds, retained_size = map(values.get, _RETENTION)
+            retention = Retention(seconds, retained_size)
         if not values.keys().isdisjoint(_CREATIONS):
             if "channel" in values:
                 raise PolicyError(number, "channel", f"{', '.join(_CREATIONS)} are for topics")
             creations = Creations(*map(values.get, _CREATIONS))
-        limits = values.get("max_in_flight"), values.get("exclusive")
+        if "dedup_window" in values and "channel" in values:
+            raise PolicyError(number, "channel", "dedup_window is for topics")
+        limits = values.get("max_in_flight"), values.get("exclusive"), values.get("dedup_window")
         self.settings = Applied(dead_lettering, bounds, rate, retention, creations, *limits)
         for key, needed in _NEEDS.items():
             if key in written and written.keys().isdisjoint(needed):
@@ -170,7 +187,7 @@ class Policy:
                 number,
                 "",
                 "needs max_attempts, max_depth, max_bytes, max_age, max_rate, max_in_flight, exclusive, retain_for, "
-                "retain_bytes, max_topics, max_channels or max_creations_per_second",
+                "retain_bytes, dedup_window, max_topics, max_channels or max_creations_per_second",
             )
 
     def fits(self, topic: str, channel: str) -> bool:
@@ -208,7 +225,7 @@ class Policies:
             if policy.fits(topic, channel):
                 more = policy.settings
                 before = done
-                done = done.merged_with(replace(more, retention=None, creations=None) if channel else more)
+                done = done.merged_with(_of_channel(more) if channel else more)
                 if done != before:
                     found.append(number)
         return found
@@ -224,10 +241,23 @@ class Policies:
                 return number, each.settings.creations
         return 0, None
 
-    def retaining(self, topic: str) -> int:
-        """The number of the policy that says what a topic retains; 0 if none does."""
-        numbered = enumerate(self._policies, 1)
-        return next((number for number, each in numbered if each.settings.retention and each.fits(topic, "")), 0)
+    def keeping(self, topic: str) -> list[int]:
+        """The numbers of the policies that say what a topic retains, and for how long it knows publish ids."""
+        found: list[int] = []
+        done = Applied()
+        for number, each in enumerate(self._policies, 1):
+            if each.fits(topic, ""):
+                before = done
+                more = Applied(retention=each.settings.retention, dedup_window=each.settings.dedup_window)
+                done = done.merged_with(more)
+                if done != before:
+                    found.append(number)
+        return found
+
+
+def _of_channel(settings: Applied) -> Applied:
+    """Without what is for topics."""
+    return replace(settings, retention=None, creations=None, dedup_window=None)
 
 
 # --- Validation of settings -------------------------------------------------------------------------------------------
@@ -310,6 +340,7 @@ _KEYS: Final[Mapping[str, Callable[[object], Any]]] = {
     "exclusive": _boolean,
     "retain_for": _duration,
     "retain_bytes": _integer(_MAX_INTEGER),
+    "dedup_window": _duration,
     "max_topics": _integer(_MAX_INTEGER),
     "max_channels": _integer(_MAX_INTEGER),
     "max_creations_per_second": _rate("creations"),

@@ -23,6 +23,8 @@ E_AUTH_FIRST: Final = "E_AUTH_FIRST"
 E_AUTH_FAILED: Final = "E_AUTH_FAILED"
 E_AUTH_DISABLED: Final = "E_AUTH_DISABLED"
 E_UNAUTHORIZED: Final = "E_UNAUTHORIZED"
+E_NOT_MIRRORED: Final = "E_NOT_MIRRORED"
+"""Ours, of HPUB and HMPUB: the message is in the log and may be delivered, but the standby does not have it."""
 
 
 class NsqError(Exception):

@@ -19,6 +19,11 @@ Headers = Mapping[str, str]
 
 EXPIRES: Final = "nsq-expires"
 """When the message is not to be delivered any more: Unix seconds, also with decimals."""
+ID: Final = "nsq-id"
+"""The publish id: a topic with a `dedup_window` publishes messages of one id only once (``queue.publish_ids``)."""
+ORIGIN_ID: Final = "nsq-origin-id"
+"""The publish id of a message that was published again on purpose."""
+MAX_ID: Final = 128
 NO_HEADERS: Final[Headers] = MappingProxyType({})
 
 _SHORT_SIZE: Final = derive(schema.SHORT_SIZE)
@@ -30,7 +35,7 @@ _is_ascii_value: Final = re.compile(rb"[\t\x20-\x7e]*").fullmatch
 _has_control: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]").search
 _is_time: Final = re.compile(rb"[0-9]{1,12}(\.[0-9]{1,9})?").fullmatch
 _EXPIRES: Final = EXPIRES.encode("ascii")
-_EXPIRES_SIZE: Final = 1 + len(_EXPIRES)
+_ID: Final = ID.encode("ascii")
 _NS_PER_SECOND: Final = 1_000_000_000
 _SHOWN: Final = 40
 MAX_PART: Final = 4096
@@ -78,19 +83,42 @@ def body_begin(data: bytes, begin: int) -> int:
 
 def expires_ns(data: bytes, begin: int) -> int:
     """When the message expires, in nanoseconds since 1970; 0 if never. `data` has a sound payload at `begin`."""
+    # Hot: runs for every delivery of such a message, so a search for the name comes first.
     if data.find(_EXPIRES, begin, body_begin(data, begin)) < 0:
         return 0
-    # Hot: runs for every delivery of such a message, so nothing else is checked again.
+    value = _value_of(data, begin, _EXPIRES)
+    seconds, _, decimals = value.partition(b".")
+    return int(seconds) * _NS_PER_SECOND + int(decimals.ljust(9, b"0")) if _is_time(value) else 0
+
+
+def publish_id(data: bytes, begin: int) -> bytes:
+    """The publish id, b"" if there is none. `data` has a sound payload at `begin`."""
+    return _value_of(data, begin, _ID) if data.find(_ID, begin, body_begin(data, begin)) >= 0 else b""
+
+
+def _value_of(data: bytes, begin: int, name: bytes) -> bytes:
+    """The value of a header of the sound payload at `begin`, b"" if it is not there."""
     at, end = begin + _SIZE, body_begin(data, begin)
     while at < end:
         name_end = at + 1 + data[at]
         value_end = name_end + _SIZE + _read_short(data, name_end)[0]
-        if name_end - at == _EXPIRES_SIZE and data.startswith(_EXPIRES, at + 1):
-            value = data[name_end + _SIZE : value_end]
-            seconds, _, decimals = value.partition(b".")
-            return int(seconds) * _NS_PER_SECOND + int(decimals.ljust(9, b"0")) if _is_time(value) else 0
+        if data[at] == len(name) and data.startswith(name, at + 1):
+            return data[name_end + _SIZE : value_end]
         at = value_end
-    return 0
+    return b""
+
+
+def with_origin_id(headers: Headers) -> Headers:
+    """The headers of a message that is published again on purpose, which its publish id must not prevent."""
+    if ID not in headers:
+        return headers
+    renamed = {name: value for name, value in headers.items() if name != ID}
+    try:
+        encode([*renamed.items(), (ORIGIN_ID, headers[ID])])
+    except HeaderError:  # there is no room for the longer name, or it is there
+        return renamed
+    renamed[ORIGIN_ID] = headers[ID]
+    return renamed
 
 
 def declared_size(payload: bytes) -> int:
@@ -195,6 +223,8 @@ def _add(found: dict[bytes, bytes], name: bytes, value: bytes) -> None:
             raise HeaderError(f"the value of header {name.decode()} has a control character")
     if name == _EXPIRES and not _is_time(value):
         raise HeaderError(f"the value of header {EXPIRES} must be a time in Unix seconds, not {quote(value[:_SHOWN])}")
+    if name == _ID and not 0 < len(value) <= MAX_ID:
+        raise HeaderError(f"the value of header {ID} must have 1 to {MAX_ID} bytes, not {len(value)}")
     found[name] = value
 
 

@@ -18,8 +18,19 @@ from typing import Final
 
 from nsq_compat.protocol import schema
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE, FRAME_TYPE_MESSAGE_WITH_HEADERS
-from nsq_compat.protocol.headers import NO_HEADERS, Headers, body_begin, checked, decode, is_empty, with_no_headers
+from nsq_compat.protocol.headers import (
+    NO_HEADERS,
+    Headers,
+    body_begin,
+    checked,
+    decode,
+    encode,
+    is_empty,
+    with_no_headers,
+    with_origin_id,
+)
 from nsq_compat.protocol.headers import expires_ns as expires_in
+from nsq_compat.protocol.headers import publish_id as publish_id_in
 from nsq_compat.protocol.layout import derive, pack_size
 from nsq_compat.protocol.schema import UniformBodies
 
@@ -152,6 +163,11 @@ def expires_ns(frame: bytes) -> int:
     return expires_in(frame, HEADER_SIZE) if has_headers(frame) else 0
 
 
+def publish_id(frame: bytes) -> bytes:
+    """The publish id of the message (``headers.ID``), b"" if it has none."""
+    return publish_id_in(frame, HEADER_SIZE) if has_headers(frame) else b""
+
+
 def headers(frame: bytes) -> Headers:
     """The message's headers."""
     return decode(frame[HEADER_SIZE:])[0] if has_headers(frame) else NO_HEADERS
@@ -160,6 +176,11 @@ def headers(frame: bytes) -> Headers:
 def payload(frame: bytes) -> bytes:
     """The header block, which may be empty, and the body."""
     return frame[HEADER_SIZE:] if has_headers(frame) else with_no_headers(frame[HEADER_SIZE:])
+
+
+def payload_again(frame: bytes) -> bytes:
+    """The payload for publishing the message again on purpose."""
+    return encode(with_origin_id(headers(frame)).items()) + body(frame) if publish_id(frame) else payload(frame)
 
 
 def without_headers(frames: Sequence[bytes]) -> list[bytes]:

@@ -41,7 +41,8 @@ TOPIC_KNOWS_CHANNELS: Final = 10
 REQUEUED: Final = 11
 CHANNEL_MOVED: Final = 12
 TOPIC_HAS_HEADERS: Final = 13
-KINDS: Final = range(MESSAGES, TOPIC_HAS_HEADERS + 1)
+PUBLISH_IDS: Final = 14
+KINDS: Final = range(MESSAGES, PUBLISH_IDS + 1)
 
 SEGMENT_HEADER: Final = cs.Struct(
     "magic" / cs.Bytes(len(SEGMENT_MAGIC)),
@@ -115,6 +116,12 @@ MOVED_CHANNEL: Final = cs.Struct(
 """The frame of a CHANNEL_MOVED group. `reached`: the offset that an earlier replay had reached. `skip_from`, `skip_to`:
 the numbers that the channel no longer delivers from the stream. `drops`: 1 if what it had taken and not finished was
 dropped."""
+
+DIGEST_SIZE: Final = 16
+
+ADOPTED_IDS: Final = cs.Struct("time_ns" / cs.Int64sb, "digests" / cs.GreedyRange(cs.Bytes(DIGEST_SIZE)))
+"""The frame of a PUBLISH_IDS group: hashes of publish ids of another nsqd that was taken over, and when the last was
+published, in nanoseconds since 1970. The ids of the topic's own messages are in the messages."""
 
 # --- Checkpoint -------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ between two steps, and may publish to the same topic. Their messages come before
 The last step publishes all messages of the batch; before it none is published.
 
 Ids grow in the order of publishing. So a large batch reserves ids that are ahead of those of other publishes. If other
-publishes reach these ids before the last step, the frames are created again, with ids further ahead.
+publishes reach these ids before the last step, or have the publish id of a message of the batch, the frames are created
+again, with ids further ahead.
 """
 
 import logging
@@ -25,7 +26,9 @@ from typing import Final, Protocol
 
 from nsq_compat.log.segment import StagedBatch
 from nsq_compat.protocol.headers import declared_size
+from nsq_compat.protocol.message import HEADER_SIZE
 from nsq_compat.protocol.schema import UniformBodies
+from nsq_compat.queue.publish_ids import Part, PublishIds
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import Refused
 
@@ -36,6 +39,7 @@ MAX_POSTED: Final = 64
 MAX_AT_ONCE: Final = 16384
 """Messages published without steps, at about 0.3 us each."""
 _MAX_WITH_HEADERS_AT_ONCE: Final = 2048
+_MAX_WITH_IDS_AT_ONCE: Final = 1024
 _MAX_BYTES_AT_ONCE: Final = 1 << 20
 _MAX_HEADER_BYTES_AT_ONCE: Final = 1 << 16
 """There may be a header in five bytes, and checking one takes 2 us."""
@@ -152,10 +156,11 @@ def is_large(bodies: Sequence[bytes]) -> bool:
     return count > _MIN_MESSAGES and (count > MAX_AT_ONCE or sum(map(len, bodies)) > _MAX_BYTES_AT_ONCE)
 
 
-def is_large_with_headers(payloads: Sequence[bytes]) -> bool:
+def is_large_with_headers(payloads: Sequence[bytes], topic: Topic) -> bool:
     """As ``is_large``, for messages with headers, which are checked one by one."""
     count = len(payloads)
-    return count > _MAX_WITH_HEADERS_AT_ONCE or (
+    limit = _MAX_WITH_HEADERS_AT_ONCE if topic.publish_ids is None else _MAX_WITH_IDS_AT_ONCE
+    return count > limit or (
         count > _MIN_MESSAGES
         and (
             sum(map(len, payloads)) > _MAX_BYTES_AT_ONCE
@@ -170,7 +175,8 @@ class LargeBatch:
     Of a topic's large batches only the first one proceeds. `bodies` are consumed. The messages are written to a file of
     their own, which becomes a part of the log. Without one they stay in memory. Of the frames, those that the channels
     may hold in memory and those of the last step are kept. With `with_headers`, the bodies are payloads
-    (``protocol.headers``), and ``step`` raises ``HeaderError``, too.
+    (``protocol.headers``), and ``step`` raises ``HeaderError``, too; messages of which the topic knows the ids are left
+    out.
     """
 
     def __init__(
@@ -182,6 +188,11 @@ class LargeBatch:
         self.latest: Sequence[bytes] = ()
         self.staged: StagedBatch | None = None
         self.is_published = False
+        self._fresh = 0
+        """Messages made so far, without those that are left out."""
+        self._ids: PublishIds | None = None
+        self._part: Part | None = None
+        """While there are `_ids`: those of the batch."""
         self._topic = topic
         self._with_headers = with_headers
         self._bodies = bodies
@@ -204,8 +215,10 @@ class LargeBatch:
         """
         topic, ids = self._topic, self._topic.frames.ids
         try:
-            if topic.admission is not None:
-                topic.admission(self.count, self._now)
+            # Of a batch that may be known as a whole, only what is new must be admitted.
+            count = self._fresh if self._with_headers and topic.publish_ids is not None else self.count
+            if topic.admission is not None and (count or topic.exiting):
+                topic.admission(count, self._now)
             if topic.large_batches[0] is not self:
                 return False
             if self._next < self.count:
@@ -213,21 +226,23 @@ class LargeBatch:
                 return False
             if self._store is not None and not self._store.spill_some():
                 return False
-            if ids.has_reached(self._first_id):
+            if ids.has_reached(self._first_id) or self._is_overtaken():
                 self._start_again()
                 return False
-            ids.skip_to(self._first_id + self.count)
-            is_logged = False
-            if self._store is not None and self.staged is not None:
-                self._store.attach(self.staged, topic.seq)
-                self.staged, is_logged = None, True
-            topic.publish_prepared(self.count, self.size, self.kept, self.latest, is_logged=is_logged)
+            if self._fresh:
+                ids.skip_to(self._first_id + self.count)
+                is_logged = False
+                if self._store is not None and self.staged is not None:
+                    self._store.attach(self.staged, topic.seq)
+                    self.staged, is_logged = None, True
+                topic.publish_prepared(self._fresh, self.size, self.kept, self.latest, is_logged=is_logged)
+            self._commit()
         except BaseException:
             self.cancel()
             raise
         self.is_published = True
         topic.large_batches.remove(self)
-        self.kept.clear()
+        self._discard()
         return True
 
     def forget_bodies(self) -> bool:
@@ -246,6 +261,9 @@ class LargeBatch:
             self._first_id = self._topic.frames.ids.ahead(self._now_ns + self._ahead_ns, self._room)
             if self._store is not None:
                 self.staged = self._store.stage()
+            if self._with_headers and self._topic.publish_ids is not None:
+                self._ids = self._topic.publish_ids
+                self._part = self._ids.begin(self._now_ns)
         begin, count = self._next, _STEP_WITH_HEADERS if self._with_headers else _STEP
         bodies = self._bodies[begin : begin + count]
         while (size := sum(map(len, bodies))) > _STEP_BYTES and count > 1:
@@ -255,26 +273,49 @@ class LargeBatch:
             bodies = bodies[: len(bodies) // 2]
             size = sum(map(len, bodies))
         frames = self._make(bodies, self._first_id + begin)
+        made_before = self._fresh
+        self._next = begin + len(bodies)
+        self._fresh += len(frames)
+        if self._with_headers:
+            size = sum(map(len, frames)) - HEADER_SIZE * len(frames)
+        if not frames:
+            return
         if self._store is not None and self.staged is not None:
             self._store.add_to(self.staged, frames)
-        if begin < self._keep:
+        if made_before < self._keep:
             self.kept.append(frames)
         self.latest = frames
         self.size += size
-        self._next = begin + len(bodies)
 
     def _make(self, bodies: list[bytes], first_id: int) -> Sequence[bytes]:
         factory = self._topic.frames
         if not self._with_headers:
             return factory.make_from(bodies, self._now_ns, first_id)
-        frames = factory.make_with_headers_from(bodies, self._now_ns, first_id)
+        frames: Sequence[bytes] = factory.make_with_headers_from(bodies, self._now_ns, first_id)
+        if self._ids is not None and self._part is not None:
+            frames = self._ids.fresh_in(self._part, frames)
         self._topic.note_headers(frames)
         return frames
+
+    def _is_overtaken(self) -> bool:
+        """Whether the messages to be left out are others now."""
+        if not self._with_headers:
+            return False
+        return self._topic.publish_ids is not self._ids or (self._part is not None and self._part.is_overtaken)
+
+    def _commit(self) -> None:
+        ids, part, self._part = self._ids, self._part, None
+        if ids is None or part is None:
+            self._topic.commit()
+        else:
+            self._topic.settle_ids(part, self.count - self._fresh, self._now)
+            self._topic.commit_ids(ids, (), part, has_known=self._fresh < self.count)
 
     def _start_again(self) -> None:
         self._discard()
         self._next, self._first_id = 0, -1
         self.size = 0
+        self._fresh = 0
         self._ahead_ns *= 2
         self._room *= 2
 
@@ -283,3 +324,6 @@ class LargeBatch:
         if self.staged is not None:
             self.staged.discard()
             self.staged = None
+        if self._ids is not None and self._part is not None:
+            self._ids.drop(self._part)
+        self._ids = self._part = None

@@ -9,7 +9,9 @@ Invariants:
 - A message is in the log before a channel gets it or a producer gets OK. So a failed write changes nothing.
 """
 
+import errno
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -19,18 +21,28 @@ from typing import Final, NamedTuple, Protocol
 
 from nsq_compat.log.checkpoint import ChannelState, Replay, TopicState, entry_id
 from nsq_compat.log.control_log import ControlLog, Move
+from nsq_compat.log.data_path import NotMirrored
 from nsq_compat.log.offsets import Retention, id_at, number_at, offset_of_number, offsets_of, segment_of
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol import storage_schema as records
-from nsq_compat.protocol.message import HEADER_SIZE, FrameFactory, attempts, body, has_headers, message_id, payload
+from nsq_compat.protocol.message import (
+    HEADER_SIZE,
+    FrameFactory,
+    attempts,
+    body,
+    has_headers,
+    message_id,
+    payload_again,
+)
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, Cursor
 from nsq_compat.queue.channel import Channel, Hooks
 from nsq_compat.queue.deferred import Deferred, SharedReads
 from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.publish_ids import Part, PublishIds
 from nsq_compat.queue.replay import ReplayingCursor
-from nsq_compat.queue.schedule import Schedule
+from nsq_compat.queue.schedule import AT_ONCE, Schedule
 from nsq_compat.queue.values import Exiting, NotLogged, QueueLimits, refuse_all
 
 log = logging.getLogger(__name__)
@@ -86,6 +98,8 @@ class Topic:
         """Messages may have headers. Consumers that did not ask for headers get them without these."""
         self.admission: Callable[[int, float], None] | None = None
         """Called before each publish with the number of messages and `now`; may raise ``Refused``. NSQ has none."""
+        self.publish_ids: PublishIds | None = None
+        """The publish ids of the last messages, by which repeated publishes are recognized. NSQ has none."""
         self.channels: dict[str, Channel] = {}
         self.message_count = 0
         self.message_bytes = 0
@@ -153,13 +167,17 @@ class Topic:
 
     def publish_with_headers(self, payloads: Sequence[bytes], now: float, now_ns: int, defer: float = 0.0) -> None:
         """As ``publish``, for messages with headers (``protocol.headers``). Raises ``HeaderError``, too."""
-        self.add_with_headers(payloads, now, now_ns, defer)
-        self.commit()
+        ids = self.publish_ids
+        if ids is None:
+            self.add_with_headers(payloads, now, now_ns, defer)
+            self.commit()
+        else:
+            self._publish_once(ids, payloads, now, now_ns, defer)
 
     def republish(self, frames: Sequence[bytes], now: float, now_ns: int) -> None:
-        """Publish messages of another topic, with their headers; raises as ``publish`` does."""
+        """Publish messages of another topic again, with their headers; raises as ``publish`` does."""
         if any(map(has_headers, frames)):
-            self.publish_with_headers(list(map(payload, frames)), now, now_ns)
+            self.publish_with_headers(list(map(payload_again, frames)), now, now_ns)
         else:
             self.publish(list(map(body, frames)), now, now_ns)
 
@@ -186,23 +204,74 @@ class Topic:
         """As ``add``, for messages with headers (``protocol.headers``). Raises ``HeaderError``, too."""
         if self.admission is not None:
             self.admission(len(payloads), now)
-        frames = self.frames.make_with_headers(payloads, now_ns)
+        self._add_frames(self.frames.make_with_headers(payloads, now_ns), now, now_ns, defer)
+
+    def _add_frames(self, frames: Sequence[bytes], now: float, now_ns: int, defer: float) -> None:
         self.note_headers(frames)
         if defer > 0:
             self._defer(frames, now + defer, now_ns + int(defer * _NS_PER_SECOND))
         else:
             self._deliver(frames, b"")
-        self.message_count += len(payloads)
+        self.message_count += len(frames)
         self.message_bytes += sum(map(len, frames)) - HEADER_SIZE * len(frames)
         if self._recent is not None:
             self._recent.note(frames, now_ns + int(defer * _NS_PER_SECOND) if defer > 0 else 0)
 
+    def _publish_once(self, ids: PublishIds, payloads: Sequence[bytes], now: float, now_ns: int, defer: float) -> None:
+        """As ``publish_with_headers``, but for messages of which the ids are known."""
+        frames, digests = ids.fresh(self.frames.make_with_headers(payloads, now_ns), now_ns)
+        if frames:
+            if self.admission is not None:
+                self.admission(len(frames), now)
+            self._add_frames(frames, now, now_ns, defer)
+            self.note_ids(digests, now, now_ns)
+        self.commit_ids(ids, digests, has_known=len(frames) < len(payloads))
+
+    def commit_ids(
+        self, ids: PublishIds, digests: Sequence[bytes], part: Part | None = None, *, has_known: bool
+    ) -> None:
+        """As ``commit``, after a publish of messages with these ids, or those of the part. Raises ``OSError``.
+
+        They may then be published again. `has_known`: there were others, which may still wait for their own commit.
+        """
+        failures = ids.failed_commits
+        try:
+            self.commit()
+        except NotMirrored:  # the next attempt waits for the standby again
+            raise
+        except OSError:
+            ids.commit_failed(digests, part)
+            raise
+        if has_known and ids.failed_commits != failures:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def settle_ids(self, part: Part, duplicate_count: int, now: float) -> None:
+        """Know the ids of a publish in steps, of which the messages are in the log."""
+        if self.publish_ids is not None:
+            self.publish_ids.settle(part, duplicate_count)
+            self._schedule.at(self.publish_ids.next_alarm(now), self.publish_ids)
+
+    def note_ids(self, digests: Sequence[bytes], now: float, time_ns: int) -> None:
+        """Know the ids of messages that are in the log."""
+        if self.publish_ids is not None:
+            self.publish_ids.note(digests, time_ns)
+            self._schedule.at(self.publish_ids.next_alarm(now), self.publish_ids)
+
+    def forget_ids(self) -> None:
+        """Recognize no repeated publishes any more."""
+        if self.publish_ids is not None:
+            self._schedule.cancel(self.publish_ids)
+            self.publish_ids = None
+
     def note_headers(self, frames: Iterable[bytes]) -> None:
         """Note if one of these has headers, before it is written. Raises ``OSError``, having noted nothing."""
         if not self.has_headers and any(map(has_headers, frames)):
-            self._control_log.note_headers(self.seq)
-            self._begin_headers()
-            self._note_change()
+            self._note_headers()
+
+    def _note_headers(self) -> None:
+        self._control_log.note_headers(self.seq)
+        self._begin_headers()
+        self._note_change()
 
     def _begin_headers(self) -> None:
         self.has_headers = True
@@ -215,7 +284,7 @@ class Topic:
         """Publish `count` messages with bodies of `size` bytes in all.
 
         `first` has the frames that memory may hold, or all if there is a log and they are not in it. `last` are the
-        last ones.
+        last ones. The caller has to commit before it says OK.
         """
         if self.store is not None and not is_logged:
             self._deliver([frame for frames in first for frame in frames], b"")
@@ -230,7 +299,6 @@ class Topic:
         self.message_bytes += size
         if self._recent is not None:
             self._recent.note(last, 0)
-        self.commit()
 
     def _deliver(self, frames: Sequence[bytes], joined: bytes) -> None:
         # Hot: runs for every publish.
@@ -342,6 +410,28 @@ class Topic:
         if not receivers:
             self.backlog.take_in(entries)
         self._note_change()
+
+    def recall_ids(self, now_ns: int) -> int:
+        """Read the publish ids from the log, before the topic is used; returns how many. Raises ``OSError``."""
+        if self.publish_ids is None or self.store is None or not self.has_headers:
+            return 0
+        count = self.publish_ids.recall(self.store.log, now_ns)
+        self._schedule.at(AT_ONCE, self.publish_ids)
+        return count
+
+    def take_ids(self, ids: PublishIds, now: float) -> None:
+        """Know the publish ids of another nsqd, of which the log is that of this topic now."""
+        if self.publish_ids is not None:
+            ids.window = self.publish_ids.window
+            self.publish_ids = ids
+            self._schedule.at(ids.next_alarm(now), ids)
+
+    def add_ids(self, digests: Sequence[bytes], time_ns: int, now: float) -> None:
+        """Know further publish ids of another nsqd, also after a restart. Raises ``OSError``."""
+        if not self.has_headers:
+            self._note_headers()
+        self._control_log.note_ids(digests, time_ns, self.seq)
+        self.note_ids(digests, now, time_ns)
 
     def forget_before(self, offset: int, last_id: bytes, now_ns: int) -> bool:
         """Another nsqd delivers the messages before this offset from now on. Does not wait for a standby.
@@ -551,6 +641,7 @@ class Topic:
         self.admission = refuse_all
         for channel in self.channels.values():
             channel.delete()
+        self.forget_ids()
         self._control_log.discard_requeued()
         if self.store is not None:
             self.store.delete()

@@ -1,8 +1,8 @@
 """Plain values: limits from nsqd's options, refusals of publishes, and the content of /stats.
 
 ``broker.snapshot`` reads the values of /stats. Their field names, order and meaning are NSQ's; `dropped_count`,
-`dead_letter_count`, `expired_count`, `rejected_count`, `policy`, `log_bytes`, `damaged_records` and those of retention
-are ours.
+`dead_letter_count`, `expired_count`, `rejected_count`, `policy`, `log_bytes`, `damaged_records` and those of publish
+ids and retention are ours.
 """
 
 from collections.abc import Mapping
@@ -136,6 +136,11 @@ class TopicStats:
     e2e_processing_latency: LatencyStats = field(default_factory=LatencyStats)
     dropped_count: int = 0
     rejected_count: int = 0
+    duplicate_count: int = 0
+    forgotten_id_count: int = 0
+    """Publish ids that were forgotten within the window, because there were too many."""
+    publish_ids: int = 0
+    """Publish ids in memory."""
     log_bytes: int = 0
     damaged_records: int = 0
     retained_bytes: int = 0

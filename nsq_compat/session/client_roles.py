@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from nsq_compat.log.data_path import reason
+from nsq_compat.log.data_path import NotMirrored, reason
 from nsq_compat.protocol import commands as table
 from nsq_compat.protocol.command_reader import Publish
 from nsq_compat.protocol.commands import CommandSpec
-from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, FatalClientError
+from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, E_NOT_MIRRORED, FatalClientError
 from nsq_compat.protocol.frames import OK
 from nsq_compat.protocol.headers import MAX_PART, HeaderError
 from nsq_compat.protocol.message import message_ids, without_headers
@@ -39,6 +39,7 @@ from nsq_compat.session.tracing import log_delivery
 DONE: Final = 0  # the only false one, so that the message path tests `state` without a comparison
 POSTED: Final = 1
 IN_STEPS: Final = 2
+_WITH_HEADERS: Final = ("HPUB", "HMPUB")
 
 
 def failed(spec: CommandSpec, error: Exception) -> FatalClientError:
@@ -47,6 +48,8 @@ def failed(spec: CommandSpec, error: Exception) -> FatalClientError:
     if isinstance(error, HeaderError):
         return FatalClientError(E_BAD_MESSAGE, f"{spec.name} {error}")
     text = reason(error) if isinstance(error, OSError) else str(error)
+    if isinstance(error, NotMirrored) and spec.name in _WITH_HEADERS:
+        return FatalClientError(E_NOT_MIRRORED, f"{spec.name} failed {text}")
     return FatalClientError(f"E_{spec.name}_FAILED", f"{spec.name} failed {text}")
 
 
@@ -126,7 +129,7 @@ class Publisher:
             self._require(command.spec, name)
         try:
             topic = self._broker.topic(name.decode("ascii"))
-            if is_large_with_headers(payloads):
+            if is_large_with_headers(payloads, topic):
                 command.bodies = ()
                 self._large = LargeBatch(topic, payloads, now, now_ns, with_headers=True)
                 self._command, self.state = command, IN_STEPS

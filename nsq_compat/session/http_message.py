@@ -1,5 +1,6 @@
 """HTTP/1.1 messages as values, and responses as bytes: the interface of sessions with the applications of ``web``."""
 
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -113,6 +114,7 @@ class HttpLimits:
 HEADER_PREFIX: Final = b"x-nsq-header-"
 _TRACE_HEADERS: Final = (b"traceparent", b"tracestate")
 _CONTENT_TYPE: Final = b"content-type"
+_find_id: Final = re.compile(rb"(?:^|&)(?:i|%69)(?:d|%64)(?:=|&|$)").search
 _FORM_TYPES: Final = (b"application/x-www-form-urlencoded", b"multipart/form-data")
 """The types of forms, the first of which curl sends with every body."""
 
@@ -120,6 +122,11 @@ _FORM_TYPES: Final = (b"application/x-www-form-urlencoded", b"multipart/form-dat
 def has_message_headers(headers: Mapping[bytes, bytes]) -> bool:
     """Whether a request to /pub has headers for its message."""
     return any(name.startswith(HEADER_PREFIX) or name in _TRACE_HEADERS for name in headers)
+
+
+def has_publish_id(query: bytes) -> bool:
+    """Whether the query of a request has a publish id for its message, `id`."""
+    return _find_id(query) is not None
 
 
 def message_headers(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:

@@ -26,6 +26,7 @@ from nsq_compat.session.http_message import (
     Request,
     Response,
     has_message_headers,
+    has_publish_id,
     transport_error,
 )
 
@@ -182,8 +183,10 @@ class RequestReader:
         )
 
     def _remember(self, data: bytes, request: Request) -> None:
-        """Remember the head of `request`, which is all of `data`, if it has a Content-Length and no message headers."""
-        if b"content-length" not in request.headers or not request.keep_alive or has_message_headers(request.headers):
+        """Remember the head of `request`, which is all of `data`, unless its message has headers or an id."""
+        if b"content-length" not in request.headers or not request.keep_alive:
+            return
+        if has_message_headers(request.headers) or has_publish_id(request.query):
             return
         self._unused_heads_left -= 1
         head = data[: len(data) - len(request.body)]

@@ -33,6 +33,7 @@ from nsq_compat.session.http_message import (
     Response,
     encode_response,
     has_message_headers,
+    has_publish_id,
     http_date,
 )
 from nsq_compat.session.http_request_reader import Phase, RequestReader
@@ -304,6 +305,7 @@ class HttpSession(HttpConversation):
             and request.method == "POST"
             and len(request.body) <= MAX_IMMEDIATE_BODY
             and not has_message_headers(request.headers)
+            and not has_publish_id(request.query)
         )
 
     def _forget_requests(self) -> None:

@@ -11,19 +11,21 @@ they get the messages again too, which requires `--all-channels`.
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING
 from nsq_compat.cli.options import option, repeated
-from nsq_compat.client import Consumer, Message
+from nsq_compat.client import Consumer, Message, Producer, Published
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import AllFailed, named
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.stats import TopicStats
 from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
 from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
+from nsq_compat.protocol.headers import with_origin_id
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.tools.client_options import (
     ClusterOptions,
@@ -163,10 +165,7 @@ def _move(
                 moved < count and not stop.is_set() and (batch := _take(messages, min(batch_size, count - moved), stop))
             ):
                 # The producer makes batches that nsqd accepts, however large the messages are.
-                outcomes = [
-                    (message, producer.publish_async(destination, message.body, headers=message.headers))
-                    for message in batch
-                ]
+                outcomes = [(message, _publish(producer, destination, message)) for message in batch]
                 errors = {message: error for message, outcome in outcomes if (error := outcome.exception()) is not None}
                 messages.finish([message for message in batch if message not in errors])
                 moved += len(batch) - len(errors)
@@ -178,6 +177,10 @@ def _move(
                     stop.wait(max(0.0, began + moved / rate - time.monotonic()))
             stop.wait(0)  # raises if nsqd cannot be reached
             return moved
+
+
+def _publish(producer: Producer, topic: str, message: Message) -> Future[Published]:
+    return producer.publish_async(topic, message.body, headers=with_origin_id(message.headers))
 
 
 def _take(messages: OnDemand, count: int, stop: Stopping) -> list[Message]:

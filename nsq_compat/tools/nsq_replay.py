@@ -20,6 +20,7 @@ from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import LoggedMessage, LogReader, LogReadError, Producer, PublishError
 from nsq_compat.client.connection import start_thread
 from nsq_compat.log.data_path import reason
+from nsq_compat.protocol.headers import with_origin_id
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.tools.channel_places import WHEN
 from nsq_compat.tools.client_options import (
@@ -130,7 +131,7 @@ def _stopped_by(stopping: Stopping, reader: LogReader) -> LogReader:
 
 
 def _publish(producer: Producer, topic: str, messages: Sequence[LoggedMessage]) -> None:
-    headers = [message.headers for message in messages]
+    headers = [with_origin_id(message.headers) for message in messages]
     producer.publish_many(topic, [message.body for message in messages], headers=headers)
 
 

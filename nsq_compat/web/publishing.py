@@ -11,13 +11,20 @@ from nsq_compat.log.data_path import NotMirrored, reason
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.access import PUBLISH
 from nsq_compat.policy.enforcer import CreationRefused, Full
-from nsq_compat.protocol.headers import HeaderError, encode_raw
+from nsq_compat.protocol.headers import ID, HeaderError, encode_raw
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.publish_batch import LargeBatch, Producer, PublishBatch, is_large
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import Refused
-from nsq_compat.session.http_message import HEADER_PREFIX, Admission, Request, Response, message_headers
+from nsq_compat.session.http_message import (
+    HEADER_PREFIX,
+    Admission,
+    Request,
+    Response,
+    has_publish_id,
+    message_headers,
+)
 from nsq_compat.web.application import (
     MAX_CACHED_LENGTH,
     OK,
@@ -40,6 +47,7 @@ _MAX_PART_MESSAGES: Final = 16384
 # Bounded, because int() takes quadratic time.
 _is_integer = re.compile(r"[+-]?0{0,64}[0-9]{1,19}").fullmatch
 _NS_PER_MS: Final = 1_000_000
+_ID: Final = ID.encode("ascii")
 _FORBIDDEN: Final = error(
     403, "FORBIDDEN: while there are auth servers, publishing over HTTP needs --http-publish-without-auth"
 )
@@ -83,11 +91,15 @@ class Publishing:
 
     def publish(self, request: Request) -> Response:
         """Publish in as many steps as the messages need. Waits for the disk where that is synced first."""
-        if headers := message_headers(request.headers):
+        headers = message_headers(request.headers)
+        if headers or has_publish_id(request.query):
             if request.path in _MESSAGE_PATHS:
                 return self._publish_with_headers(request, headers)
             if any(name.startswith(HEADER_PREFIX) for name in request.headers):
                 raise ApiError(400, "INVALID_HEADER: only the message of a /pub has headers")
+            if has_publish_id(request.query):
+                # docs/differences.md: publish-ids
+                raise ApiError(400, "INVALID_ID: only the message of a /pub has an id")
         topic, parts, defer = self._read(request)
         bodies: list[bytes] = []
         for number, part in enumerate(parts):
@@ -106,8 +118,10 @@ class Publishing:
         return OK
 
     def _publish_with_headers(self, request: Request, headers: list[tuple[bytes, bytes]]) -> Response:
-        """Publish the message of a /pub with its headers."""
+        """Publish the message of a /pub with its headers, among them its id."""
         topic, parts, defer = self._read(request)
+        if (identity := parse_query(request.query).get("id")) is not None:
+            headers.append((_ID, identity.encode("utf-8", "surrogateescape")))
         try:
             payload = b"".join([encode_raw(headers), *chain.from_iterable(parts)])
         except HeaderError as failure:

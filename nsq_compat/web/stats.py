@@ -49,7 +49,7 @@ _INFO_KEYS: Final = (
 )
 _TOPIC_KEYS: Final = (
     "topic_name channels depth backend_depth message_count message_bytes dropped_count? rejected_count? "
-    "damaged_records? paused e2e_processing_latency"
+    "duplicate_count? forgotten_id_count? damaged_records? paused e2e_processing_latency"
 )
 _CHANNEL_KEYS: Final = (
     "channel_name depth backend_depth in_flight_count deferred_count message_count zone_local_msg_count? "

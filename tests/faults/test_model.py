@@ -47,6 +47,7 @@ from nsq_compat.log.segment import Segment
 from nsq_compat.log.storage import Durability, Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
+from nsq_compat.protocol.headers import encode
 from nsq_compat.protocol.message import MessageIds
 from nsq_compat.protocol.mirror import Change
 from nsq_compat.protocol.names import is_ephemeral
@@ -57,6 +58,7 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.deferred import Deferred
 from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.publish_ids import PublishIds
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import ClientStats, QueueLimits
 from nsq_compat.queue.wait_queue import Locality
@@ -250,6 +252,10 @@ class Known:
     was_in_memory: bool = False
     """Whether messages were published at level memory: then some are in no file, and deferred ones have no offset."""
     was_moved: bool = False
+    identities: dict[int, int] = field(default_factory=dict)
+    """The publish ids that are known, each with the offset of its message."""
+    doubtful: set[int] = field(default_factory=set)
+    """Publish ids that may be known: of messages that may have been released before the last start."""
     paused_channels: set[str] = field(default_factory=set)
     saved: TopicState | None = None
     to_be_durable: Model | None = None
@@ -328,6 +334,7 @@ class QueueOnDisk(RuleBasedStateMachine):
             known = self.topics[name]
             real = self.broker.restore(name, known.live.lasting if knows_metadata else (), self.now, self.now_ns)
             real.retain(known.retention)
+            self.recall(real, known)
             known.paused_channels &= set(known.live.lasting if knows_metadata else ())
             for channel in known.paused_channels:
                 real.channels[channel].pause()
@@ -388,6 +395,8 @@ class QueueOnDisk(RuleBasedStateMachine):
 
     def topic(self, name: str) -> tuple[Topic, Known]:
         real = self.broker.topic(name)
+        if real.publish_ids is None:
+            real.publish_ids = self.no_ids(name)
         return real, self.topics.setdefault(name, Known(Model(), Model()))
 
     def new_channel(self, topic: str, name: str) -> None:
@@ -461,6 +470,37 @@ class QueueOnDisk(RuleBasedStateMachine):
             each.publish(bodies, clock + delay if delay else None)
         known.published += [Published(body, self.now_ns + delay * 10**9 if delay else 0) for body in bodies]
         known.was_in_memory |= self.durability is Durability.MEMORY
+
+    @rule(topic=topics, identity=st.integers(0, 9), delay=delays)
+    def publish_twice_with_an_id(self, topic: str, identity: int, delay: int) -> None:
+        real, known = self.topic(topic)
+        for _ in range(2):
+            (body,) = self.bodies(1, 0)
+            payload = encode([("nsq-id", str(identity))]) + body
+            before = real.message_count
+            real.publish_with_headers([payload], self.now, self.now_ns, float(delay))
+            is_new = real.message_count > before
+            if identity not in known.doubtful:
+                assert is_new == (identity not in known.identities)
+            if is_new:
+                known.identities[identity] = len(known.published)
+                self.note_published(known, real, [body], delay)
+            known.doubtful.discard(identity)
+            known.identities.setdefault(identity, -1)
+
+    def no_ids(self, topic: str) -> PublishIds:
+        return PublishIds(topic, 100 * A_YEAR, lambda: self.now_ns)
+
+    def recall(self, real: Topic, known: Known) -> None:
+        """The ids of all retained messages are known after a start."""
+        real.publish_ids = self.no_ids(real.name)
+        real.recall_ids(self.now_ns)
+        first = oldest(self.store(real).log)
+        sure = first is not None and not known.was_in_memory
+        for identity, offset in list(known.identities.items()):
+            if not sure or first is None or offset < first.offset:
+                known.doubtful.add(identity)
+                del known.identities[identity]
 
     # --- Consumers ----------------------------------------------------------------------------------------------------
 
@@ -1148,6 +1188,7 @@ def _nothing(*_: Any) -> None:
 
 Mutant = tuple[type[QueueOnDisk], object, str, Callable[..., Any]]
 MUTANTS: dict[str, Mutant] = {
+    "a start that reads no publish ids": (QueueOnDisk, PublishIds, "recall", lambda *_: 0),
     "a place that skips a message": (QueueOnDisk, Cursor, "take", _loses_one_of_many),
     "a log that is deleted too early": (
         QueueOnDisk,

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.log.checkpoint import CHECKPOINT
-from nsq_compat.log.control_log import ROW, ControlLog, Requeued, decode_requeued, encode_requeued
+from nsq_compat.log.control_log import ROW, ControlLog, Requeued, decode_ids, decode_requeued, encode_requeued
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol import storage_schema
-from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, TOPIC_PAUSED
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, PUBLISH_IDS, TOPIC_PAUSED
 from tests.broker import with_consumer
 
 
@@ -235,3 +235,15 @@ def test_of_a_channel_that_is_not_there_nothing_is_done():
     requeued.add(encode_requeued("gone", [ROW.pack(1, b"0" * 16, 1)]))
     requeued.apply({}, 0.0, None)  # type: ignore[arg-type]
     assert list(requeued.channels) == ["gone"]
+
+
+@given(st.integers(0, 1 << 62), st.lists(st.binary(min_size=16, max_size=16), max_size=5))
+def test_adopted_ids_are_as_declared(time_ns, digests):
+    frame = storage_schema.ADOPTED_IDS.build({"time_ns": time_ns, "digests": digests})
+    assert decode_ids(frame) == (time_ns, digests)
+
+
+def test_adopted_ids_are_in_the_log(store):
+    ControlLog("orders", store).note_ids([b"a" * 16, b"b" * 16], 5, 0)
+    (group,) = store.log.recovered()
+    assert (group.kind, decode_ids(group.frames[0])) == (PUBLISH_IDS, (5, [b"a" * 16, b"b" * 16]))

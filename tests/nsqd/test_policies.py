@@ -255,7 +255,8 @@ def test_policies_are_tables_beside_the_options(write):
         (
             '\n[[policies]] # all\ntopic = "a"\n[[policies]]\nmax_rate = 1\n',
             "line 2: policy 1: needs max_attempts, max_depth, max_bytes, max_age, max_rate, "
-            "max_in_flight, exclusive, retain_for, retain_bytes, max_topics, max_channels or max_creations_per_second",
+            "max_in_flight, exclusive, retain_for, retain_bytes, dedup_window, max_topics, max_channels or "
+            "max_creations_per_second",
         ),
         ("policies = [{max_rate = 0}]\n", "policy 1: max_rate: must be a number above 0 (messages per second)"),
         ("policies = 5\n", "policies must be a list of tables"),

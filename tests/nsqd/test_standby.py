@@ -69,6 +69,7 @@ class Node:
             is_listed=lambda host, port: False,
             save=self._save,
             save_metadata=save_metadata,
+            new_ids=self.daemon.enforcer.new_ids,
         )
         self.standby.start()
         self.standby._watching.kill()

@@ -88,6 +88,21 @@ def test_a_message_without_room_for_more_headers_keeps_its_own(daemon, consumer)
     assert headers_of(reader, b"a") == full
 
 
+@pytest.mark.parametrize("others", [0, MAX_HEADERS - 1])
+def test_a_dead_letter_is_redriven_although_the_topic_knows_its_id(daemon, consumer, others):
+    daemon.follows(TWICE, {"dedup_window": "1h"})
+    own = {"nsq-id": "7", **{f"n{number}": "" for number in range(others)}}
+    daemon.topic().publish_with_headers([encode(own.items()) + b"a"], daemon.now, daemon.now_ns)
+    fails(consumer, b"a", 2)
+    assert daemon.sends_dead_letters()
+    reader = daemon.consumer(REDRIVE_CHANNEL, DEAD)
+    assert reader.takes() == [b"a"]
+    assert headers_of(reader, b"a")["nsq-origin-id"] == "7"
+    assert "nsq-id" not in headers_of(reader, b"a")
+    daemon.topic().republish(list(reader.frames.values()), daemon.now, daemon.now_ns)
+    assert consumer.takes() == [b"a"]
+
+
 def test_timeouts_count_and_so_do_those_of_a_consumer_that_left(daemon, consumer):
     daemon.publishes(b"a")
     consumer.takes()

@@ -1,5 +1,6 @@
 import pytest
 
+from nsq_compat.log.offsets import Retention
 from nsq_compat.policy.policies import Applied, Bounds, DeadLettering, Policies, PolicyError
 from nsq_compat.queue.wait_queue import DeliveryLimits, Rate
 
@@ -36,6 +37,24 @@ def test_all_settings_of_a_policy():
         "when_full": "drop-oldest", "max_rate": 2.5, "burst": 7, "max_in_flight": 100, "exclusive": True,
     }  # fmt: skip
     assert Policies(policies.written).for_channel("orders", "archive") == applied
+
+
+def test_a_window_for_publish_ids_keeps_the_messages_of_the_window():
+    policies = Policies(
+        [
+            {"topic": "both", "retain_for": "1h", "retain_bytes": 5},
+            {"topic": "orders|both", "dedup_window": "10m"},
+            {"dedup_window": "1m"},
+        ]
+    )
+    orders, both = policies.for_channel("orders", ""), policies.for_channel("both", "")
+    assert (orders.dedup_window, orders.kept) == (600.0, Retention(600.0, None))
+    assert both.kept == Retention(3600.0, 5, 600.0)
+    assert orders.to_settings("orders", "") == {"dedup_window": "10m0s"}
+    assert orders.to_settings("orders", "archive") == {}
+    assert [policies.keeping(name) for name in ("orders", "both", "clicks")] == [[2], [1, 2], [3]]
+    assert policies.numbers_for("orders", "archive") == []
+    assert Policies().for_channel("orders", "").kept is None
 
 
 def test_an_exception_to_exclusive_comes_first():
@@ -95,7 +114,8 @@ def test_the_suffix_of_ephemeral_channels_is_left_out():
     [
         ({"max_attempt": 1}, "policy 1: max_attempt: unknown setting"),
         ({}, "policy 1: needs max_attempts, max_depth, max_bytes, max_age, max_rate, "
-            "max_in_flight, exclusive, retain_for, retain_bytes, max_topics, max_channels or max_creations_per_second"),
+            "max_in_flight, exclusive, retain_for, retain_bytes, dedup_window, max_topics, max_channels or "
+            "max_creations_per_second"),
         ({"when_full": "reject"}, "policy 1: when_full: has no effect without max_depth or max_bytes or max_age"),
         ({"max_depth": 1, "burst": 1}, "policy 1: burst: has no effect without max_rate"),
         ({"max_depth": 1, "dead_letter_topic": "d"}, "policy 1: dead_letter_topic: has no effect without max_attempts"),
@@ -113,6 +133,8 @@ def test_the_suffix_of_ephemeral_channels_is_left_out():
         ({"max_attempts": 1, "when_expired": "keep"}, 'policy 1: when_expired: must be "drop" or "dead-letter"'),
         ({"max_rate": 1, "when_expired": "drop"}, "policy 1: when_expired: has no effect without max_attempts"),
         ({"exclusive": "yes"}, "policy 1: exclusive: must be true or false"),
+        ({"dedup_window": "0s"}, 'policy 1: dedup_window: must be a duration above 0, such as "24h"'),
+        ({"dedup_window": "1m", "channel": "c"}, "policy 1: channel: dedup_window is for topics"),
         ({"max_rate": 1, "topic": "("}, "policy 1: topic: not a regular expression: missing ): ("),
         ({"max_rate": 1, "channel": 5}, "policy 1: channel: must be a regular expression"),
     ],

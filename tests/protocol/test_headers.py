@@ -8,7 +8,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol import headers, message, schema
-from nsq_compat.protocol.headers import HeaderError, checked, decode, encode, join_batch, split_batch
+from nsq_compat.protocol.headers import (
+    HeaderError,
+    checked,
+    decode,
+    encode,
+    join_batch,
+    split_batch,
+    with_origin_id,
+)
 
 names = st.text(alphabet="abcz019-_.!~", min_size=1, max_size=20)
 values = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=30)
@@ -140,3 +148,29 @@ def test_a_declared_block_has_no_rest():
     with pytest.raises(ConstructError):
         schema.HEADER_BLOCK.parse(b"\0\5\1a\0\0x")
     assert headers.is_empty(headers.with_no_headers(b"body"))
+
+
+@given(some_headers, st.text(alphabet="abcZ09-", min_size=1, max_size=128))
+def test_the_publish_id_is_found_among_other_headers(pairs, identity):
+    payload = encode([("x", "nsq-id"), *pairs.items(), ("NSQ-Id", identity), ("y", "nsq-id")]) + b"nsq-id body"
+    frame = message.make_frame_of_payload(b"0" * 16, 0, payload)
+    assert message.publish_id(frame) == identity.encode()
+    without = encode([*pairs.items(), ("nsq-id.", identity)]) + b"nsq-id body"
+    assert message.publish_id(message.make_frame_of_payload(b"0" * 16, 0, without)) == b""
+    assert message.publish_id(message.make_frame(b"0" * 16, 0, b"nsq-id body")) == b""
+
+
+@pytest.mark.parametrize("identity", ["", "x" * 129, "ä" * 65])
+def test_an_id_that_is_too_short_or_too_long_is_refused(identity):
+    with pytest.raises(HeaderError, match="the value of header nsq-id must have 1 to 128 bytes, not"):
+        encode([("nsq-id", identity)])
+
+
+def test_a_message_that_is_published_again_on_purpose_keeps_its_id_in_another_header():
+    assert with_origin_id({"a": "b"}) == {"a": "b"}
+    assert with_origin_id({"nsq-id": "1", "a": "b"}) == {"nsq-origin-id": "1", "a": "b"}
+    assert with_origin_id({"nsq-id": "2", "nsq-origin-id": "1"}) == {"nsq-origin-id": "1"}
+    size = schema.MAX_HEADER_BLOCK - len(encode([("nsq-id", "1"), ("a", ""), ("b", "x" * 8192)])) + 2
+    full = {"nsq-id": "1", "a": "x" * size, "b": "x" * 8192}
+    frame = message.make_frame_of_payload(b"0" * 16, 0, encode(full.items()) + b"body")
+    assert decode(message.payload_again(frame)) == ({"a": full["a"], "b": full["b"]}, b"body")

@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nsq_compat.protocol import message
+from nsq_compat.protocol.headers import encode
 from nsq_compat.queue.broker import Broker, snapshot
 from nsq_compat.queue.channel import NOT_IN_FLIGHT, NOT_OWNER, Channel, NotInFlight
 from nsq_compat.queue.in_flight import NEVER, InFlight
+from nsq_compat.queue.publish_ids import PublishIds
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import ClientStats, QueueLimits
 from nsq_compat.queue.wait_queue import Locality
@@ -30,6 +32,7 @@ TOPICS = ("orders", "orders", "orders", "live#ephemeral")
 CHANNELS = ("archive", "archive", "archive", "metrics", "tail#ephemeral")
 MEM_QUEUE_SIZE = 12
 MAX_MSG_TIMEOUT = 25.0
+WINDOW = 20.0
 PLENTY = 1000
 
 Body = bytes
@@ -144,6 +147,9 @@ class ModelTopic:
     channels: dict[str, ModelChannel] = field(default_factory=dict)
     published: int = 0
     dropped: int = 0
+    identities: dict[int, float] = field(default_factory=dict)
+    """When a message with this publish id was published."""
+    duplicates: int = 0
 
     def publish(self, bodies: list[Body], due: float | None) -> None:
         self.published += len(bodies)
@@ -208,6 +214,10 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
         for ready, locality in ((1, Locality.ZONE_LOCAL), (5, Locality.GLOBAL)):
             self.subscribe("orders", "archive", 10.0, ready, locality)
         self.settle()
+
+    @property
+    def wall_ns(self) -> int:
+        return int(self.now * 1e9)
 
     # --- What the world around the queue does -------------------------------------------------------------------------
 
@@ -278,6 +288,7 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
     def topic(self, name: str) -> ModelTopic:
         if name not in self.topics:
             self.topics[name] = ModelTopic(self.broker.topic(name))
+            self.topics[name].real.publish_ids = PublishIds(name, WINDOW, lambda: self.wall_ns)
         return self.topics[name]
 
     def channel(self, topic_name: str, name: str) -> ModelChannel:
@@ -319,6 +330,25 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
         model.publish(bodies, self.now + delay if delay else None)
         for channel in model.channels.values():
             assert sum(client.awake for client in asleep if client.channel is channel.real) <= count
+
+    @rule(topic=topic_names, identities=st.lists(st.integers(0, 5), min_size=1, max_size=6), delay=delays)
+    def publish_with_ids(self, topic: str, identities: list[int], delay: float) -> None:
+        """Those that were published within the window, or come before in the batch, are left out."""
+        model = self.topic(topic)
+        payloads, fresh = [], []
+        for identity in identities:
+            body = b"%d" % self.serial
+            self.serial += 1
+            payloads.append(encode([("nsq-id", str(identity))]) + body)
+            if self.now - model.identities.get(identity, -NEVER) < WINDOW:
+                model.duplicates += 1
+            else:
+                fresh.append(body)
+                model.identities[identity] = self.now
+        self.published_at.update(dict.fromkeys(fresh, self.wall_ns))
+        model.real.publish_with_headers(payloads, self.now, self.wall_ns, delay)
+        if fresh:
+            model.publish(fresh, self.now + delay if delay else None)
 
     @rule(
         topic=topic_names,
@@ -478,6 +508,7 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
             assert topic.depth == len(model.waiting) + len(model.deferred)
             assert (topic.message_count, topic.dropped_count) == (model.published, model.dropped)
             assert topic.paused == model.paused
+            assert topic.duplicate_count == model.duplicates
             assert [channel.channel_name for channel in topic.channels] == sorted(model.channels)
             for channel in topic.channels:
                 its = model.channels[channel.channel_name]

@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from nsq_compat.log.data_path import NotMirrored
 from nsq_compat.protocol import schema
+from nsq_compat.protocol.commands import COMMANDS
+from nsq_compat.session.client_roles import failed
 from tests.v2_client import ERROR, MESSAGE, hmpub, hpub, mpub, payload, pub, sized, split_frames
 
 HEADERS = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "content-type": "text/plain"}
@@ -295,3 +298,13 @@ def test_the_frames_are_the_declared_ones(nsqd, producer):
     parsed = schema.MESSAGE_FRAME_WITH_HEADERS.parse(sized(frame.type.to_bytes(4, "big") + frame.data))
     assert [(each.name, each.value) for each in parsed.payload.headers] == [(b"a", b"b")]
     assert (parsed.payload.body, parsed.attempts) == (b"body", 1)
+
+
+def test_a_message_that_the_standby_does_not_have_is_refused_with_a_code_of_its_own():
+    error = NotMirrored("the standby s:1 is not in sync")
+    texts = [failed(COMMANDS[name], error).data for name in (b"HPUB", b"HMPUB", b"PUB")]
+    assert texts == [
+        b"E_NOT_MIRRORED HPUB failed the standby s:1 is not in sync",
+        b"E_NOT_MIRRORED HMPUB failed the standby s:1 is not in sync",
+        b"E_PUB_FAILED PUB failed the standby s:1 is not in sync",
+    ]

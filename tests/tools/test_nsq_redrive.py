@@ -149,10 +149,12 @@ def test_a_topic_without_dead_letters_is_refused(redrive, topic):
     assert (refused.returncode, f"no nsqd has the topic {topic}.c.dead".encode() in refused.stderr) == (1, True)
 
 
-def test_headers_are_redriven(nsqd, topic, redrive):
+def test_headers_are_redriven_and_an_id_gets_another_name(nsqd, topic, redrive):
     nsqd.create_channel(f"{topic}.c.dead", "redrive")
     with Producer(nsqd.tcp_address) as producer:
-        producer.publish(f"{topic}.c.dead", b"with", headers={"a": "b"})
+        producer.publish(f"{topic}.c.dead", b"with", headers={"a": "b", "nsq-id": "1"})
     assert redrive().returncode == 0
     with LogReader(topic, nsqd_http_addresses=nsqd.http_address) as reader:
-        assert [(message.body, dict(message.headers)) for message in reader] == [(b"with", {"a": "b"})]
+        assert [(message.body, dict(message.headers)) for message in reader] == [
+            (b"with", {"a": "b", "nsq-origin-id": "1"})
+        ]

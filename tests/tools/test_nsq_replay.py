@@ -172,16 +172,16 @@ def test_an_nsqd_of_go_is_named(run, serve_go):
     assert b"does not offer /topic/offsets: it is Go's nsqd" in done.stderr
 
 
-def test_headers_are_replayed(nsqd, topic, replay):
+def test_headers_are_replayed_and_an_id_gets_another_name(nsqd, topic, replay):
     nsqd.create_channel(f"{topic}.again", "c")
     with Producer(nsqd.tcp_address) as producer:
-        producer.publish(topic, b"with", headers={"a": "b"})
+        producer.publish(topic, b"with", headers={"a": "b", "nsq-id": "1"})
         producer.publish(topic, b"without")
     done = replay(f"--destination-nsqd-tcp-address={nsqd.tcp_address}", f"--destination-topic={topic}.again")
     assert done.returncode == 0, done.stderr
     with LogReader(f"{topic}.again", nsqd_http_addresses=nsqd.http_address) as reader:
         assert [(message.body, dict(message.headers)) for message in reader] == [
-            (b"with", {"a": "b"}),
+            (b"with", {"a": "b", "nsq-origin-id": "1"}),
             (b"without", {}),
         ]
     assert replay().stdout == b"with\nwithout\n"

@@ -302,11 +302,11 @@ def test_any_bytes_pass_or_are_dropped_or_are_not_json(body):
 
 def test_headers_are_relayed_to_an_nsqd_that_takes_them(nsqd, topic, one, relay):
     with Producer(nsqd.tcp_address) as producer:
-        producer.publish(topic, b"with", headers={"a": "b"})
+        producer.publish(topic, b"with", headers={"a": "b", "nsq-id": "1"})
     relay(to=[one.tcp_address])
     wait_until(lambda: one.stat(topic, "depth") == 1)
     with LogReader(topic, nsqd_http_addresses=one.http_address) as reader:
-        assert [(message.body, dict(message.headers)) for message in reader] == [(b"with", {"a": "b"})]
+        assert [(message.body, dict(message.headers)) for message in reader] == [(b"with", {"a": "b", "nsq-id": "1"})]
 
 
 def test_an_nsqd_that_does_not_take_headers_gets_bodies(nsqd, topic, relay):

@@ -46,6 +46,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "exclusive": "whether one consumer gets all messages of a channel while the others stand by",
     "retain_for": "time after publishing for which a topic keeps its messages, such as 72h",
     "retain_bytes": "size of a topic's log on one node up to which it keeps its messages",
+    "dedup_window": "time for which a topic recognizes the ids of repeated publishes, such as 10m",
     "max_topics": "topics of one nsqd that clients may create",
     "max_channels": "channels of one topic that clients may create",
     "max_creations_per_second": "topics and channels that clients may create in a second",
@@ -117,7 +118,7 @@ class Applies:
 
 @dataclass(frozen=True)
 class Row:
-    """A channel or, without a name of one, what a topic retains."""
+    """A channel or, without a name of one, what a topic retains, and its window for publish ids."""
 
     topic_name: str
     channel_name: str
@@ -130,16 +131,17 @@ class Row:
 
 
 def _rows(topic: TopicStats, parsed: Mapping[str, Policies]) -> Iterator[Row]:
-    retained = []
+    kept = []
     for part in topic.nodes:
         found = parsed.get(part.node)
-        number = 0 if found is None else found.retaining(topic.topic_name)
         settings: Mapping[str, Any] = {}
-        if found is not None and number:
-            retention = found.for_channel(topic.topic_name, "").retention
-            settings = Applied(retention=retention).to_settings(topic.topic_name, "")
-        retained.append(Applies(settings, [number] if number else [], [part.node]))
-    yield Row(topic.topic_name, "", _joined(retained))
+        if found is not None:
+            applied = found.for_channel(topic.topic_name, "")
+            own = Applied(retention=applied.retention, dedup_window=applied.dedup_window)
+            settings = own.to_settings(topic.topic_name, "")
+        numbers = [] if found is None else found.keeping(topic.topic_name)
+        kept.append(Applies(settings, numbers, [part.node]))
+    yield Row(topic.topic_name, "", _joined(kept))
     for channel in topic.channels:
         parts = []
         for here in channel.nodes:

@@ -110,18 +110,20 @@ def test_a_policy_is_added_removed_and_moved(change):
     }  # fmt: skip
 
 
-def test_a_form_keeps_retention(browser, change, nsqd, other):
-    kept = {"topic": "orders", "retain_for": "72h", "retain_bytes": 5000}
+def test_a_form_keeps_retention_and_the_window_for_ids(browser, change, nsqd, other):
+    kept = {"topic": "orders", "retain_for": "72h", "retain_bytes": 5000, "dedup_window": "10m"}
     nsqd.says("config/policies", [kept])
     page = browser.get(f"/policies/edit?from={nsqd.address}")
     assert "would be lost" not in page.text
     fields = values_of(page)
     assert fields == {
         "1.position": "1", "1.topic": "orders", "1.retain_for": "72h", "1.retain_bytes": "5000",
+        "1.dedup_window": "10m",
     }  # fmt: skip
     review = change("review", node=[nsqd.address], **fields)
     assert f"{nsqd.address}: no change" in unescape(shown(review))
     assert "retain_bytes: 5,000" in shown(browser.get("/policies"))
+    assert "dedup_window: 10m" in shown(browser.get("/policies"))
 
 
 def test_each_invalid_field_has_its_error(change, nsqd):

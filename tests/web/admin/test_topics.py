@@ -513,3 +513,9 @@ def test_published_messages_are_shown_newest_first(browser, nsqd):
     assert "New messages appear here when they are published" in browser.get("/messages/orders").text
     nsqd.says("topic/recent", {"message": "NOT_FOUND"}, 404)
     assert "cannot show messages" in browser.get("/messages/orders").text
+
+
+def test_a_topic_shows_how_many_repeated_publishes_it_recognized(browser, nsqd):
+    assert "Duplicates" not in browser.get("/topics/orders").text
+    nsqd.has(topic_json("orders", duplicate_count=1234))
+    assert "Duplicates 1,234" in shown(browser.get("/topics/orders"))
