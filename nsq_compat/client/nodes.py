@@ -5,17 +5,22 @@ Used by the producer in threads and by the one on an event loop.
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from nsq_compat.client.link import ConnectionLost, NotExecuted
-from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, E_BAD_TOPIC, E_INVALID, NsqError
+from nsq_compat.client.publishing import Publish
+from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, E_BAD_TOPIC, E_INVALID, E_NOT_MIRRORED, NsqError
 
 _MESSAGE_ERRORS: Final = frozenset({E_INVALID, E_BAD_TOPIC, E_BAD_BODY, E_BAD_MESSAGE})
 _FIRST_PENALTY: Final = 1.0
 _MAX_PENALTY: Final = 60.0
 _MAX_FREE: Final = 10
 """Attempts of a call that do not count, because its command was not executed."""
+_FIRST_PAUSE: Final = 0.05
+_MAX_PAUSE: Final = 1.0
+_MIN_SHARE: Final = 1.0
+"""Seconds that a further attempt at the same node gets at least, if that is left."""
 
 
 class Outcome(enum.Enum):
@@ -25,6 +30,8 @@ class Outcome(enum.Enum):
     """The node does not have the message: it refused it, or did not receive it."""
     UNKNOWN = "unknown"
     """The message was sent and not answered: the node may have it."""
+    RETRIED = "retried"
+    """The message was sent and not answered, but a later attempt with the same id was: the node has it once, or not."""
 
 
 class HeadersNotTaken(NsqError):
@@ -55,7 +62,10 @@ class Attempt:
 
 def failed_attempt(address: str, error: Exception, *, was_sent: bool) -> Attempt:
     """The attempt that failed with this error, before or after the command was given to a connection."""
-    is_unknown = was_sent and not isinstance(error, NsqError | NotExecuted)
+    if isinstance(error, NsqError):
+        is_unknown = error.code == E_NOT_MIRRORED  # it is in the log, and may be delivered
+    else:
+        is_unknown = was_sent and not isinstance(error, NotExecuted)
     return Attempt(address, Outcome.UNKNOWN if is_unknown else Outcome.REFUSED, error)
 
 
@@ -83,6 +93,9 @@ class Error(Exception):
 class PublishError(Error):
     """The publish failed."""
 
+    publish: Publish | None = None
+    """Of an idempotent producer: what ``Producer.retry`` sends again."""
+
     def __init__(self, attempts: Sequence[Attempt]) -> None:
         self.attempts = tuple(attempts)
         super().__init__("; ".join(dict.fromkeys(map(str, attempts))) or "no time was left to try a node")
@@ -91,6 +104,11 @@ class PublishError(Error):
     def nodes(self) -> tuple[str, ...]:
         """The nodes that answered OK; there may be some if several copies were requested."""
         return _nodes_with(self.attempts, Outcome.SENT)
+
+    @property
+    def doubtful(self) -> tuple[str, ...]:
+        """The nodes that may have the message."""
+        return _nodes_with(self.attempts, Outcome.UNKNOWN)
 
 
 class Refused(PublishError):
@@ -114,8 +132,15 @@ def may_be_for_one(outcome: object) -> bool:
     return any(isinstance(attempt.error, NsqError) for attempt in attempts)
 
 
+def retried(error: PublishError) -> Publish:
+    """What is published again. Raises ``ValueError`` if that could be published twice."""
+    if error.publish is None:
+        raise ValueError("only what an idempotent producer has published can be retried; other messages have no ids")
+    return error.publish
+
+
 def _nodes_with(attempts: Sequence[Attempt], outcome: Outcome) -> tuple[str, ...]:
-    return tuple(attempt.address for attempt in attempts if attempt.outcome is outcome)
+    return tuple(dict.fromkeys(attempt.address for attempt in attempts if attempt.outcome is outcome))
 
 
 def result_of(attempts: Sequence[Attempt], copies: int) -> Published:
@@ -169,10 +194,23 @@ class Candidates:
     """One publish: the nodes to try, each with a share of the time, and the attempts.
 
     Each node is tried twice, because an idle connection may have ended. `now` and `deadline` are seconds.
+
+    With `ids`, the messages have publish ids. Then a node that did not answer is tried again until it does, and no
+    other one in its place: only this node can know whether it has the messages. `earlier` are the attempts of an
+    earlier call.
     """
 
-    def __init__(self, nodes: Nodes, copies: int, now: float, deadline: float) -> None:
-        self.attempts: list[Attempt] = []
+    def __init__(
+        self,
+        nodes: Nodes,
+        copies: int,
+        now: float,
+        deadline: float,
+        *,
+        ids: bool = False,
+        earlier: Sequence[Attempt] = (),
+    ) -> None:
+        self.attempts: list[Attempt] = [*earlier]
         self.left = max(2, len(nodes.addresses)) + copies - 1
         """The number of further attempts."""
         self._nodes = nodes
@@ -180,10 +218,26 @@ class Candidates:
         self._deadline = deadline
         self._free = _MAX_FREE
         self._order = nodes.in_order(now) * 2
-        self._taken: set[str] = set()
+        self._ids = ids
+        unknown = dict.fromkeys(_nodes_with(earlier, Outcome.UNKNOWN))
+        self._again = [each for each in unknown if each in nodes.addresses]
+        """Nodes that did not answer, to be tried next."""
+        self._failures = dict.fromkeys(self._again, 0)
+        """Nodes that did not answer, with the number of attempts since then."""
+        self._answered: set[str] = set()
+        """Nodes that have answered since they last did not."""
+        self._taken = {*_nodes_with(earlier, Outcome.SENT), *self._again}
+
+    @property
+    def missing(self) -> int:
+        """The number of copies that no node has for certain."""
+        return self._copies - len(_nodes_with(self.attempts, Outcome.SENT))
 
     def take(self, now: float) -> tuple[str, float] | None:
         """The next node that no other copy uses, and the deadline for it; None if no node, attempt or time is left."""
+        if self._again and now < self._deadline:
+            left = self._deadline - now
+            return self._again.pop(0), now + max(left / 2, min(left, _MIN_SHARE))
         if self.left > 0 and now < self._deadline:
             for node in self._order:
                 if node not in self._taken:
@@ -196,9 +250,17 @@ class Candidates:
     def note(self, attempt: Attempt, now: float) -> bool:
         """Record an attempt at a node from `take`. Returns whether its copy needs no attempt at another node."""
         self.attempts.append(attempt)
+        is_retried = attempt.address in self._failures and attempt.outcome is not Outcome.SENT
         # Neither says anything about the node: NotExecuted means that the connection had ended.
-        if not isinstance(attempt.error, NotExecuted | HeadersNotTaken):
+        if not isinstance(attempt.error, NotExecuted | HeadersNotTaken) and not is_retried:
             self._nodes.note(attempt, now)
+        if self._ids and self._is_unanswered(attempt):
+            self._answered.discard(attempt.address)
+            self._failures[attempt.address] = self._failures.get(attempt.address, -1) + 1
+            self._again.append(attempt.address)
+            return False
+        self._failures.pop(attempt.address, None)
+        self._answered.add(attempt.address)
         if attempt.outcome is Outcome.SENT or attempt.is_final:
             return True
         self._taken.discard(attempt.address)
@@ -209,6 +271,30 @@ class Candidates:
             self._order.insert(0, attempt.address)
         return False
 
-    def result(self) -> Published:
-        """Raises a ``PublishError`` if there are too few copies."""
-        return result_of(self.attempts, self._copies)
+    def pause_after(self, attempt: Attempt, now: float) -> float:
+        """Seconds to wait before the node is tried again."""
+        count = self._failures.get(attempt.address, 0)
+        pause = min(_FIRST_PAUSE * 2.0 ** min(count, _MAX_FREE), _MAX_PAUSE) if count else 0.0
+        return max(0.0, min(pause, self._deadline - now))
+
+    def _is_unanswered(self, attempt: Attempt) -> bool:
+        """Whether it is unknown after this attempt if the node has the message."""
+        is_answered = isinstance(attempt.error, NsqError) and not isinstance(attempt.error, HeadersNotTaken)
+        was_unknown = attempt.address in self._failures and attempt.outcome is not Outcome.SENT
+        return attempt.outcome is Outcome.UNKNOWN or (was_unknown and not is_answered)
+
+    def result(self, publish: Publish) -> Published:
+        """The result of `publish`. Raises a ``PublishError`` if there are too few copies."""
+        if not self._ids:
+            return result_of(self.attempts, self._copies)
+        attempts = [
+            replace(each, outcome=Outcome.RETRIED)
+            if each.outcome is Outcome.UNKNOWN and each.address in self._answered
+            else each
+            for each in self.attempts
+        ]
+        try:
+            return result_of(attempts, self._copies)
+        except PublishError as error:
+            error.publish = publish
+            raise

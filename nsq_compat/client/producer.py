@@ -15,7 +15,17 @@ from typing import Self, Unpack
 from nsq_compat.client.batching import Batcher
 from nsq_compat.client.connection import Connection, do_together, start_thread
 from nsq_compat.client.link import ConnectionLost
-from nsq_compat.client.nodes import Attempt, Candidates, HeadersNotTaken, Nodes, Outcome, Published, failed_attempt
+from nsq_compat.client.nodes import (
+    Attempt,
+    Candidates,
+    HeadersNotTaken,
+    Nodes,
+    Outcome,
+    Published,
+    PublishError,
+    failed_attempt,
+    retried,
+)
 from nsq_compat.client.publishing import Publish, checked, publish_of
 from nsq_compat.client.settings import ConnectionOptions, ConnectionSettings, address_list, split_address
 from nsq_compat.protocol.errors import NsqError
@@ -28,8 +38,8 @@ class Producer:
     """Publishes messages, from any thread.
 
     `publish_timeout` (seconds) is the default timeout of a call. `copies` is the number of nodes that must answer OK;
-    they are asked at the same time. `batch_*` apply to `publish_async`. Other options are those of
-    ``ConnectionSettings``.
+    they are asked at the same time. An `idempotent` producer gives each message an id, with which it publishes again at
+    a node that did not answer. `batch_*` apply to `publish_async`. Other options are those of ``ConnectionSettings``.
     """
 
     def __init__(
@@ -38,6 +48,7 @@ class Producer:
         *,
         publish_timeout: float = 10.0,
         copies: int = 1,
+        idempotent: bool = False,
         batch_messages: int = 500,
         batch_bytes: int = 1 << 20,
         batch_linger: float = 0.0,
@@ -49,8 +60,10 @@ class Producer:
         for address in self._nodes.addresses:
             split_address(address)
         self._nodes.check_copies(copies)
+        self.settings.check_idempotent(idempotent)
         self._publish_timeout = publish_timeout
         self._copies = copies
+        self._idempotent = idempotent
         self._lock = threading.Lock()
         self._connections: dict[str, Connection] = {}
         self._connecting = {address: threading.Lock() for address in self._nodes.addresses}
@@ -79,7 +92,7 @@ class Producer:
         are not a dict of str; ``ValueError`` for an invalid topic, an empty body or invalid headers. An nsqd that does
         not take headers refuses a message that has some before anything is sent.
         """
-        return self._publish(topic, checked(topic, [body], [headers]), defer, timeout)
+        return self._publish(topic, self._checked(topic, [body], [headers]), defer, timeout)
 
     def publish_many(
         self,
@@ -93,19 +106,26 @@ class Producer:
 
         Raises like `publish`.
         """
-        return self._publish(topic, checked(topic, bodies, headers), 0.0, timeout)
+        return self._publish(topic, self._checked(topic, bodies, headers), 0.0, timeout)
 
     def publish_async(
         self, topic: str, body: bytes, *, headers: Headers = NO_HEADERS, defer: float = 0.0
     ) -> Future[Published]:
         """`publish` in the background, in batches. Blocks only while 64 MiB wait. The future raises like `publish`."""
-        return self._batcher.add(topic, checked(topic, [body], [headers]), defer)
+        return self._batcher.add(topic, self._checked(topic, [body], [headers]), defer)
 
     def publish_many_async(
         self, topic: str, bodies: Sequence[bytes], *, headers: Sequence[Headers] = ()
     ) -> Future[Published]:
         """`publish_many` in the background."""
-        return self._batcher.add(topic, checked(topic, bodies, headers))
+        return self._batcher.add(topic, self._checked(topic, bodies, headers))
+
+    def retry(self, error: PublishError, *, timeout: float | None = None) -> Published:
+        """Publish again what has failed with this error, with the same ids, and first at the nodes that may have it.
+
+        Raises like `publish`; ``ValueError`` if the error is not one of an idempotent producer.
+        """
+        return self._publish_command(retried(error), timeout, error.attempts)
 
     @property
     def connections(self) -> list[Connection]:
@@ -159,12 +179,19 @@ class Producer:
         finally:
             self._connecting[node].release()
 
+    def _checked(self, topic: str, bodies: Sequence[bytes], headers: Sequence[Headers]) -> Sequence[bytes]:
+        return checked(topic, bodies, headers, with_ids=self._idempotent)
+
     def _publish(self, topic: str, bodies: Sequence[bytes], defer: float, timeout: float | None) -> Published:
-        publish, now = publish_of(topic, bodies, defer), time.monotonic()
+        return self._publish_command(publish_of(topic, bodies, defer), timeout)
+
+    def _publish_command(self, publish: Publish, timeout: float | None, earlier: Sequence[Attempt] = ()) -> Published:
+        now = time.monotonic()
         deadline = now + (self._publish_timeout if timeout is None else timeout)
-        candidates = Candidates(self._nodes, self._copies, now, deadline)
-        do_together([lambda: self._publish_copy(publish, candidates)] * self._copies)
-        return candidates.result()
+        ids = self._idempotent or bool(earlier)
+        candidates = Candidates(self._nodes, self._copies, now, deadline, ids=ids, earlier=earlier)
+        do_together([lambda: self._publish_copy(publish, candidates)] * candidates.missing)
+        return candidates.result(publish)
 
     def _publish_copy(self, publish: Publish, candidates: Candidates) -> None:
         """Publish one copy: try nodes until one has it, or no node or time is left."""
@@ -177,6 +204,9 @@ class Producer:
             with self._lock:
                 if candidates.note(attempt, time.monotonic()):
                     return
+                pause = candidates.pause_after(attempt, time.monotonic())
+            if pause:
+                time.sleep(pause)
 
     def _attempt(self, node: str, deadline: float, publish: Publish) -> Attempt:
         try:

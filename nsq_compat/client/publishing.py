@@ -1,13 +1,15 @@
 """What a producer sends for a call: the command, after a check of what nsqd would refuse."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from nsq_compat.protocol import command_writer
-from nsq_compat.protocol.headers import Headers, encode, with_no_headers
+from nsq_compat.protocol.headers import ID, NO_HEADERS, Headers, encode, with_no_headers
 from nsq_compat.protocol.names import is_valid_name
 
 _BYTES: Final = frozenset({bytes, bytearray, memoryview})
+_A_DICT: Final = "the headers of a message must be a dict"
 
 
 class Publish(NamedTuple):
@@ -21,8 +23,11 @@ class _Payload(bytes):
     """A header block and a body, in a list of bodies."""
 
 
-def checked(topic: str, bodies: Sequence[bytes], headers: Sequence[Headers]) -> Sequence[bytes]:
-    """The bodies, or payloads for those that have headers. Raises ``TypeError`` and ``ValueError``."""
+def checked(topic: str, bodies: Sequence[bytes], headers: Sequence[Headers], with_ids: bool = False) -> Sequence[bytes]:
+    """The bodies, or payloads for those that have headers. Raises ``TypeError`` and ``ValueError``.
+
+    `with_ids`: a message without an id gets one.
+    """
     # nsqd would close the connection, which other publishes share.
     if type(topic) is not str:
         _check_type(topic, str, "a topic must be str")
@@ -40,6 +45,8 @@ def checked(topic: str, bodies: Sequence[bytes], headers: Sequence[Headers]) -> 
         raise ValueError("an NSQ message cannot be empty")
     if headers and type(headers) is not list:
         _check_list(headers, "headers must be a list with a dict for each message")
+    if with_ids:
+        headers = [_with_id(each) for each in headers or [NO_HEADERS] * len(bodies)]
     if not headers or not any(headers):
         return bodies
     if len(headers) != len(bodies):
@@ -48,7 +55,7 @@ def checked(topic: str, bodies: Sequence[bytes], headers: Sequence[Headers]) -> 
 
 
 def _block(headers: Headers) -> bytes:
-    _check_type(headers, Mapping, "the headers of a message must be a dict")
+    _check_type(headers, Mapping, _A_DICT)
     for name, value in headers.items():
         _check_type(name, str, "the name of a header must be str")
         _check_type(value, str, f"the value of header {name!r:.80} must be str")
@@ -64,6 +71,13 @@ def _check_list(value: object, rule: str) -> None:
 def _check_type(value: object, kinds: Any, rule: str) -> None:
     if not isinstance(value, kinds):
         raise TypeError(f"{rule}, not {type(value).__name__}")
+
+
+def _with_id(headers: Headers) -> Headers:
+    _check_type(headers, Mapping, _A_DICT)
+    if any(str(name).lower() == ID for name in headers):
+        return headers
+    return {**headers, ID: os.urandom(16).hex()}  # no counter: a producer may be copied by a fork
 
 
 def publish_of(topic: str, bodies: Sequence[bytes], defer: float) -> Publish:

@@ -58,6 +58,11 @@ class ConnectionSettings:
         yield "sample_rate", 0 <= self.sample_rate < 100, "0 to 99 percent"
         yield "snappy", not (self.snappy and self.deflate), "used without deflate"
 
+    def check_idempotent(self, idempotent: bool) -> None:
+        """Raises ``ValueError`` if publishes are to be idempotent, and these settings do not allow it."""
+        if idempotent and not self.message_headers:
+            raise ValueError("idempotent needs message_headers, because an id is a header")
+
     def identify(self) -> IdentifyRequest:
         values: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(IdentifyRequest)}
         values |= {

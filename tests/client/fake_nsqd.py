@@ -138,6 +138,10 @@ class FakeNsqd:
             peer.finished += command.ids
             return
         name = command.spec.name
+        if isinstance(command, Publish):
+            peer.bodies += command.bodies
+        else:
+            peer.bodies.append(command.body)
         for _ in command.bodies if isinstance(command, Publish) and name == "PUB" else (None,):
             peer.lines.append(b" ".join(command.tokens).decode())
             answer = self.answers.get(name)
@@ -147,10 +151,6 @@ class FakeNsqd:
                 raise SilentClose
             if answer:
                 peer.send(answer)
-        if isinstance(command, Publish):
-            peer.bodies += command.bodies
-        else:
-            peer.bodies.append(command.body)
 
 
 def _admit(tokens: Sequence[bytes]) -> CommandSpec:

@@ -16,7 +16,7 @@ from nsq_compat.client.coordinator import Coordinator
 from nsq_compat.client.link import Observer
 from nsq_compat.client.log_reading import LoggedMessage
 from nsq_compat.client.message import Message
-from nsq_compat.client.nodes import Published
+from nsq_compat.client.nodes import Published, PublishError
 from nsq_compat.client.settings import ConnectionSettings
 
 T = TypeVar("T")
@@ -164,6 +164,9 @@ class LoopProducer(OnLoop):
 
     def publish_many(self, topic: str, bodies: Sequence[bytes], **options: Any) -> Published:
         return self._run(self._producer.publish_many(topic, bodies, **options))
+
+    def retry(self, error: PublishError, **options: Any) -> Published:
+        return self._run(self._producer.retry(error, **options))
 
     def close(self, timeout: float = 30.0) -> bool:
         done = self._run(self._producer.close(timeout))

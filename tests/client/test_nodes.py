@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from nsq_compat.client.link import ConnectionLost, NotExecuted
@@ -5,6 +7,7 @@ from nsq_compat.client.nodes import (
     Attempt,
     Candidates,
     Error,
+    HeadersNotTaken,
     Nodes,
     Outcome,
     Refused,
@@ -13,11 +16,13 @@ from nsq_compat.client.nodes import (
     failed_attempt,
     result_of,
 )
-from nsq_compat.protocol.errors import E_BAD_TOPIC, NsqError
+from nsq_compat.client.publishing import Publish
+from nsq_compat.protocol.errors import E_BAD_TOPIC, E_NOT_MIRRORED, NsqError
 
 SENT = Attempt("a:1", Outcome.SENT)
 REFUSED = Attempt("b:1", Outcome.REFUSED, OSError("no route"))
 UNKNOWN = Attempt("c:1", Outcome.UNKNOWN, TimeoutError("no answer"))
+PUBLISH = Publish(b"HPUB t\n", True)
 
 
 def test_enough_copies_are_published_whatever_else_happened():
@@ -131,7 +136,108 @@ def test_a_connection_that_had_ended_says_nothing_about_the_node_and_does_not_co
         (TimeoutError(), True, Outcome.UNKNOWN),
         (NotExecuted("closed"), True, Outcome.REFUSED),
         (NsqError(E_BAD_TOPIC, "no topic"), True, Outcome.REFUSED),
+        (NsqError(E_NOT_MIRRORED, "HPUB failed"), True, Outcome.UNKNOWN),
     ],
 )
 def test_the_outcome_is_unknown_only_if_nsqd_may_have_executed_the_command(error, was_sent, outcome):
     assert failed_attempt("a:1", error, was_sent=was_sent).outcome is outcome
+
+
+# --- Messages with ids ------------------------------------------------------------------------------------------------
+
+LOST = ConnectionLost("broke")
+FULL = NsqError("E_HPUB_FAILED", "no space")
+
+
+def with_ids(nodes: Nodes, **options: Any) -> Candidates:
+    return Candidates(nodes, options.pop("copies", 1), 0, 60, ids=True, **options)
+
+
+def fails(candidates: Candidates, node: str, error: Exception, *, was_sent: bool = True) -> float:
+    """The pause before the next attempt."""
+    attempt = failed_attempt(node, error, was_sent=was_sent)
+    assert not candidates.note(attempt, 0)
+    return candidates.pause_after(attempt, 0)
+
+
+def test_a_node_that_did_not_answer_is_tried_until_it_does_after_longer_and_longer_pauses(nodes):
+    candidates = with_ids(nodes)
+    assert taken(candidates, 1) == ["a:1"]
+    pauses = [fails(candidates, "a:1", LOST)]
+    for _ in range(8):
+        assert taken(candidates, 1) == ["a:1"]
+        pauses.append(fails(candidates, "a:1", ConnectionLost("refused"), was_sent=False))
+    assert pauses == [0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0]
+    with pytest.raises(Unknown) as failure:
+        candidates.result(PUBLISH)
+    assert (failure.value.publish, failure.value.doubtful) == (PUBLISH, ("a:1",))
+
+
+def test_a_pause_ends_at_the_deadline(nodes):
+    candidates = with_ids(nodes)
+    taken(candidates, 1)
+    fails(candidates, "a:1", LOST)
+    fails(candidates, "a:1", LOST)
+    attempt = failed_attempt("a:1", LOST, was_sent=True)
+    assert candidates.pause_after(attempt, 59.95) == pytest.approx(0.05)
+    assert candidates.pause_after(attempt, 61) == 0
+    assert candidates.take(60) is None
+
+
+def test_a_further_attempt_gets_half_of_the_time_that_is_left(nodes):
+    candidates = with_ids(nodes)
+    taken(candidates, 1)
+    for now, deadline in ((20, 40), (58.5, 59.5), (59.5, 60)):
+        fails(candidates, "a:1", LOST)
+        assert candidates.take(now) == ("a:1", deadline)
+
+
+def test_a_node_that_answers_at_last_leaves_no_doubt(nodes):
+    candidates = with_ids(nodes)
+    taken(candidates, 1)
+    fails(candidates, "a:1", LOST)
+    taken(candidates, 1)
+    assert candidates.note(Attempt("a:1", Outcome.SENT), 0)
+    published = candidates.result(PUBLISH)
+    assert (published.nodes, published.doubtful) == (("a:1",), ())
+    assert [each.outcome for each in published.attempts] == [Outcome.RETRIED, Outcome.SENT]
+
+
+def test_a_node_that_refuses_a_repetition_is_replaced(nodes):
+    candidates = with_ids(nodes)
+    taken(candidates, 1)
+    fails(candidates, "a:1", LOST)
+    taken(candidates, 1)
+    fails(candidates, "a:1", FULL)
+    assert taken(candidates, 1) == ["b:1"]
+    assert candidates.note(Attempt("b:1", Outcome.SENT), 0)
+    assert candidates.result(PUBLISH).doubtful == ()
+
+
+def test_a_node_that_does_not_take_headers_any_more_does_not_answer(nodes):
+    candidates = with_ids(nodes)
+    taken(candidates, 1)
+    fails(candidates, "a:1", LOST)
+    taken(candidates, 1)
+    fails(candidates, "a:1", HeadersNotTaken(), was_sent=False)
+    assert taken(candidates, 1) == ["a:1"]
+
+
+def test_repeated_failures_of_a_call_count_once_for_other_calls(nodes):
+    candidates = with_ids(nodes)
+    taken(candidates, 1)
+    for _ in range(5):
+        fails(candidates, "a:1", LOST)
+    assert all(nodes.in_order(0.9)[-1] == "a:1" for _ in range(3))
+    assert "a:1" in {nodes.in_order(1.0)[0] for _ in range(3)}
+
+
+def test_a_further_call_begins_with_the_nodes_in_doubt_and_spares_those_that_have_a_copy(nodes):
+    earlier = [Attempt("b:1", Outcome.SENT), failed_attempt("c:1", LOST, was_sent=True)]
+    candidates = with_ids(nodes, copies=2, earlier=earlier)
+    assert candidates.missing == 1
+    assert taken(candidates, 1) == ["c:1"]
+    fails(candidates, "c:1", FULL)
+    assert taken(candidates, 1) == ["a:1"]
+    assert candidates.note(Attempt("a:1", Outcome.SENT), 0)
+    assert candidates.result(PUBLISH).nodes == ("b:1", "a:1")

@@ -18,8 +18,10 @@ from nsq_compat.client.nodes import (
     Nodes,
     Outcome,
     Published,
+    PublishError,
     failed_attempt,
     may_be_for_one,
+    retried,
 )
 from nsq_compat.client.publishing import Publish, checked, publish_of
 from nsq_compat.client.settings import ConnectionOptions, ConnectionSettings, address_list, split_address
@@ -52,8 +54,9 @@ class Producer:
     """Publishes messages. Any number of tasks may do so at the same time.
 
     `publish_timeout` (seconds) is the default timeout of a call. `copies` is the number of nodes that must answer OK;
-    they are asked at the same time. `batch_messages` and `batch_bytes` limit what is published together. Other options
-    are those of ``ConnectionSettings``.
+    they are asked at the same time. An `idempotent` producer gives each message an id, with which it publishes again at
+    a node that did not answer. `batch_messages` and `batch_bytes` limit what is published together. Other options are
+    those of ``ConnectionSettings``.
 
     A call that is cancelled may have published or not. It affects no other call.
     """
@@ -64,6 +67,7 @@ class Producer:
         *,
         publish_timeout: float = 10.0,
         copies: int = 1,
+        idempotent: bool = False,
         batch_messages: int = 500,
         batch_bytes: int = 1 << 20,
         **options: Unpack[ConnectionOptions],
@@ -73,12 +77,14 @@ class Producer:
         for address in self._nodes.addresses:
             split_address(address)
         self._nodes.check_copies(copies)
+        self.settings.check_idempotent(idempotent)
         self._batch_messages = batch_messages
         self._batch_bytes = batch_bytes
         self._batches: dict[str, _Batch] = {}
         """By topic, those to which calls are added."""
         self._publish_timeout = publish_timeout
         self._copies = copies
+        self._idempotent = idempotent
         self._connections: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,7 +116,7 @@ class Producer:
         """
         # Hot: runs for every message. What a batch needs once is done in `_begin_batch`.
         if headers or defer or timeout is not None or type(body) is not bytes or not body:
-            return await self._publish(publish_of(topic, checked(topic, [body], [headers]), defer), timeout)
+            return await self._publish(publish_of(topic, self._checked(topic, [body], [headers]), defer), timeout)
         batch = self._batches.get(topic) or self._begin_batch(topic)
         call = batch.create_future()
         batch.bodies.append(body)
@@ -132,7 +138,14 @@ class Producer:
 
         Raises like `publish`.
         """
-        return await self._publish(publish_of(topic, checked(topic, bodies, headers), 0.0), timeout)
+        return await self._publish(publish_of(topic, self._checked(topic, bodies, headers), 0.0), timeout)
+
+    async def retry(self, error: PublishError, *, timeout: float | None = None) -> Published:
+        """Publish again what has failed with this error, with the same ids, and first at the nodes that may have it.
+
+        Raises like `publish`; ``ValueError`` if the error is not one of an idempotent producer.
+        """
+        return await self._publish(retried(error), timeout, error.attempts)
 
     @property
     def connections(self) -> list[Connection]:
@@ -172,7 +185,7 @@ class Producer:
     # --- Inside -------------------------------------------------------------------------------------------------------
 
     def _begin_batch(self, topic: str) -> "_Batch":
-        checked(topic, [b"x"], ())
+        checked(topic, [b"x"], (), with_ids=False)
         self._batches[topic] = batch = _Batch()
         self._begin_call()
         self._start_task(self._publish_batch(topic, batch))
@@ -187,13 +200,14 @@ class Producer:
             if any(call.done() for call in batch.calls):  # cancelled meanwhile
                 batch.drop_cancelled()
             if batch.calls:
-                await self._publish_together(topic, batch.bodies, batch.calls, deadline)
+                bodies = self._checked(topic, batch.bodies, ()) if self._idempotent else batch.bodies
+                await self._publish_together(topic, bodies, batch.calls, deadline)
         finally:
             for call in batch.calls:
                 call.cancel()  # without effect unless this task is cancelled
             self._end_call()
 
-    async def _publish_together(self, topic: str, bodies: list[bytes], calls: list[_Call], deadline: float) -> None:
+    async def _publish_together(self, topic: str, bodies: Sequence[bytes], calls: list[_Call], deadline: float) -> None:
         left = deadline - asyncio.get_running_loop().time()
         try:
             published = await self._publish(publish_of(topic, bodies, 0.0), left)
@@ -211,21 +225,25 @@ class Producer:
                 if not call.done():
                     call.set_result(published)
 
-    async def _publish(self, publish: Publish, timeout: float | None) -> Published:
+    def _checked(self, topic: str, bodies: Sequence[bytes], headers: Sequence[Headers]) -> Sequence[bytes]:
+        return checked(topic, bodies, headers, with_ids=self._idempotent)
+
+    async def _publish(self, publish: Publish, timeout: float | None, earlier: Sequence[Attempt] = ()) -> Published:
         now = asyncio.get_running_loop().time()
         deadline = now + (self._publish_timeout if timeout is None else timeout)
-        candidates = Candidates(self._nodes, self._copies, now, deadline)
+        ids = self._idempotent or bool(earlier)
+        candidates = Candidates(self._nodes, self._copies, now, deadline, ids=ids, earlier=earlier)
         self._begin_call()
         try:
-            if self._copies == 1:
+            if candidates.missing == 1:
                 await self._publish_copy(publish, candidates)
             else:
                 async with asyncio.TaskGroup() as copies:
-                    for _ in range(self._copies):
+                    for _ in range(candidates.missing):
                         copies.create_task(self._publish_copy(publish, candidates))
         finally:
             self._end_call()
-        return candidates.result()
+        return candidates.result(publish)
 
     def _begin_call(self) -> None:
         self._publishing += 1
@@ -240,8 +258,11 @@ class Producer:
         """Publish one copy: try nodes until one has it, or no node or time is left."""
         now = asyncio.get_running_loop().time
         while (taken := candidates.take(now())) is not None:
-            if candidates.note(await self._attempt(*taken, publish), now()):
+            attempt = await self._attempt(*taken, publish)
+            if candidates.note(attempt, now()) or self._is_closed:
                 return
+            if pause := candidates.pause_after(attempt, now()):
+                await asyncio.sleep(pause)
 
     async def _attempt(self, node: str, deadline: float, publish: Publish) -> Attempt:
         try:
