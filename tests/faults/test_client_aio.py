@@ -6,7 +6,6 @@ message that is not in flight for the connection.
 
 import asyncio
 from collections import Counter
-from contextlib import suppress
 from random import Random
 from typing import Any, Final
 
@@ -15,58 +14,12 @@ import pytest
 from nsq_compat.client import aio
 from nsq_compat.client.message import Handler
 from tests.faults.conftest import StartDaemon
+from tests.faults.proxy import Proxy
 
 SHORT: Final = 300
 LONG: Final = 10_000
 IN_A_ROUND: Final = 50
 """Messages that are published while consumers and connections come and go."""
-
-
-class Proxy:
-    """Forwards connections to nsqd, and cuts them."""
-
-    def __init__(self, target: str) -> None:
-        self._host, _, self._port = target.rpartition(":")
-        self._writers: set[asyncio.StreamWriter] = set()
-        self.cuts = 0
-
-    async def start(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def close(self) -> None:
-        self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-        await self._server.wait_closed()
-
-    def cut(self, random: Random) -> None:
-        """Cut a connection, in the middle of what it carries."""
-        if self._writers:
-            self.cuts += 1
-            random.choice(list(self._writers)).transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            far_reader, far_writer = await asyncio.open_connection(self._host, int(self._port))
-            both = {writer, far_writer}
-            self._writers |= both
-            try:
-                async with asyncio.TaskGroup() as directions:
-                    directions.create_task(_forward(reader, far_writer))
-                    directions.create_task(_forward(far_reader, writer))
-            finally:
-                self._writers -= both
-                for each in both:
-                    each.transport.abort()
-
-
-async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(1000):
-            writer.write(data)
-            await writer.drain()
-        writer.write_eof()
 
 
 class Ledger:
