@@ -242,6 +242,10 @@ MAX_ENDINGS: Final = 32
 """Connections that end in one iteration, at about 0.1 ms each; thousands may end at once."""
 
 
+MAX_TURNS: Final = 8
+"""Turns of streams in one iteration, at about 0.1 ms each; hundreds may have messages at once."""
+
+
 class CallbackQueue:
     """Runs callbacks in FIFO order, at most `limit` of them in each iteration of the event loop.
 
@@ -303,15 +307,17 @@ class CallbackQueue:
             self._timer.start(self._next, update=False)
 
 
-_queues: "WeakKeyDictionary[Hub, tuple[CallbackQueue, CallbackQueue]]" = WeakKeyDictionary()
+_Queues = tuple[CallbackQueue, CallbackQueue, CallbackQueue]
+_queues: "WeakKeyDictionary[Hub, _Queues]" = WeakKeyDictionary()
 
 
-def _queues_of_this_loop() -> tuple[CallbackQueue, CallbackQueue]:
-    """The queues of steps of long work, and of connections that end."""
+def _queues_of_this_loop() -> _Queues:
+    """The queues of steps of long work, of connections that end, and of streams that have messages."""
     hub = get_hub()
     found = _queues.get(hub)
     if found is None:
-        found = _queues[hub] = CallbackQueue(hub, 1), CallbackQueue(hub, MAX_ENDINGS)
+        found = CallbackQueue(hub, 1), CallbackQueue(hub, MAX_ENDINGS), CallbackQueue(hub, MAX_TURNS)
+        _queues[hub] = found
     return found
 
 
@@ -323,3 +329,8 @@ def yield_to_loop() -> None:
 def endings() -> CallbackQueue:
     """The queue of connections that end."""
     return _queues_of_this_loop()[1]
+
+
+def turns() -> CallbackQueue:
+    """The queue of streams that have messages to encode."""
+    return _queues_of_this_loop()[2]

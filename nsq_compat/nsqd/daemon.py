@@ -23,7 +23,7 @@ from nsq_compat.log.mirrored_files import Changes, MirroredFiles
 from nsq_compat.log.storage import Done, Durability, Storage
 from nsq_compat.net.certificates import load_certificates
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.event_loop import AlarmClock, BusyPoll, LoopLag, LoopTick, has_spare_cpu
+from nsq_compat.net.event_loop import AlarmClock, BusyPoll, LoopLag, LoopTick, has_spare_cpu, turns
 from nsq_compat.net.process import descriptors_left_by_clients, exempt_from_collection
 from nsq_compat.net.server import ConnectionLimits, HttpServer, TcpServer
 from nsq_compat.net.sockets import listen, port_of
@@ -513,6 +513,9 @@ class Daemon:
 
     def await_transfer(self, transfer: Transfer) -> None:
         self.wait_until(lambda: transfer.is_over, _TRANSFER_SECONDS)
+
+    def call_in_turn(self, callback: Callable[[], None]) -> None:
+        turns().call(callback)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         if not condition() and not self._is_stopping:

@@ -33,12 +33,11 @@ class Request(NamedTuple):
 class BodyStream(Protocol):
     """A body of unknown length that is produced while it is sent, such as a stream of events.
 
-    After `start`, `data_to_send` is called when `wake` was called, at `next_wakeup`, and while `has_more`, but only if
-    the client has taken what was sent before. The response ends when the stream `is_over`.
+    After `start`, `data_to_send` is called when `wake` was called, and at `next_wakeup`, but only when the client has
+    taken what was sent before. The response ends when the stream `is_over`.
     """
 
     is_over: bool
-    has_more: bool
     next_wakeup: float
     """Monotonic seconds."""
 
@@ -47,6 +46,9 @@ class BodyStream(Protocol):
 
     def data_to_send(self, now: float) -> bytes:
         """The next piece, possibly empty."""
+
+    def stalled(self) -> None:
+        """Note that the client takes no more for now. When it does, `data_to_send` is called."""
 
     def close(self) -> None:
         """End the stream, because the connection ends. May be called before `start`, and twice."""

@@ -232,6 +232,8 @@ class HttpSession(HttpConversation):
 
     def stalled(self) -> None:
         self._deadline_is_due = True  # now the write timeout applies
+        if self._stream is not None:
+            self._stream.stalled()
 
     def closed(self) -> None:
         super().closed()
@@ -370,7 +372,7 @@ class HttpSession(HttpConversation):
         data = stream.data_to_send(now)
         if data:
             self._replies.append(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
-        self.has_more, self.next_wakeup = stream.has_more, stream.next_wakeup
+        self.next_wakeup = stream.next_wakeup
         if stream.is_over:
             self._end_stream()
 
@@ -381,7 +383,6 @@ class HttpSession(HttpConversation):
         self._stream = None
         if self._is_chunked:
             self._replies.append(_LAST_CHUNK)
-        self.has_more = False
         self.closing = True
 
     # --- TLS ----------------------------------------------------------------------------------------------------------

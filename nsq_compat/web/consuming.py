@@ -54,8 +54,8 @@ _EVENT_HEADERS: Final = (
     ("X-Accel-Buffering", "no"),  # nginx would collect events otherwise
     V1,
 )
-_EVENTS_AT_ONCE: Final = 32
-"""Events of a stream that are sent before other clients are served."""
+_EVENTS_AT_ONCE: Final = 8
+"""Events that a stream sends in one turn; encoding one takes about 10 us."""
 _KEEP_ALIVE_SECONDS: Final = 15.0
 _KEEP_ALIVE: Final = b": keep-alive\n\n"
 """A comment, which clients ignore, after `_KEEP_ALIVE_SECONDS` without an event: proxies close idle connections."""
@@ -74,8 +74,6 @@ class HttpConsumer:
     def __init__(self, channel: Channel, request: Request, timeout: float, max_in_flight: int, now_ns: int) -> None:
         self.in_flight = InFlight()
         self.alarm = NEVER
-        self.is_awake = True
-        """There may be messages, and room for them."""
         self.channel = channel
         self.ready_count = 0
         self._timeout = timeout
@@ -91,7 +89,7 @@ class HttpConsumer:
         self._user_agent = request.headers.get(b"user-agent", b"")[:_MAX_USER_AGENT].decode("latin-1")
 
     def wake(self) -> None:
-        self.is_awake = True
+        raise NotImplementedError
 
     def begin_headers(self) -> None:
         """Answers have the headers of every message that has any."""
@@ -153,9 +151,14 @@ class PolledConsumer(HttpConsumer):
 
     def __init__(self, channel: Channel, request: Request, timeout: float, max_in_flight: int, now_ns: int) -> None:
         super().__init__(channel, request, timeout, max_in_flight, now_ns)
+        self.is_awake = False
+        """There may be messages, and room for them."""
         self.is_closed = False
         self.used_at = 0.0
         self._waiting = 0  # requests; `ready_count` is the number of messages that they want
+
+    def wake(self) -> None:
+        self.is_awake = True
 
     def close(self) -> None:
         self.is_closed = True
@@ -210,8 +213,8 @@ class PolledConsumer(HttpConsumer):
 class EventStream(HttpConsumer):
     """The consumer for one stream of Server-Sent Events, and the ``BodyStream`` of the response.
 
-    It takes messages when the connection can send them. When it has ended, its messages in flight stay until they are
-    answered or time out; then it calls `forget`.
+    It takes messages when it is its turn and the connection can send them. When it has ended, its messages in flight
+    stay until they are answered or time out; then it calls `forget`.
     """
 
     version = "SSE"
@@ -225,27 +228,38 @@ class EventStream(HttpConsumer):
         now_ns: int,
         *,
         now: float,
+        call_in_turn: Callable[[Callable[[], None]], None],
         schedule: Schedule,
         forget: "Callable[[EventStream], None]",
     ) -> None:
         super().__init__(channel, request, timeout, max_in_flight, now_ns)
         self.is_over = False
-        self.has_more = False
         self.next_wakeup = now + _KEEP_ALIVE_SECONDS
         self.ready_count = max_in_flight
         self._wake_connection = _no_connection
+        self._call_in_turn = call_in_turn
+        self._awaits_turn = False
+        self._has_turn = False
         self._schedule = schedule
         self._forget = forget
 
     def start(self, wake: Callable[[], None]) -> None:
         self._wake_connection = wake
+        self.wake()
 
     def wake(self) -> None:
-        self.is_awake = True
+        # Encoding for hundreds of streams takes long, so they take turns, and other clients are served in between.
+        if not self._awaits_turn and not self.is_over:
+            self._awaits_turn = True
+            self._call_in_turn(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        self._awaits_turn = False
+        self._has_turn = True
         self._wake_connection()
 
     def data_to_send(self, now: float) -> bytes:
-        data = b"".join(map(_event, self._next_frames(now))) if self.is_awake and not self.is_over else b""
+        data = b"".join(map(_event, self._next_frames(now))) if self._has_turn and not self.is_over else b""
         if not data and now >= self.next_wakeup:
             data = _KEEP_ALIVE
         if data:
@@ -253,21 +267,25 @@ class EventStream(HttpConsumer):
         return data
 
     def _next_frames(self, now: float) -> Sequence[bytes]:
-        self.is_awake = False
+        self._has_turn = False
         room = min(self._room, _EVENTS_AT_ONCE)
-        frames: Sequence[bytes] = ()
-        if room > 0:
-            frames = self._take(room, now)
-        else:
+        if room <= 0:
             self.channel.leave_wait_queue(self)
-        self.has_more = bool(frames) and self._room > 0 and (len(frames) == room or self.channel.depth > 0)
-        self.is_awake |= self.has_more
+            return ()
+        frames = self._take(room, now)
+        if frames and self._room > 0 and (len(frames) == room or self.channel.depth > 0):
+            self.wake()
         return frames
+
+    def stalled(self) -> None:
+        """Let messages go to other consumers while the client does not read."""
+        self.channel.leave_wait_queue(self)
+        self._has_turn = True  # to look for messages when the client reads again
 
     def close(self) -> None:
         if self.is_over:
             return
-        self.is_over, self.has_more = True, False
+        self.is_over = True
         self.channel.remove_consumer(self)
         wake, self._wake_connection = self._wake_connection, _no_connection
         wake()
@@ -331,6 +349,7 @@ class Consuming:
                 min(most, options.max_rdy_count),
                 service.now_ns(),
                 now=service.now(),
+                call_in_turn=service.call_in_turn,
                 schedule=service.broker.schedule,
                 forget=self._forget,
             )

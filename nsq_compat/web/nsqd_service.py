@@ -59,6 +59,9 @@ class NsqdService(Protocol):
         When nsqd stops, the wait is over.
         """
 
+    def call_in_turn(self, callback: Callable[[], None]) -> None:
+        """Call it soon, in the event loop, which serves other clients after every few of these calls."""
+
     def now(self) -> float:
         """Monotonic seconds."""
 

@@ -32,15 +32,19 @@ class Endless:
     """A stream that always has more."""
 
     def __init__(self) -> None:
-        self.is_over, self.has_more = False, True
+        self.is_over = False
         self.next_wakeup = float("inf")
         self.asked = 0
 
-    def start(self, wake: Callable[[], None]) -> None: ...
+    def start(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
 
     def data_to_send(self, now: float) -> bytes:
         self.asked += 1
+        self.wake()
         return b"x" * MEGABYTE
+
+    def stalled(self) -> None: ...
 
     def close(self) -> None:
         self.is_over = True

@@ -11,7 +11,7 @@ class Pieces:
     """A stream of the pieces that a test adds."""
 
     def __init__(self) -> None:
-        self.is_over = self.has_more = self.is_closed = False
+        self.is_over = self.is_closed = self.is_stalled = False
         self.next_wakeup = 15.0
         self.pieces: list[bytes] = []
         self.wake: Callable[[], None] | None = None
@@ -21,9 +21,10 @@ class Pieces:
 
     def data_to_send(self, now: float) -> bytes:
         assert not self.is_closed
-        piece = self.pieces.pop(0) if self.pieces else b""
-        self.has_more = bool(self.pieces)
-        return piece
+        return self.pieces.pop(0) if self.pieces else b""
+
+    def stalled(self) -> None:
+        self.is_stalled = True
 
     def close(self) -> None:
         self.is_over = self.is_closed = True
@@ -126,9 +127,9 @@ def test_the_pieces_of_a_stream_are_chunks_until_it_is_over():
     head, _, body = client.says(STREAM, now=0.0).partition(b"\r\n\r\n")
     assert head.split(b"\r\n")[1:3] == [b"Transfer-Encoding: chunked", b"Connection: close"]
     assert b"Content-Length" not in head
-    assert (body, client.session.has_more) == (b"3\r\none\r\n", True)
+    assert body == b"3\r\none\r\n"
     assert client.session.data_to_send(0.0) == b"10\r\n0123456789abcdef\r\n"
-    assert (client.session.data_to_send(0.0), client.session.has_more) == (b"", False)
+    assert client.session.data_to_send(0.0) == b""
     client.stream.is_over = True
     assert not client.session.closing
     assert client.session.data_to_send(0.0) == b"0\r\n\r\n"
@@ -157,6 +158,13 @@ def test_a_stream_has_no_deadline_but_times_of_its_own():
     assert client.stream.wake is not None
     client.stream.wake()
     assert client.wakes == 1
+
+
+def test_a_stream_learns_that_its_client_does_not_read():
+    client = TimedSession()
+    client.says(STREAM, now=0.0)
+    client.session.stalled()
+    assert client.stream.is_stalled
 
 
 def test_requests_after_that_for_a_stream_are_dropped():

@@ -85,6 +85,9 @@ class Daemon:
         self.while_waiting()
         return condition()
 
+    def call_in_turn(self, callback: Callable[[], None]) -> None:
+        callback()
+
     def now(self) -> float:
         return self.monotonic
 

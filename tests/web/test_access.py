@@ -240,13 +240,15 @@ def test_streams_end_when_their_token_is_revoked_and_others_go_on(caplog):
 class Silent:
     """A stream without data."""
 
-    is_over = has_more = False
+    is_over = False
     next_wakeup = float("inf")
 
     def start(self, wake: Callable[[], None]) -> None: ...
 
     def data_to_send(self, now: float) -> bytes:
         return b""
+
+    def stalled(self) -> None: ...
 
     def close(self) -> None:
         self.is_over = True
