@@ -518,14 +518,17 @@ class Daemon:
         turns().call(callback)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        if not condition() and not self._is_stopping:
-            waiter = (condition, Event())
-            self._waiters.append(waiter)
-            if self._waker.ready():
-                self._waker = gevent.spawn(self._wake_waiters)
-            waiter[1].wait(seconds)
-            self._waiters.remove(waiter)
-        return condition()
+        if condition():
+            return True
+        if self._is_stopping:
+            return False
+        waiter = (condition, Event())
+        self._waiters.append(waiter)
+        if self._waker.ready():
+            self._waker = gevent.spawn(self._wake_waiters)
+        was_true = waiter[1].wait(seconds) and not self._is_stopping
+        self._waiters.remove(waiter)
+        return was_true or condition()
 
     def _wake_waiters(self) -> None:
         # One timer for all: thousands of clients may wait for the next message of a topic.

@@ -174,13 +174,18 @@ class Administration:
         )
 
     def _close_client(self, request: Request) -> Response:
-        """Close the connection of a client; with a topic and channel, only if it consumes that channel."""
+        """Close the connection of a client; with a topic and channel, of its consumers of that channel only."""
         address = required(request, "address")
-        consumes = True
         if parse_query(request.query).keys() & {"topic", "channel"}:
+            # An address may have other connections: that of a unix socket is the same for all.
             consumers = self._channel_of(request).consumers
-            consumes = any(each.stats().remote_address == address for each in consumers)
-        if not consumes or not self._service.close_client(address):
+            found = [each for each in consumers if each.stats().remote_address == address]
+            for each in found:
+                each.close()
+            is_closed = bool(found)
+        else:
+            is_closed = self._service.close_client(address)
+        if not is_closed:
             raise ApiError(404, "CLIENT_NOT_FOUND")
         log.info("closing client(%s) as requested by %s", address, request.remote_address)
         return EMPTY

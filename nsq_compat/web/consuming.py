@@ -162,9 +162,6 @@ class PolledConsumer(HttpConsumer):
 
     def close(self) -> None:
         self.is_closed = True
-
-    def leave(self) -> None:
-        self.is_closed = True
         self.channel.remove_consumer(self)
 
     def on_alarm(self, now: float) -> float:
@@ -172,7 +169,7 @@ class PolledConsumer(HttpConsumer):
         if self.is_closed:
             return NEVER
         if not self._waiting and not self.in_flight and now - self.used_at >= _IDLE_SECONDS:
-            self.leave()
+            self.close()
             return NEVER
         return max(self.used_at + _IDLE_SECONDS, now + 1)
 

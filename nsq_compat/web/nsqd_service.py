@@ -54,9 +54,9 @@ class NsqdService(Protocol):
         """Wait until the dead-letter topic has these messages or has refused them, for some seconds at most."""
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until it is true, or for this time, while other clients are served; returns whether it is true.
+        """Wait until it is true, or for this time, while other clients are served; returns whether it was true.
 
-        When nsqd stops, the wait is over.
+        It may be false again, because all that wait for it go on. When nsqd stops, the wait is over.
         """
 
     def call_in_turn(self, callback: Callable[[], None]) -> None:

@@ -47,6 +47,23 @@ def test_a_consumer_is_closed_only_if_it_consumes_the_channel(call, daemon, quer
     assert daemon.closed_clients == []
 
 
+def test_of_several_consumers_with_one_address_those_of_the_channel_are_closed(call, daemon):
+    for topic in ("known", "other"):
+        (client,) = consumers_of(call, topic)
+    query = f"topic=known&channel=known&address={client['remote_address']}"
+    assert code(call.post(f"/client/close?{query}")) == (200, "")
+    known, other = (daemon.broker.topics[topic].channels["known"].consumers for topic in ("known", "other"))
+    assert (len(known), len(other)) == (0, 1)
+    assert daemon.closed_clients == []
+
+
+def consumers_of(call, topic):
+    """Those of a channel from which messages are requested."""
+    assert call.get(f"/channel/consume?topic={topic}&channel=known").status == 200
+    stats = json.loads(call.get(f"/stats?format=json&topic={topic}").body)
+    return stats["topics"][0]["channels"][0]["clients"]
+
+
 # --- Topics -----------------------------------------------------------------------------------------------------------
 
 
