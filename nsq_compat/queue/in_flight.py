@@ -36,6 +36,8 @@ class InFlight:
         self._places = 0
         self._own_deadlines: dict[bytes, _OwnDeadline] = {}
         self._void_places: set[bytes] = set()  # ids with a place that no longer counts: requeued or touched
+        # When ids with a place were delivered, once the consumer has touched one; finished ids may be there, too.
+        self._delivered: dict[bytes, float] | None = None
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -56,6 +58,8 @@ class InFlight:
             return
         self._batches.append((deadline, now, ids))
         self._places += len(ids)
+        if self._delivered is not None:
+            self._delivered.update(dict.fromkeys(ids, now))
         if self._places > 2 * len(self.frames) + _SPARE_PLACES:
             self._forget_finished_places()
 
@@ -100,9 +104,7 @@ class InFlight:
         own = self._own_deadlines.get(message_id)
         if own is None:
             self._void_places.add(message_id)
-            found = next((delivered for _, delivered, ids in self._batches if message_id in ids), None)
-            assert found is not None, "a place is in the deque"
-            delivered = found
+            delivered = self._times_of_delivery()[message_id]
         else:
             delivered = own.delivered
         deadline = min(deadline, delivered + max_lifetime)
@@ -146,6 +148,7 @@ class InFlight:
         self._batches.clear()
         self._own_deadlines.clear()
         self._void_places.clear()
+        self._delivered = None
         self._places = 0
 
     def next_deadline(self) -> float:
@@ -154,6 +157,14 @@ class InFlight:
             return NEVER
         earliest = self._batches[0][0] if self._batches else NEVER
         return min([earliest, *(own.deadline for own in self._own_deadlines.values())])
+
+    def _times_of_delivery(self) -> dict[bytes, float]:
+        """By id, of those with a place. A consumer may touch all of its messages, so none is searched in the deque."""
+        times = self._delivered
+        if times is None or len(times) > 2 * self._places + _SPARE_PLACES:
+            times = {message_id: delivered for _, delivered, ids in self._batches for message_id in ids}
+            self._delivered = times
+        return times
 
     def _forget_first_places(self, most: int) -> None:
         """Remove up to `most` finished batches from the front of the deque."""

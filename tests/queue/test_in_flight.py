@@ -89,6 +89,32 @@ def places(in_flight: InFlight) -> int:
     )
 
 
+class CountedId(bytes):
+    """An id that counts how often it was compared with another one."""
+
+    compared = 0
+
+    def __eq__(self, other):
+        CountedId.compared += 1
+        return bytes.__eq__(self, other)
+
+    __hash__ = bytes.__hash__
+
+
+def test_touching_does_not_search_all_messages(in_flight, make_frames):
+    batches = [make_frames(b"x", first=first) for first in range(3000)]
+    for frames in batches[:2500]:
+        in_flight.add(frames, now=100.0, timeout=60.0)
+    for frames in batches[2500:]:
+        in_flight.add(frames, now=101.0, timeout=60.0)
+        in_flight.finish(ids_of(frames))
+        (last,) = ids_of(batches[2499])
+        in_flight.touch(last, 170.0, MAX_LIFETIME)
+    touched = [CountedId(each) for frames in batches[1500:2499] for each in ids_of(frames)]
+    assert [in_flight.touch(each, 2000.0, MAX_LIFETIME) for each in touched] == [100.0 + MAX_LIFETIME] * 999
+    assert CountedId.compared < 20 * len(touched)
+
+
 @pytest.mark.parametrize("ending", ["finished", "sent again", "sent to others", "touched"])
 def test_messages_that_were_answered_long_before_their_deadline_take_no_memory(in_flight, make_frames, ending):
     for number in range(10_000):
