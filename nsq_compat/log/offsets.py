@@ -285,6 +285,33 @@ def offsets_of(log: ReadableLog, ids: Iterable[bytes]) -> dict[bytes, int]:
     return found
 
 
+class Logged(NamedTuple):
+    """A message in the log, with its place."""
+
+    frame: bytes
+    segment: int
+    """The number of its segment."""
+    offset: int
+    number: int | None
+    """None for a deferred message."""
+    due_ns: int
+    """When a deferred message was due; 0 for any other one."""
+
+
+def logged(log: ReadableLog, wanted: bytes) -> Logged | None:
+    """The message with this id, if the log still has it. Raises ``OSError``."""
+    offset = offsets_of(log, [wanted]).get(wanted)
+    if offset is None:
+        return None
+    groups = OffsetReader(log, offset).read(1)
+    if not groups or groups[0].offset != offset:
+        return None
+    group = groups[0]
+    is_deferred = group.kind == DEFERRED
+    number, due_ns = (None, group.due_ns) if is_deferred else (group.first_seq, 0)
+    return Logged(group.frames[0], segment_of(log, offset), offset, number, due_ns)
+
+
 class OffsetReader:
     """Reads messages from an offset on, as groups. `offset` is that of the next message."""
 

@@ -27,9 +27,10 @@ from itertools import accumulate, chain, islice, repeat
 from typing import Final, NamedTuple
 
 from nsq_compat.log.checkpoint import ChannelState, Replay, copied_messages
+from nsq_compat.log.offsets import Logged
 from nsq_compat.log.segment import Group
 from nsq_compat.log.topic_log import LogReader, TopicLog
-from nsq_compat.protocol.message import message_id, with_attempts
+from nsq_compat.protocol.message import attempts, message_id, with_attempts
 from nsq_compat.queue.deferred import Deferred, Fetch
 from nsq_compat.queue.in_flight import InFlight
 
@@ -43,9 +44,15 @@ _RESTORED_BATCH: Final = 256
 """Restored messages that are in memory before they are delivered."""
 _SEARCHED_AT_ONCE: Final = 16
 """Restored messages that are read at once, about 5 ms of work if they are far apart in the log."""
+MAX_SEARCHED: Final = 50_000
+"""Messages that a search for one examines, some milliseconds of work."""
 
 WithoutInFlight = Callable[[Sequence[bytes]], Sequence[bytes]]
 """Return those of these frames that are not in flight, and defer the others."""
+
+
+class TooManyToSearch(Exception):
+    """A message may be among more than are examined: `MAX_SEARCHED`."""
 
 
 class FrameQueue:
@@ -316,6 +323,18 @@ class Cursor:
         self.gaps.extend(gaps)
         self.gaps_size = sum(stop - begin for begin, stop in self.gaps)
 
+    def has(self, sought: bytes, logged: Logged | None) -> bool:
+        """Whether it has yet to deliver the message with the id `sought`, of which `logged` is the place in the log.
+
+        Raises ``TooManyToSearch``.
+        """
+        if self._log is None:
+            if self.window.length > MAX_SEARCHED:
+                raise TooManyToSearch
+            return any(message_id(frame) == sought for frame in self.window.frames())
+        number = None if logged is None else logged.number
+        return number is not None and self.position <= number < self.end and not self._is_in_gap(number)
+
     def peek(self, count: int) -> list[bytes]:
         """Return up to `count` frames that ``take`` would return next. Raises ``OSError`` if the log cannot be read."""
         if not self.window.length and self.position < self.end:
@@ -535,6 +554,23 @@ class Backlog:
         """
         first_of_each = chain.from_iterable(islice(each.peek(), count) for each in flights)
         return Peek(self.peek_waiting(count), self.deferred.peek(count), heapq.nsmallest(count, first_of_each))
+
+    def find(self, sought: bytes, logged: Logged | None) -> tuple[float, int] | None:
+        """Return when a message is due, 0 for at once, and the attempt of its next delivery; None if it is not here.
+
+        `logged` is its place in the log. Raises ``TooManyToSearch``.
+        """
+        if self.cursor.has(sought, logged):
+            return 0.0, 1
+        if self.returned.length + len(self._restored) + len(self.deferred) > MAX_SEARCHED:
+            raise TooManyToSearch
+        for frame in self.returned.frames():
+            if message_id(frame) == sought:
+                return 0.0, attempts(frame)
+        for each, attempt in self._restored:
+            if each == sought:
+                return 0.0, attempt
+        return self.deferred.find(sought)
 
     def latest(self, count: int, flights: Iterable[InFlight]) -> list[tuple[float, bytes]]:
         """Return the last `count` messages of each kind and consumer in memory, with due times, 0 if not deferred."""

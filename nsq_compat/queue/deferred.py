@@ -153,6 +153,14 @@ class Deferred:
                     self._frames.pop(message_id, None)
         return removed, at if at < len(heap) else -1
 
+    def find(self, message_id: bytes) -> tuple[float, int] | None:
+        """Return when a message is due, and the attempt of its next delivery; None if it is not here."""
+        for key in chain(self._unlocated, self._keys):
+            if entry_id(key) == message_id:
+                due, _, _, attempt = ENTRY.unpack_from(key)
+                return due, attempt
+        return None
+
     def peek(self, count: int) -> list[tuple[float, bytes]]:
         """Return the messages that are due first, with due times. Raises ``OSError``."""
         self._locate_gathered()

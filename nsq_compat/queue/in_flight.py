@@ -22,7 +22,7 @@ _SPARE_PLACES: Final = 1024
 _NO_LIMIT: Final = 1 << 30
 
 
-class _OwnDeadline(NamedTuple):
+class Delivery(NamedTuple):
     deadline: float
     delivered: float
 
@@ -34,7 +34,7 @@ class InFlight:
         self.frames: dict[bytes, bytes] = {}
         self._batches: deque[tuple[float, float, list[bytes]]] = deque()  # deadline, delivered, ids
         self._places = 0
-        self._own_deadlines: dict[bytes, _OwnDeadline] = {}
+        self._own_deadlines: dict[bytes, Delivery] = {}
         self._void_places: set[bytes] = set()  # ids with a place that no longer counts: requeued or touched
         # When ids with a place were delivered, once the consumer has touched one; finished ids may be there, too.
         self._delivered: dict[bytes, float] | None = None
@@ -52,7 +52,7 @@ class InFlight:
         deadline = now + timeout
         if self._void_places and not self._void_places.isdisjoint(ids):
             again = [message_id for message_id in ids if message_id in self._void_places]
-            self._own_deadlines.update((message_id, _OwnDeadline(deadline, now)) for message_id in again)
+            self._own_deadlines.update((message_id, Delivery(deadline, now)) for message_id in again)
             ids = [message_id for message_id in ids if message_id not in self._void_places]
         if not ids:
             return
@@ -67,7 +67,7 @@ class InFlight:
         """As `add`, for messages that may have been finished here before, and may still have a place."""
         ids = message_ids(frames)
         self.frames.update(zip(ids, frames, strict=True))
-        self._own_deadlines.update(dict.fromkeys(ids, _OwnDeadline(now + timeout, now)))
+        self._own_deadlines.update(dict.fromkeys(ids, Delivery(now + timeout, now)))
 
     def frames_of(self, ids: Sequence[bytes]) -> list[bytes]:
         """Return the frames of those ids that are in flight, each once."""
@@ -108,8 +108,18 @@ class InFlight:
         else:
             delivered = own.delivered
         deadline = min(deadline, delivered + max_lifetime)
-        self._own_deadlines[message_id] = _OwnDeadline(deadline, delivered)
+        self._own_deadlines[message_id] = Delivery(deadline, delivered)
         return deadline
+
+    def delivery_of(self, message_id: bytes) -> Delivery | None:
+        """Return when a message was delivered and times out; None if it is not in flight, or has no deadline."""
+        if message_id not in self.frames:
+            return None
+        own = self._own_deadlines.get(message_id)
+        if own is not None:
+            return own
+        found = ((deadline, delivered) for deadline, delivered, ids in self._batches if message_id in ids)
+        return next((Delivery(*times) for times in found), None)
 
     def expire(self, now: float, limit: int = _NO_LIMIT) -> list[bytes]:
         """Remove and return the frames that have timed out: first by delivery, then those with a deadline of their own.

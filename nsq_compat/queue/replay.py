@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 
 from nsq_compat.log.checkpoint import Replay
-from nsq_compat.log.offsets import OffsetReader, offsets_of
+from nsq_compat.log.offsets import Logged, OffsetReader, offsets_of
 from nsq_compat.log.segment import Group
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.storage_schema import DEFERRED
@@ -115,6 +115,13 @@ class ReplayingCursor(Cursor):
         self._offset_reader = None
         self._count_left()
         return frames
+
+    def has(self, sought: bytes, logged: Logged | None) -> bool:
+        replay = self.replay()
+        if replay is None or logged is None or not replay.has(logged.offset):
+            return super().has(sought, logged)
+        # A deferred message that was not due when the channel was moved is passed over, as by `_add`.
+        return logged.due_ns <= self._moved_ns or self._again_from <= logged.offset < self._again_to
 
     def peek(self, count: int) -> list[bytes]:
         if not self.left:

@@ -12,6 +12,7 @@
     administration   /topic/..., /channel/..., /client/close, /config
     mirroring        /mirror, /mirror/adopt
     topic_log        /topic/offsets, /topic/read, /channel/rewind
+    message_state    /topic/message
     stats            /ping, /info, /stats
     nsqd_metrics     nsqd's metrics for Prometheus
 

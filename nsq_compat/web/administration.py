@@ -124,7 +124,7 @@ class Administration:
         topic = self._topic_of(request)
         published = read_in_steps(lambda: topic.recent(limit, self._service.now(), self._service.now_ns()))
         offsets = _offsets(topic, [frame for frame, _ in published])
-        messages = [_message_json(frame, offsets) | ({"due": due_ns} if due_ns else {}) for frame, due_ns in published]
+        messages = [message_json(frame, offsets) | ({"due": due_ns} if due_ns else {}) for frame, due_ns in published]
         return json_response({"message_count": topic.message_count, "messages": messages})
 
     # --- Channels -----------------------------------------------------------------------------------------------------
@@ -162,12 +162,12 @@ class Administration:
         return json_response(
             {
                 "depth": channel.depth,
-                "messages": [_message_json(frame, offsets) for frame in peek.waiting],
+                "messages": [message_json(frame, offsets) for frame in peek.waiting],
                 "deferred": [
-                    _message_json(frame, offsets) | {"due": self._wall_ns(due)} for due, frame in peek.deferred
+                    message_json(frame, offsets) | {"due": self._wall_ns(due)} for due, frame in peek.deferred
                 ],
                 "in_flight": [
-                    _message_json(frame, offsets) | {"deadline": self._wall_ns(deadline)}
+                    message_json(frame, offsets) | {"deadline": self._wall_ns(deadline)}
                     for deadline, frame in peek.in_flight
                 ],
             }
@@ -312,7 +312,7 @@ def _offsets(topic: Topic, frames: Sequence[bytes]) -> Mapping[bytes, int]:
     return {} if store is None else read_in_steps(lambda: offsets_of(store.log, map(message_id, frames)))
 
 
-def _message_json(frame: bytes, offsets: Mapping[bytes, int]) -> dict[str, object]:
+def message_json(frame: bytes, offsets: Mapping[bytes, int]) -> dict[str, object]:
     """`offset` is null if the message is only in memory, or no more in the log; `headers` are there if it has any."""
     message_body = body(frame)
     return {

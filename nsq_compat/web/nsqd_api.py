@@ -8,6 +8,7 @@ from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.web.administration import Administration, Configuration
 from nsq_compat.web.application import OPEN, TOPIC, Application, Refusal, Route
 from nsq_compat.web.consuming import Consuming
+from nsq_compat.web.message_state import MessageStateApi
 from nsq_compat.web.metrics import READY, monitoring_routes
 from nsq_compat.web.mirroring import Mirroring, not_mirrored
 from nsq_compat.web.nsqd_service import NsqdService
@@ -40,6 +41,7 @@ class NsqdApi(Application):
                 **self.publishing.routes(),
                 **Administration(service).routes(),
                 **Consuming(service).routes(),
+                **MessageStateApi(service).routes(),
                 **Configuration(service).routes(),
                 **Mirroring(service).routes(),
                 **profiling.routes("/debug/pprof/"),

@@ -97,7 +97,7 @@ class TopicLogApi:
         if when == LATEST:
             return topic.next_offset
         if when == OLDEST:
-            return _read_log(topic, lambda: _first(topic, log))
+            return read_log(topic, lambda: _first(topic, log))
         if when.isascii() and when.isdigit() and len(when) < 20:
             offset = int(when)
             if offset > topic.next_offset:
@@ -105,11 +105,11 @@ class TopicLogApi:
             self._require(topic, log, offset)
             return offset
         since = published_since(_time_ns(when, self._service.now_ns(), name))
-        return _read_log(topic, lambda: offset_at(log, since, topic.next_offset))
+        return read_log(topic, lambda: offset_at(log, since, topic.next_offset))
 
     def _require(self, topic: Topic, log: TopicLog, offset: int) -> None:
         """Raise ``ApiError`` if the message with this offset was released."""
-        first = _read_log(topic, lambda: _first(topic, log))
+        first = read_log(topic, lambda: _first(topic, log))
         if offset < first:
             self.gone += 1
             raise ApiError(410, f"OFFSET_GONE: the first offset is {first}")
@@ -140,8 +140,8 @@ class TopicLogApi:
         log = _log_of(topic)
         # What is acknowledged is synced, but for what an earlier run of nsqd wrote until the first sync.
         end = _durable_end(topic, log, 0 if log.synced_offset else topic.next_offset)
-        first = _read_log(topic, lambda: oldest(log))
-        last = _read_log(topic, lambda: _timestamp_at(log, end - 1)) if first is not None else None
+        first = read_log(topic, lambda: oldest(log))
+        last = read_log(topic, lambda: _timestamp_at(log, end - 1)) if first is not None else None
         retention = topic.store.retention if topic.store is not None else None
         answer: dict[str, Any] = {
             "first": end if first is None else first.offset,
@@ -157,10 +157,10 @@ class TopicLogApi:
         if (name := query.get("channel")) is not None:
             drops_taken = _drops_taken(query)
             with _refusing_moves():
-                answer["channel_offset"] = _read_log(topic, lambda: topic.offset_of_channel(name))
+                answer["channel_offset"] = read_log(topic, lambda: topic.offset_of_channel(name))
                 answer["channel_depth"] = topic.channels[name].depth
                 if (offset := answer.get("offset")) is not None:
-                    answer["depth"] = _read_log(
+                    answer["depth"] = read_log(
                         topic, lambda: topic.depth_if_moved(name, offset, drops_taken=drops_taken)
                     )
         return answer
@@ -194,7 +194,7 @@ class TopicLogApi:
                 if self._unsent_bytes() > _MAX_UNSENT_BYTES:
                     break
                 yield_to_loop()
-            frames = _read_log(topic, partial(reader.read_frames, min(left, step)))
+            frames = read_log(topic, partial(reader.read_frames, min(left, step)))
             if frames is None:
                 if not pieces:  # the rest is lost
                     first = following = end
@@ -302,7 +302,7 @@ def _durable_end(topic: Topic, log: TopicLog, wanted: int) -> int:
     return log.synced_offset
 
 
-def _read_log(topic: Topic, read: Callable[[], Read]) -> Read:
+def read_log(topic: Topic, read: Callable[[], Read]) -> Read:
     """As `read_in_steps`, after writing what is in memory only. Raises ``ApiError``."""
 
     def step() -> Read:

@@ -23,6 +23,7 @@ IMPLIED |= {"operate": {"operate", "admin"}, "admin": {"admin"}}
 
 ABOUT_A_TOPIC = {
     *(("GET", path) for path in ("/stats", "/topic/offsets", "/topic/read", "/topic/recent", "/channel/peek")),
+    ("GET", "/topic/message"),
     *(("GET", path) for path in ("/lookup", "/channels")),
     *(("POST", f"/{path}") for path in ("pub", "put", "mpub", "mput")),
     *(("POST", f"/topic/{path}") for path in ("create", "delete", "empty", "pause", "unpause", "tombstone")),

@@ -1,0 +1,70 @@
+"""Where one message is: waiting, deferred or in flight in a channel, or no longer there. For an operator, over HTTP.
+
+It is derived from what the queue has at the moment. Nothing is recorded for it, so a message costs nothing, and there
+is no history: of a message that has left a channel it is not known how, and of one that was delivered before not to
+which consumer.
+"""
+
+from typing import Final, NamedTuple
+
+from nsq_compat.log.offsets import Logged
+from nsq_compat.protocol.message import attempts
+from nsq_compat.queue.backlog import Backlog, TooManyToSearch
+from nsq_compat.queue.channel import Channel, Consumer
+from nsq_compat.queue.in_flight import NEVER, InFlight
+
+WAITING: Final = "waiting"
+DEFERRED: Final = "deferred"
+IN_FLIGHT: Final = "in_flight"
+DEAD_LETTERING: Final = "dead_lettering"
+"""On its way to the dead-letter topic, which does not have it yet."""
+GONE: Final = "gone"
+"""Not there. It was finished, or left the channel otherwise, or never was for it."""
+UNKNOWN: Final = "unknown"
+"""It may be among too many messages to search."""
+
+
+class MessageState(NamedTuple):
+    """Times are monotonic seconds, ``NEVER`` if there is none."""
+
+    state: str
+    attempts: int = 0
+    """Of the delivery, or of the next one if it is waiting or deferred."""
+    since: float = NEVER
+    """When it was delivered."""
+    until: float = NEVER
+    """When it times out, or is due."""
+    consumer: Consumer | None = None
+    """None if it has left the channel."""
+
+
+def state_in_channel(channel: Channel, message_id: bytes, logged: Logged | None) -> MessageState:
+    """The state in a channel of a message that has this place in the log."""
+    for consumer in channel.consumers:
+        if message_id in consumer.in_flight.frames:
+            return _in_flight(consumer.in_flight, message_id, consumer)
+    dying = channel.dead_letters.in_flight.frames if channel.dead_letters is not None else {}
+    if message_id in dying:
+        return MessageState(DEAD_LETTERING, attempts(dying[message_id]))
+    for in_flight in channel.in_flight_sets():  # of consumers that left
+        if message_id in in_flight.frames:
+            return _in_flight(in_flight, message_id, None)
+    return state_in_backlog(channel.backlog, message_id, logged)
+
+
+def state_in_backlog(backlog: Backlog, message_id: bytes, logged: Logged | None) -> MessageState:
+    """The state among the messages that are to be delivered, in a channel or while the topic holds them."""
+    try:
+        found = backlog.find(message_id, logged)
+    except TooManyToSearch:
+        return MessageState(UNKNOWN)
+    if found is None:
+        return MessageState(GONE)
+    due, attempt = found
+    return MessageState(DEFERRED, attempt, until=due) if due else MessageState(WAITING, attempt)
+
+
+def _in_flight(in_flight: InFlight, message_id: bytes, consumer: Consumer | None) -> MessageState:
+    delivery = in_flight.delivery_of(message_id)
+    since, until = (NEVER, NEVER) if delivery is None else (delivery.delivered, delivery.deadline)
+    return MessageState(IN_FLIGHT, attempts(in_flight.frames[message_id]), since, until, consumer)
