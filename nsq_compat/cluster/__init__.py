@@ -10,7 +10,7 @@
     sightings    states of nodes, also of those that are gone
     history      rates and depths over the last hour and day
     alerts       rules that find problems in a snapshot and its history
-    peek         messages of a topic or channel, without delivering them
+    peek         messages of a topic or channel, without delivering them; where one of them is
     topic_log    what is retained, messages by offset, rewinds
 
 Answers are not trusted: a daemon may send wrong types, hang, or never stop sending. Each of these becomes an error with

@@ -51,6 +51,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "TOPIC_NOT_FOUND": "it does not have the topic",
     "CHANNEL_NOT_FOUND": "it does not have the channel",
     "OFFSET_GONE": "the message with this offset was released",
+    "MESSAGE_NOT_FOUND": "it does not have the message: its log was released, and no channel has it",
 }
 
 

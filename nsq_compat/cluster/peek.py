@@ -10,9 +10,9 @@ from typing import Final
 
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.cluster import Snapshot
-from nsq_compat.cluster.http_client import HttpClient, call_all
-from nsq_compat.cluster.reading import InvalidAnswer
-from nsq_compat.cluster.stats import Key
+from nsq_compat.cluster.http_client import HttpClient, call_all, explained
+from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
+from nsq_compat.cluster.stats import ClientStats, Key
 
 MAX_CHANNELS: Final = 10
 """Channels that are queried for their oldest message."""
@@ -37,6 +37,8 @@ class Message:
     """Its number on its node; None if it is not in the log, or if nsqd does not tell."""
     headers: tuple[tuple[str, str], ...] = ()
     """Names and values."""
+    segment: int | None = None
+    """The number of its segment in the log, if nsqd was asked for this message alone."""
 
     @property
     def text(self) -> str | None:
@@ -154,15 +156,79 @@ def _read_message(value: object) -> Message:
         body = base64.b64decode(reading.text(fields.get("body")), validate=True)
     except (binascii.Error, ValueError):
         raise InvalidAnswer("invalid answer: a body that is not base64") from None
-    until = fields.get("due") or fields.get("deadline")
+    offset, segment = (
+        None if fields.get(name) is None else reading.integer(fields[name]) for name in ("offset", "segment")
+    )
     return reading.record(
         Message,
         fields,
         timestamp=reading.integer(fields.get("timestamp")) / 1e9,
         body=body,
-        until=reading.integer(until) / 1e9 if until else None,
-        offset=None if fields.get("offset") is None else reading.integer(fields["offset"]),
+        until=_seconds(fields.get("due") or fields.get("deadline")),
+        offset=offset,
+        segment=segment,
         headers=tuple(
             (reading.text(name), reading.text(value)) for name, value in reading.mapping(fields.get("headers")).items()
         ),
+    )
+
+
+def _seconds(ns: object) -> float | None:
+    return reading.integer(ns) / 1e9 if ns else None
+
+
+# --- One message ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelState:
+    """Where a message is in a channel. Times are Unix seconds."""
+
+    channel_name: str = ""
+    state: str = ""
+    """One of nsqd's: waiting, deferred, in_flight, dead_lettering, held, gone, unknown."""
+    attempts: int = 0
+    since: float | None = None
+    """When it was delivered."""
+    until: float | None = None
+    """When it times out, or is due."""
+    client: ClientStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageState:
+    """A message of a node, and where it is; or the node's error."""
+
+    node: str
+    message: Message | None = None
+    """None if it is not in the log any more."""
+    channels: tuple[ChannelState, ...] = ()
+    held: bool = False
+    """The topic has it, and gives it to its channels later."""
+    error: str = ""
+    supported: bool = True
+    """False if this nsqd cannot tell."""
+
+
+def query_message(client: HttpClient, node: str, topic: str, message_id: str) -> MessageState:
+    """Never raises."""
+    try:
+        answer = reading.mapping(client.get(node, "topic/message", topic=topic, id=message_id))
+        found = None if answer.get("message") is None else _read_message(answer["message"])
+        channels = reading.array(_read_state, answer.get("channels"))
+        return MessageState(node, found, tuple(channels), reading.boolean(answer.get("held")))
+    except UpstreamError as failure:
+        error = str(failure)
+        return MessageState(node, error=explained(error), supported=_NO_SUCH_PATH not in error)
+
+
+def _read_state(value: object) -> ChannelState:
+    fields = reading.mapping(value)
+    client = fields.get("client")
+    return reading.record(
+        ChannelState,
+        fields,
+        since=_seconds(fields.get("since")),
+        until=_seconds(fields.get("due") or fields.get("deadline")),
+        client=None if client is None else reading.record(ClientStats, reading.mapping(client)),
     )

@@ -179,6 +179,7 @@ class ChannelStats(Stats):
     timeout_count: int = 0
     client_count: int = 0
     dead_letter_count: int = 0
+    expired_count: int = 0
     policy: Mapping[str, str] = field(default_factory=dict)
     """Settings of our nsqd's policies; in a sum, those that are equal on all nodes."""
     clients: list[ClientStats] | None = None

@@ -3,7 +3,7 @@ import base64
 import pytest
 
 from nsq_compat.cluster.cluster import Snapshot
-from nsq_compat.cluster.peek import MAX_CHANNELS, Message, oldest_messages, peek
+from nsq_compat.cluster.peek import MAX_CHANNELS, Message, oldest_messages, peek, query_message
 from nsq_compat.cluster.stats import ChannelStats, TopicStats
 
 
@@ -119,3 +119,37 @@ def test_only_the_deepest_channels_are_queried(client, published):
     found = oldest_messages(client, snapshot(*many, channel("unread", node.address, depth=1)))
     assert len(found) == MAX_CHANNELS
     assert ("t", "unread") in found
+
+
+# --- One message ------------------------------------------------------------------------------------------------------
+
+
+def test_where_a_message_is_is_read(client, daemon):
+    consumer = {"hostname": "h", "remote_address": "10.0.0.1:5000"}
+    states = [
+        {"channel_name": "c", "state": "in_flight", "attempts": 2, "since": 10**9, "deadline": 2 * 10**9},
+        {"channel_name": "d", "state": "deferred", "due": 3 * 10**9},
+    ]
+    states[0]["client"] = consumer
+    daemon.says("topic/message", {"message": entry(offset=5, segment=2), "held": True, "channels": states})
+    found = query_message(client, daemon.address, "t", "i")
+    assert daemon.heard == ["GET topic/message?topic=t&id=i"]
+    assert found.message is not None
+    assert (found.message.text, found.message.offset, found.message.segment, found.held) == ("hello", 5, 2, True)
+    assert [(each.since, each.until) for each in found.channels] == [(1.0, 2.0), (None, 3.0)]
+    assert found.channels[0].client is not None
+    assert found.channels[0].client.hostname == "h"
+
+
+def test_a_message_that_only_a_channel_has_has_no_place_in_the_log(client, daemon):
+    daemon.says("topic/message", {"message": None, "channels": [{"channel_name": "c", "state": "waiting"}]})
+    assert query_message(client, daemon.address, "t", "i").message is None
+
+
+def test_an_nsqd_that_does_not_tell_where_a_message_is_is_named(client, daemon):
+    assert not query_message(client, daemon.address, "t", "i").supported
+    daemon.says("topic/message", {"message": "MESSAGE_NOT_FOUND"}, 404)
+    found = query_message(client, daemon.address, "t", "i")
+    assert (found.supported, "does not have the message" in found.error) == (True, True)
+    daemon.says("topic/message", {"channels": 5})
+    assert "invalid answer" in query_message(client, daemon.address, "t", "i").error

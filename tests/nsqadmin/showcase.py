@@ -58,7 +58,7 @@ _SAME_LAYOUT: Final = (
 class Site:
     nsqadmin: NsqadminProcess
     arguments: Mapping[str, str] = field(default_factory=dict)
-    """A topic, channel and node, for the rules of the URL map."""
+    """A topic, channel, node and message, for the rules of the URL map."""
     user: str = ""
     """Name and password of a user to log in."""
 
@@ -173,7 +173,10 @@ def shop(folder: Path, *options: str) -> Iterator[Site]:
             )
         )
         until(lambda: "emails.send.dead" in lookupd.get("/topics")["topics"], "dead letters")
-        yield Site(nsqadmin, {"topic": "orders", "channel": "archive", "node": nsqds[0].http_address})
+        first = min(nsqds, key=lambda nsqd: nsqd.http_address)  # of which a message is shown unless a node is named
+        (message,) = first.asks("GET", "/topic/recent?topic=orders&limit=1").json()["messages"]
+        arguments = {"topic": "orders", "channel": "archive", "node": nsqds[0].http_address}
+        yield Site(nsqadmin, arguments | {"message_id": message["id"]})
 
 
 @contextmanager
@@ -253,13 +256,16 @@ def _bodies(number: int) -> dict[str, list[bytes]]:
 # --- Other clusters ---------------------------------------------------------------------------------------------------
 
 
+NO_SUCH: Final = {"topic": "none", "channel": "none", "node": "127.0.0.1:4151", "message_id": "0123456789abcdef"}
+
+
 @contextmanager
 def empty(_folder: Path) -> Iterator[Site]:
     """An nsqlookupd that knows no nsqd."""
     with NsqlookupdProcess(installed_nsqlookupd()) as lookupd:
         options = [f"--lookupd-http-address={lookupd.http_address}"]
         with NsqadminProcess(installed_nsqadmin(), options=options) as nsqadmin:
-            yield Site(nsqadmin, {"topic": "none", "channel": "none", "node": "127.0.0.1:4151"})
+            yield Site(nsqadmin, NO_SUCH)
 
 
 @contextmanager
@@ -268,7 +274,7 @@ def down(_folder: Path) -> Iterator[Site]:
     with Daemon() as daemon:
         address = daemon.address
     with NsqadminProcess(installed_nsqadmin(), options=[f"--lookupd-http-address={address}"]) as nsqadmin:
-        yield Site(nsqadmin, {"topic": "none", "channel": "none", "node": "127.0.0.1:4151"})
+        yield Site(nsqadmin, NO_SUCH)
 
 
 LONG: Final = ("topic-" + "w" * 58, "channel_" + "w" * 46 + "#ephemeral")
@@ -292,6 +298,7 @@ def widest(_folder: Path, *options: str) -> Iterator[Site]:
             messages = [_wide_message(number) for number in range(3)]
             daemon.says("channel/peek", {"messages": messages, "deferred": messages, "in_flight": messages})
             daemon.says("topic/recent", {"messages": messages})
+            daemon.says("topic/message", _wide_state(channel))
             daemon.says("topic/offsets", _wide_log()).does("topic/read", _wide_frames)
             place = {"topology_region": "r" * 20, "topology_zone": "z" * 20}
             nodes.append(
@@ -303,7 +310,8 @@ def widest(_folder: Path, *options: str) -> Iterator[Site]:
         lookupd.says("topics", {"topics": [topic, "u" * 64]}).says("channels", {"channels": [channel]})
         options = (f"--lookupd-http-address={lookupd.address}", "--sample-interval=1s", *options)
         nsqadmin = stack.enter_context(NsqadminProcess(installed_nsqadmin(), options=options))
-        yield Site(nsqadmin, {"topic": topic, "channel": channel, "node": nsqds[0].address})
+        arguments = {"topic": topic, "channel": channel, "node": nsqds[0].address, "message_id": "0123456789abcdef"}
+        yield Site(nsqadmin, arguments)
 
 
 @contextmanager
@@ -414,3 +422,20 @@ def _wide_message(number: int) -> dict[str, Any]:
     body = ("eHh4" * 100, "/////w==", "eyJhIjogWzEsIDJdfQ==")[number]
     times = {"timestamp": 1_700_000_000_000_000_000, "until": 1_700_000_000_000_000_000}
     return {"id": "0123456789abcdef", **times, "attempts": 65535, "size": 123_456_789, "body": body}
+
+
+def _wide_state(channel: str) -> dict[str, Any]:
+    """A dead letter in every state."""
+    headers = {
+        "nsq-origin-topic": "t" * 64,
+        "nsq-origin-channel": "c" * 64,
+        "nsq-attempts": "65535",
+        "nsq-first-published": "1600000000000000000",
+    }
+    client = {"hostname": "h" * 64, "remote_address": "10.123.123.123:54321", "user_agent": "consumer-" + "u" * 55}
+    times = dict.fromkeys(("since", "deadline"), 1_700_000_000_000_000_000)
+    states = ("in_flight", "waiting", "deferred", "dead_lettering", "held", "gone", "unknown")
+    message = _wide_message(0) | {"offset": 123_456_789_012, "segment": 123_456_789, "headers": headers}
+    channels = [{"channel_name": channel, "state": state, "attempts": 65535, **times} for state in states]
+    channels[0]["client"] = client
+    return {"message": message, "held": True, "channels": channels}

@@ -431,6 +431,10 @@ def liar() -> Iterator[Daemon]:
         daemon.does("stats", stats)
         daemon.says("info", daemon.info(tcp_port=1) | {"hostname": trap, "version": trap})
         daemon.says("channel/peek", {"messages": [message], "in_flight": [message]})
+        state = {"channel_name": trap, "state": trap, "client": client}
+        daemon.says(
+            "topic/message", {"message": {**message, "headers": {"nsq-origin-topic": trap}}, "channels": [state]}
+        )
         daemon.says("topic/recent", {"messages": [message]}).says("topic/pause", trap.encode(), 500)
         yield daemon
 
@@ -440,7 +444,8 @@ def test_text_of_a_hostile_nsqd_is_not_executed(liar, browser, start: StartNsqad
     name = quote('"><img src=x onerror="window.hit=1">{{7*7}}', safe="")
     topic = f"/topics/{name}"
     pages = ("/", "/topics", topic, f"{topic}/{name}", f"{topic}/{name}/messages", f"/messages/{name}", "/nodes")
-    for page in (*pages, f"/nodes/{liar.address}", "/counter", f"{topic}?confirm=delete"):
+    message = f"/message/{name}/{name}"
+    for page in (*pages, f"/nodes/{liar.address}", "/counter", f"{topic}?confirm=delete", message):
         browser.open(f"http://{nsqadmin.http_address}{page}")
         browser.sees("onerror=")
         assert browser.run("return [window.hit, document.images.length]") == [None, 1], page

@@ -9,10 +9,11 @@ from typing import Any, Final
 from flask import Blueprint, Response, render_template, request, url_for
 
 from nsq_compat.cluster.http_client import AllFailed, explained, named
-from nsq_compat.cluster.peek import Message, Peek, peek
+from nsq_compat.cluster.peek import Message, Peek, peek, query_message
 from nsq_compat.cluster.reading import UpstreamError
 from nsq_compat.cluster.stats import ChannelStats, Retained, TopicStats
 from nsq_compat.cluster.topic_log import LATEST, query_retained, read_messages
+from nsq_compat.policy.dead_letters import ATTEMPTS, FIRST_PUBLISHED, ORIGIN_CHANNEL, ORIGIN_TOPIC
 from nsq_compat.policy.policies import REJECT
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import check_form, require, service
@@ -186,11 +187,41 @@ def log(topic: str) -> str:
     )
 
 
+@topics.get("/message/<topic>/<message_id>")
+def message(topic: str, message_id: str) -> str:
+    """One message of a node, and where it is in each channel. Not below /topics, where "message" may be a channel."""
+    require(Role.OPERATOR)
+    queries = Queries(STATS_SHARE)
+    stats = queries.topic_or_silent(topic)
+    node = request.args.get("node") or next((each.node for each in stats.nodes), "")
+    part = next((each for each in stats.nodes if each.node == node), None)
+    found = query_message(queries.client, node, topic, message_id) if part is not None else None
+    headers = dict(found.message.headers) if found is not None and found.message is not None else {}
+    first = headers.get(FIRST_PUBLISHED, "")
+    return render_template(
+        "topics/message.html",
+        topic=stats,
+        node=node,
+        message_id=message_id,
+        found=found,
+        counts={each.channel_name: each for each in part.channels} if part is not None else {},
+        existing={each.topic_name for each in queries.snapshot().topics},
+        first_published=int(first) / 1e9 if first.isascii() and first.isdigit() and len(first) < 20 else None,
+        origin=[headers.get(name, "") for name in (ORIGIN_TOPIC, ORIGIN_CHANNEL, ATTEMPTS)],
+        form=_form(),
+        silent=queries.silent,
+        warnings=queries.warnings,
+    )
+
+
 def _view(limit: str) -> dict[str, Any]:
     """What the pages of messages have in common."""
+    return {"limit": limit, "limits": _LIMITS, "find": _wanted(), "form": _form(), "forms": FORMS}
+
+
+def _form() -> str:
     form = request.args.get("form", "")
-    form = form if form in FORMS else FORMS[0]
-    return {"limit": limit, "limits": _LIMITS, "find": _wanted(), "form": form, "forms": FORMS}
+    return form if form in FORMS else FORMS[0]
 
 
 def _wanted() -> str:

@@ -35,6 +35,8 @@ _CHANNEL = channel_json(
 )
 _TOPIC = topic_json("orders", _CHANNEL, depth=1, message_count=3, paused=False, e2e_processing_latency=_LATENCY)
 _MESSAGE = {"id": "i", "timestamp": 1, "attempts": 1, "size": 1, "body": "eA==", "due": 5, "deadline": 5}
+_ORIGIN = {"nsq-origin-topic": "orders", "nsq-origin-channel": "archive", "nsq-first-published": "5"}
+_STATE = {"channel_name": "archive", "state": "in_flight", "attempts": 1, "since": 5, "deadline": 5, "client": _CLIENT}
 _MIRRORING = {
     "standby": {"address": "s:1", "state": "in sync", "since": 1, "seconds": 1.5, "behind": 1, "when_lost": "refuse"},
     "accepts": True,
@@ -60,7 +62,14 @@ _LIES: tuple[Any, ...] = (
 _PAGES = (
     *("/", "/topics?sort=rate", "/topics/orders", "/topics/orders?confirm=delete", "/nodes", "/counter", "/lookup"),
     *("/topics/orders/archive", "/topics/orders/archive?confirm=empty", "/topics/orders/archive/messages"),
-    *("/messages/orders", "/api/topics", "/api/topics?inactive=true", "/api/topics/orders", "/api/nodes"),
+    *(
+        "/messages/orders",
+        "/message/orders/0123456789abcdef",
+        "/api/topics",
+        "/api/topics?inactive=true",
+        "/api/topics/orders",
+        "/api/nodes",
+    ),
     *("/api/topics/orders/archive", "/api/counter"),
 )
 
@@ -89,6 +98,11 @@ def test_any_answers_give_a_page(browser, nsqd, service, dice, through_nsqlookup
         "lookup": {"producers": [node]},
         "channel/peek": {"messages": [_MESSAGE], "deferred": [_MESSAGE], "in_flight": [_MESSAGE]},
         "topic/recent": {"messages": [_MESSAGE]},
+        "topic/message": {
+            "message": {**_MESSAGE, "headers": _ORIGIN, "segment": 1},
+            "channels": [_STATE],
+            "held": True,
+        },
     }
     for path, truth in truths.items():
         nsqd.says(path, twisted(truth, dice, share))

@@ -2,6 +2,7 @@
 
 import base64
 import logging
+import re
 import time
 
 import pytest
@@ -107,6 +108,14 @@ def test_a_channel_shows_its_policies_and_their_counts(browser, nsqd):
     assert "max_attempts 5, dead_letter_topic orders.archive.dead , max_rate 2.5, exclusive true 7 0 0" in shown(page)
     assert 'href="/topics/orders.archive.dead"' in page.text
     assert 'id="policies"' not in browser.get("/topics/orders/mail").text
+
+
+def test_expired_messages_are_counted_where_there_are_any(browser, nsqd):
+    assert "Expired" not in shown(browser.get("/topics/orders/archive"))
+    nsqd.has(topic_json("orders", channel_json("archive", expired_count=7, dead_letter_count=3)))
+    page = shown(browser.get("/topics/orders/archive"))
+    assert "Dead-lettered Expired Refused Dropped" in page
+    assert re.search(" 3 7 0 0 Total", page)
 
 
 def test_a_policy_that_differs_between_nodes_is_shown_per_node(browser, service, nsqd, make_nsqd):
@@ -519,3 +528,99 @@ def test_a_topic_shows_how_many_repeated_publishes_it_recognized(browser, nsqd):
     assert "Duplicates" not in browser.get("/topics/orders").text
     nsqd.has(topic_json("orders", duplicate_count=1234))
     assert "Duplicates 1,234" in shown(browser.get("/topics/orders"))
+
+
+# --- Where a message is -----------------------------------------------------------------------------------------------
+
+ID = "0123456789abcdef"
+
+
+@pytest.fixture
+def states(nsqd):
+    """Sets what the node answers about a message in the channels archive and mail."""
+
+    def answer(archive, mail=None, message=None, **fields):
+        channels = [{"channel_name": "archive", **archive}, {"channel_name": "mail", **(mail or {"state": "gone"})}]
+        found = message_json(NOW - 65, id=ID, offset=12, segment=3, **fields) if message is None else message
+        nsqd.says("topic/message", {"message": found or None, "held": False, "channels": channels})
+
+    return answer
+
+
+def test_a_message_has_a_page_with_its_headers_and_its_state_in_each_channel(browser, nsqd, states):
+    client = {"hostname": "c1.example", "remote_address": "10.0.0.1:5000", "user_agent": "pynsq"}
+    since, deadline = int((NOW - 5) * 1e9), int((NOW + 55) * 1e9)
+    states(
+        {"state": "in_flight", "attempts": 2, "since": since, "deadline": deadline, "client": client},
+        headers={"traceparent": "00-a-b-01"},
+    )
+    page = shown(browser.get(f"/message/orders/{ID}?node={nsqd.address}"))
+    assert "traceparent 00-a-b-01" in page
+    assert f"Published to orders on {nsqd.address} , offset 12, in segment 3 of the log." in page
+    assert "in flight delivered, and not answered yet 2" in page
+    assert "5s ago" in page
+    assert "in 55s" in page
+    assert "c1.example 10.0.0.1:5000 pynsq" in page
+    assert "not here finished, emptied, passed over by a rewind, or published before the channel was created" in page
+    assert "It keeps no history" in page
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ({"state": "waiting", "attempts": 1}, "waiting for its first delivery 1 the next one"),
+        ({"state": "waiting", "attempts": 3}, "waiting to be delivered again 3 the next one"),
+        ({"state": "deferred", "attempts": 2, "due": int((NOW + 90) * 1e9)}, "deferred requeued with a delay 2"),
+        ({"state": "in_flight", "attempts": 1}, "in flight its consumer has left the channel 1"),
+        ({"state": "dead_lettering", "attempts": 5}, "dead letter on its way to the dead-letter topic 5"),
+        ({"state": "held", "attempts": 1}, "held the topic has it, and gives it to the channel later 1"),
+        ({"state": "unknown"}, "not known it would have to be searched for among too many messages"),
+    ],
+)
+def test_every_state_is_explained(browser, states, state, text):
+    states(state)
+    assert text in shown(browser.get(f"/message/orders/{ID}"))
+
+
+def test_how_a_message_may_have_left_a_channel_depends_on_its_counts(browser, nsqd, states):
+    nsqd.has(topic_json("orders", channel_json("archive", expired_count=1, dead_letter_count=1, dropped_count=1)))
+    states({"state": "gone"})
+    assert "not here finished, expired, dead-lettered, dropped, emptied" in shown(browser.get(f"/message/orders/{ID}"))
+
+
+def test_a_dead_letter_shows_where_it_comes_from(browser, states):
+    origin = {"nsq-origin-topic": "orders", "nsq-origin-channel": "archive", "nsq-attempts": "5"}
+    states({"state": "waiting", "attempts": 1}, headers={**origin, "nsq-first-published": str(int(NOW - 3600) * 10**9)})
+    page = browser.get(f"/message/orders/{ID}")
+    assert "First published to orders ." in shown(page)
+    assert "Dead-lettered from the channel archive after 5 attempts, or expired there." in shown(page)
+    states({"state": "waiting"}, headers={**origin, "nsq-first-published": "yesterday"})
+    assert "First published" not in shown(browser.get(f"/message/orders/{ID}"))
+
+
+def test_a_message_that_left_the_log_has_its_states_only(browser, states):
+    states({"state": "in_flight", "attempts": 1}, message={})
+    page = shown(browser.get(f"/message/orders/{ID}"))
+    assert "does not have this message any more" in page
+    assert "in flight" in page
+
+
+def test_a_node_that_cannot_tell_where_a_message_is_says_so(browser, nsqd):
+    assert "only the nsqd of nsq_compat can" in shown(browser.get(f"/message/orders/{ID}"))
+    nsqd.says("topic/message", {"message": "MESSAGE_NOT_FOUND"}, 404)
+    assert "it does not have the message: its log was released" in shown(browser.get(f"/message/orders/{ID}"))
+    nsqd.says("topic/message", {"channels": [{"state": 5}]})
+    assert "invalid answer" in shown(browser.get(f"/message/orders/{ID}"))
+    assert "10.0.0.9:1 does not have the topic orders" in shown(browser.get(f"/message/orders/{ID}?node=10.0.0.9:1"))
+
+
+@pytest.mark.parametrize("path", ["/topics/orders/archive/messages", "/messages/orders"])
+def test_the_pages_of_messages_lead_to_that_of_each(browser, nsqd, path):
+    message = message_json(NOW, id=ID)
+    nsqd.says("channel/peek", {"in_flight": [message]}).says("topic/recent", {"messages": [message]})
+    assert f'href="/message/orders/{ID}?node={nsqd.address}"' in browser.get(path).text
+
+
+def test_a_viewer_cannot_see_a_message(behind_login, states):
+    states({"state": "waiting"})
+    assert behind_login.get(f"/message/orders/{ID}", auth=("vic", "vic-pw")).status_code == 403
