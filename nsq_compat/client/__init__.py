@@ -10,6 +10,7 @@
     coordinator     decisions of a consumer             discovery       the nsqd that nsqlookupd lists
     ready           RDY counts, backoff                 log_reading     requests and answers of a log reader
     settings        options                             publishing      the commands of a producer
+    tracing         spans of OpenTelemetry, an extra
 
 A pynsq program needs only ``import nsq_compat.client as nsq``. All waiting uses the standard library's sockets and
 locks, so a program that monkey-patches with gevent gets greenlets; the client never imports gevent. ``aio`` waits on

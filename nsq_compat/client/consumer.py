@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import wait
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from nsq_compat.client.connection import Connection, do_together, start_thread
 from nsq_compat.client.coordinator import Coordinator
@@ -25,7 +25,10 @@ from nsq_compat.client.settings import SubscriptionOptions, SubscriptionSettings
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import without_secrets
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+log: Final = logging.getLogger(__name__)
 
 
 class Subscription(Observer[Connection]):
@@ -258,7 +261,8 @@ class Consumer(Subscription):
     ``message.enable_async()`` to do so later.
 
     `giving_up` is called instead of the handler, and the message finished, after more than `max_tries` deliveries (0:
-    no limit). `unreachable` is that of ``Subscription``. Other options are those of ``SubscriptionSettings``.
+    no limit). `unreachable` is that of ``Subscription``. With `tracing`, handlers have spans of OpenTelemetry: of this
+    provider or, if True, of the global one. Other options are those of ``SubscriptionSettings``.
     """
 
     def __init__(
@@ -273,6 +277,7 @@ class Consumer(Subscription):
         max_tries: int = 5,
         giving_up: Callable[[Message], object] | None = None,
         unreachable: Callable[[str, Exception], object] | None = None,
+        tracing: "bool | TracerProvider" = False,
         **options: Unpack[SubscriptionOptions],
     ) -> None:
         if not callable(handler):
@@ -291,6 +296,12 @@ class Consumer(Subscription):
         self._handler = handler
         self._max_tries = max_tries
         self._giving_up = giving_up or log_giving_up
+        if tracing:
+            from nsq_compat.client.tracing import Tracing  # needs an extra
+
+            traces = Tracing(tracing)
+            self._handler = traces.handler(handler, topic, channel)
+            self._giving_up = traces.handler(self._giving_up, topic, channel, gives_up=True)
         self._concurrency = self._coordinator.handlers_at_once(concurrency)
         self._wakeups: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """True wakes a worker, False ends it."""

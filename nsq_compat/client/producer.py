@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from nsq_compat.client.batching import Batcher
 from nsq_compat.client.connection import Connection, do_together, start_thread
@@ -31,7 +31,12 @@ from nsq_compat.client.settings import ConnectionOptions, ConnectionSettings, ad
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.headers import NO_HEADERS, Headers
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+    from nsq_compat.client.tracing import Tracing
+
+log: Final = logging.getLogger(__name__)
 
 
 class Producer:
@@ -39,7 +44,8 @@ class Producer:
 
     `publish_timeout` (seconds) is the default timeout of a call. `copies` is the number of nodes that must answer OK;
     they are asked at the same time. An `idempotent` producer gives each message an id, with which it publishes again at
-    a node that did not answer. `batch_*` apply to `publish_async`. Other options are those of ``ConnectionSettings``.
+    a node that did not answer. `batch_*` apply to `publish_async`. With `tracing`, publishes have spans of
+    OpenTelemetry: of this provider or, if True, of the global one. Other options are those of ``ConnectionSettings``.
     """
 
     def __init__(
@@ -53,9 +59,10 @@ class Producer:
         batch_bytes: int = 1 << 20,
         batch_linger: float = 0.0,
         batch_workers: int = 1,
+        tracing: "bool | TracerProvider" = False,
         **options: Unpack[ConnectionOptions],
     ) -> None:
-        self.settings = ConnectionSettings(**options)
+        self.settings: ConnectionSettings = ConnectionSettings(**options)
         self._nodes = Nodes(address_list(nsqd_tcp_addresses))
         for address in self._nodes.addresses:
             split_address(address)
@@ -64,6 +71,11 @@ class Producer:
         self._publish_timeout = publish_timeout
         self._copies = copies
         self._idempotent = idempotent
+        self._tracing: Tracing | None = None
+        if tracing:
+            from nsq_compat.client import tracing as spans  # needs an extra
+
+            self._tracing = spans.Tracing(tracing, with_ids=idempotent)
         self._lock = threading.Lock()
         self._connections: dict[str, Connection] = {}
         self._connecting = {address: threading.Lock() for address in self._nodes.addresses}
@@ -92,7 +104,10 @@ class Producer:
         are not a dict of str; ``ValueError`` for an invalid topic, an empty body or invalid headers. An nsqd that does
         not take headers refuses a message that has some before anything is sent.
         """
-        return self._publish(topic, self._checked(topic, [body], [headers]), defer, timeout)
+        if self._tracing is None:
+            return self._publish(topic, self._checked(topic, [body], [headers]), defer, timeout)
+        with self._tracing.publish(topic, [body], [headers]) as sending:
+            return sending.note(self._publish(topic, sending.bodies, defer, timeout))
 
     def publish_many(
         self,
@@ -106,19 +121,28 @@ class Producer:
 
         Raises like `publish`.
         """
-        return self._publish(topic, self._checked(topic, bodies, headers), 0.0, timeout)
+        if self._tracing is None:
+            return self._publish(topic, self._checked(topic, bodies, headers), 0.0, timeout)
+        with self._tracing.publish(topic, bodies, headers, is_batch=True) as sending:
+            return sending.note(self._publish(topic, sending.bodies, 0.0, timeout))
 
     def publish_async(
         self, topic: str, body: bytes, *, headers: Headers = NO_HEADERS, defer: float = 0.0
     ) -> Future[Published]:
         """`publish` in the background, in batches. Blocks only while 64 MiB wait. The future raises like `publish`."""
-        return self._batcher.add(topic, self._checked(topic, [body], [headers]), defer)
+        if self._tracing is None:
+            return self._batcher.add(topic, self._checked(topic, [body], [headers]), defer)
+        sending = self._tracing.publish(topic, [body], [headers])
+        return sending.later(lambda payload: self._batcher.add(topic, payload, defer))
 
     def publish_many_async(
         self, topic: str, bodies: Sequence[bytes], *, headers: Sequence[Headers] = ()
     ) -> Future[Published]:
         """`publish_many` in the background."""
-        return self._batcher.add(topic, self._checked(topic, bodies, headers))
+        if self._tracing is None:
+            return self._batcher.add(topic, self._checked(topic, bodies, headers))
+        sending = self._tracing.publish(topic, bodies, headers, is_batch=True)
+        return sending.later(lambda payloads: self._batcher.add(topic, payloads))
 
     def retry(self, error: PublishError, *, timeout: float | None = None) -> Published:
         """Publish again what has failed with this error, with the same ids, and first at the nodes that may have it.
@@ -213,10 +237,11 @@ class Producer:
             connection = self._connect(node, deadline)
         except ConnectionLost as error:
             return failed_attempt(node, error, was_sent=False)
-        if publish.has_headers and not connection.has_headers:
+        command = publish.command_for(connection)
+        if command is None:
             return failed_attempt(node, HeadersNotTaken(), was_sent=False)
         try:
-            connection.ask(publish.command).result(max(0.0, deadline - time.monotonic()))
+            connection.ask(command).result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             # Aborted, so that other threads do not wait for this node.
             connection.abort(ConnectionLost("no answer in time"))

@@ -1,12 +1,17 @@
 """What a producer sends for a call: the command, after a check of what nsqd would refuse."""
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, cast
 
+from nsq_compat.client.link import Link
 from nsq_compat.protocol import command_writer
-from nsq_compat.protocol.headers import ID, NO_HEADERS, Headers, encode, with_no_headers
+from nsq_compat.protocol.headers import ID, NO_HEADERS, HeaderError, Headers, body_begin, encode, with_no_headers
 from nsq_compat.protocol.names import is_valid_name
+
+log: Final = logging.getLogger(__name__)
 
 _BYTES: Final = frozenset({bytes, bytearray, memoryview})
 _A_DICT: Final = "the headers of a message must be a dict"
@@ -17,16 +22,38 @@ class Publish(NamedTuple):
 
     command: bytes
     has_headers: bool
+    plain: Callable[[], bytes] | None = None
+    """The same without headers, if only the client itself has added some."""
+
+    def command_for(self, link: Link) -> bytes | None:
+        """The command for this nsqd; None if it does not take the message."""
+        if not self.has_headers or link.has_headers:
+            return self.command
+        if self.plain is None:
+            return None
+        _note_lost_contexts(link.address)
+        return self.plain()
 
 
 class _Payload(bytes):
     """A header block and a body, in a list of bodies."""
 
 
-def checked(topic: str, bodies: Sequence[bytes], headers: Sequence[Headers], with_ids: bool = False) -> Sequence[bytes]:
+class _Optional(bytes):
+    """A payload that has only headers that the client itself has added."""
+
+
+def checked(
+    topic: str,
+    bodies: Sequence[bytes],
+    headers: Sequence[Headers],
+    with_ids: bool = False,
+    added: Headers = NO_HEADERS,
+) -> Sequence[bytes]:
     """The bodies, or payloads for those that have headers. Raises ``TypeError`` and ``ValueError``.
 
-    `with_ids`: a message without an id gets one.
+    `with_ids`: a message without an id gets one. Messages get the headers `added`, too; one that has any of them
+    itself, or that has no room, keeps its own.
     """
     # nsqd would close the connection, which other publishes share.
     if type(topic) is not str:
@@ -48,10 +75,21 @@ def checked(topic: str, bodies: Sequence[bytes], headers: Sequence[Headers], wit
     if with_ids:
         headers = [_with_id(each) for each in headers or [NO_HEADERS] * len(bodies)]
     if not headers or not any(headers):
-        return bodies
+        block = _block_if_valid(added)
+        return [_Optional(block + body) for body in bodies] if block else bodies
     if len(headers) != len(bodies):
         raise ValueError(f"{len(bodies)} messages cannot have {len(headers)} sets of headers")
-    return [_Payload(_block(each) + body) if each else body for body, each in zip(bodies, headers, strict=True)]
+    return [_payload(body, each, added) for body, each in zip(bodies, headers, strict=True)]
+
+
+def _payload(body: bytes, own: Headers, added: Headers) -> bytes:
+    if not own:
+        block = _block_if_valid(added)
+        return _Optional(block + body) if block else body
+    block = _block(own)
+    if added and not any(name.lower() in added for name in own):
+        block = _block_if_valid({**own, **added}) or block
+    return _Payload(block + body)
 
 
 def _block(headers: Headers) -> bytes:
@@ -60,6 +98,14 @@ def _block(headers: Headers) -> bytes:
         _check_type(name, str, "the name of a header must be str")
         _check_type(value, str, f"the value of header {name!r:.80} must be str")
     return encode(headers.items())
+
+
+def _block_if_valid(headers: Headers) -> bytes:
+    """The block of headers that the program did not give; empty without any, or if they break a rule or a limit."""
+    try:
+        return encode(headers.items()) if headers else b""
+    except HeaderError:
+        return b""
 
 
 def _check_list(value: object, rule: str) -> None:
@@ -82,15 +128,29 @@ def _with_id(headers: Headers) -> Headers:
 
 def publish_of(topic: str, bodies: Sequence[bytes], defer: float) -> Publish:
     """PUB, DPUB or MPUB, or with headers HPUB or HMPUB, of checked bodies; only a single one can be deferred."""
-    delay_ms = int(defer * 1000)
-    if any(type(body) is _Payload for body in bodies):
-        payloads = [body if isinstance(body, _Payload) else with_no_headers(body) for body in bodies]
+    kinds = set(map(type, bodies))
+    if _Payload in kinds or _Optional in kinds:
+        plain = None if _Payload in kinds else lambda: _command(topic, list(map(_without_headers, bodies)), defer)
+        payloads = [body if type(body) in (_Payload, _Optional) else with_no_headers(body) for body in bodies]
         if len(payloads) == 1:
-            return Publish(command_writer.publish_with_headers(topic, payloads[0], delay_ms), True)
-        return Publish(command_writer.publish_many_with_headers(topic, payloads), True)
+            return Publish(command_writer.publish_with_headers(topic, payloads[0], int(defer * 1000)), True, plain)
+        return Publish(command_writer.publish_many_with_headers(topic, payloads), True, plain)
+    return Publish(_command(topic, bodies, defer), False)
+
+
+def _command(topic: str, bodies: Sequence[bytes], defer: float) -> bytes:
     if defer:
         (body,) = bodies
-        return Publish(command_writer.publish_deferred(topic, body, delay_ms), False)
+        return command_writer.publish_deferred(topic, body, int(defer * 1000))
     if len(bodies) == 1:
-        return Publish(command_writer.publish(topic, bodies[0]), False)
-    return Publish(command_writer.publish_many(topic, bodies), False)
+        return command_writer.publish(topic, bodies[0])
+    return command_writer.publish_many(topic, bodies)
+
+
+def _without_headers(body: bytes) -> bytes:
+    return body[body_begin(body, 0) :] if type(body) is _Optional else body
+
+
+@lru_cache(maxsize=1024)  # once for each nsqd
+def _note_lost_contexts(address: str) -> None:
+    log.warning("[%s] takes no headers: messages are published there without the context of their traces", address)

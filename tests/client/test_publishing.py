@@ -51,9 +51,9 @@ def test_what_nsqd_would_refuse_is_a_value_error(bodies, headers, error):
 @pytest.mark.parametrize("make", [list, tuple, deque])
 def test_bodies_may_be_any_sequence_of_bytes(make):
     bodies = checked("t", make([b"one", bytearray(b"two"), memoryview(b"three")]), ())
-    command, has_headers = publish_of("t", bodies, 0.0)
-    assert not has_headers
-    assert command.endswith(b"\0\0\0\3one\0\0\0\3two\0\0\0\5three")
+    publish = publish_of("t", bodies, 0.0)
+    assert not publish.has_headers
+    assert publish.command.endswith(b"\0\0\0\3one\0\0\0\3two\0\0\0\5three")
 
 
 @pytest.mark.parametrize("headers", [None, (), [], [None, None], [{}, {}]])

@@ -162,6 +162,12 @@ def test_a_client_that_requests_snappy_learns_what_is_missing(release, tmp_path)
         run(release.installed() / "python", "-c", asks, cwd=tmp_path)
 
 
+def test_a_client_that_asks_for_tracing_learns_what_is_missing(release, tmp_path):
+    asks = NEGOTIATION.format(address="127.0.0.1:4150", options="tracing=True")
+    with pytest.raises(AssertionError, match=re.escape("pip install 'nsq_compat[tracing]'")):
+        run(release.installed() / "python", "-c", asks, cwd=tmp_path)
+
+
 def test_nsqadmin_reports_its_missing_extra(release, tmp_path):
     command = [release.installed() / "nsqadmin", "--http-address=127.0.0.1:0", "--nsqd-http-address=127.0.0.1:4151"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -7,7 +7,7 @@
     http            bounded requests to nsqlookupd and nsqd
 
 Decisions, options, messages and errors are those of the client in threads: ``coordinator``, ``ready``, ``nodes``,
-``settings``, ``message``. Everything here is used on the thread of its event loop.
+``settings``, ``message``, ``tracing``. Everything here is used on the thread of its event loop.
 
 Read ``consumer`` first, then ``connection``.
 """

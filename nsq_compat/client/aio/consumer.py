@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from types import CoroutineType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from nsq_compat.client.aio.connection import Connection
 from nsq_compat.client.aio.http import ask
@@ -31,7 +31,10 @@ from nsq_compat.client.message import Handler, Message, finish_or_requeue, log_g
 from nsq_compat.client.settings import SubscriptionOptions, SubscriptionSettings, split_address
 from nsq_compat.protocol import command_writer
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+log: Final = logging.getLogger(__name__)
 
 _NOT_STARTED = "the consumer is not started; use `async with`"
 _MAX_BATCH_SECONDS = 0.01
@@ -49,7 +52,8 @@ class Consumer(Observer[Connection]):
 
     `giving_up` is called instead of the handler, and the message finished, after more than `max_tries` deliveries (0:
     no limit). `unreachable` is called when the first attempt to subscribe at a named nsqd fails, with the address and
-    the error; without it, the attempt is repeated. Other options are those of ``SubscriptionSettings``.
+    the error; without it, the attempt is repeated. With `tracing`, messages have spans of OpenTelemetry: of this
+    provider or, if True, of the global one. Other options are those of ``SubscriptionSettings``.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Consumer(Observer[Connection]):
         max_tries: int = 5,
         giving_up: Callable[[Message], object] | None = None,
         unreachable: Callable[[str, Exception], object] | None = None,
+        tracing: "bool | TracerProvider" = False,
         **options: Unpack[SubscriptionOptions],
     ) -> None:
         if handler is not None and not callable(handler):
@@ -76,6 +81,14 @@ class Consumer(Observer[Connection]):
         self._handler = handler
         self._max_tries = max_tries
         self._giving_up = giving_up or log_giving_up
+        self._begin_span: Callable[[Message], None] | None = None
+        if tracing:
+            from nsq_compat.client.tracing import Tracing  # needs an extra
+
+            traces = Tracing(tracing)
+            self._handler = handler and traces.handler_on_loop(handler, topic, channel)
+            self._giving_up = traces.handler_on_loop(self._giving_up, topic, channel, gives_up=True)
+            self._begin_span = traces.iteration(topic, channel)
         self._unreachable = unreachable
         self._concurrency = self._coordinator.handlers_at_once(concurrency)
         self._given: list[Message] = []
@@ -244,6 +257,8 @@ class Consumer(Observer[Connection]):
                 return message
 
     def _give(self, message: Message) -> None:
+        if self._begin_span is not None:
+            self._begin_span(message)
         given = self._given
         given.append(message)
         if len(given) > self._given_limit:

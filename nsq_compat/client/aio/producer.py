@@ -7,7 +7,7 @@ them in order. Which node is tried, for how long, and what the outcome is, is de
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from nsq_compat.client.aio.connection import Connection
 from nsq_compat.client.link import ConnectionLost, NotExecuted
@@ -28,7 +28,12 @@ from nsq_compat.client.settings import ConnectionOptions, ConnectionSettings, ad
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.headers import NO_HEADERS, Headers
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+    from nsq_compat.client.tracing import Tracing
+
+log: Final = logging.getLogger(__name__)
 
 _Call = asyncio.Future[Published]
 
@@ -55,8 +60,9 @@ class Producer:
 
     `publish_timeout` (seconds) is the default timeout of a call. `copies` is the number of nodes that must answer OK;
     they are asked at the same time. An `idempotent` producer gives each message an id, with which it publishes again at
-    a node that did not answer. `batch_messages` and `batch_bytes` limit what is published together. Other options are
-    those of ``ConnectionSettings``.
+    a node that did not answer. `batch_messages` and `batch_bytes` limit what is published together. With `tracing`,
+    publishes have spans of OpenTelemetry: of this provider or, if True, of the global one. Other options are those of
+    ``ConnectionSettings``.
 
     A call that is cancelled may have published or not. It affects no other call.
     """
@@ -70,9 +76,10 @@ class Producer:
         idempotent: bool = False,
         batch_messages: int = 500,
         batch_bytes: int = 1 << 20,
+        tracing: "bool | TracerProvider" = False,
         **options: Unpack[ConnectionOptions],
     ) -> None:
-        self.settings = ConnectionSettings(**options)
+        self.settings: ConnectionSettings = ConnectionSettings(**options)
         self._nodes = Nodes(address_list(nsqd_tcp_addresses))
         for address in self._nodes.addresses:
             split_address(address)
@@ -85,6 +92,11 @@ class Producer:
         self._publish_timeout = publish_timeout
         self._copies = copies
         self._idempotent = idempotent
+        self._tracing: Tracing | None = None
+        if tracing:
+            from nsq_compat.client import tracing as spans  # needs an extra
+
+            self._tracing = spans.Tracing(tracing, with_ids=idempotent)
         self._connections: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,16 +127,14 @@ class Producer:
         not take headers refuses a message that has some before anything is sent.
         """
         # Hot: runs for every message. What a batch needs once is done in `_begin_batch`.
+        if self._tracing is not None:
+            with self._tracing.publish(topic, [body], [headers]) as sending:
+                if headers or defer or timeout is not None or not isinstance(sending.bodies[0], bytes):
+                    return sending.note(await self._publish(publish_of(topic, sending.bodies, defer), timeout))
+                return sending.note(await self._add_to_batch(topic, sending.bodies[0]))
         if headers or defer or timeout is not None or type(body) is not bytes or not body:
             return await self._publish(publish_of(topic, self._checked(topic, [body], [headers]), defer), timeout)
-        batch = self._batches.get(topic) or self._begin_batch(topic)
-        call = batch.create_future()
-        batch.bodies.append(body)
-        batch.calls.append(call)
-        batch.size += len(body)
-        if len(batch.calls) >= self._batch_messages or batch.size >= self._batch_bytes:
-            del self._batches[topic]
-        return await call
+        return await self._add_to_batch(topic, body)
 
     async def publish_many(
         self,
@@ -138,7 +148,10 @@ class Producer:
 
         Raises like `publish`.
         """
-        return await self._publish(publish_of(topic, self._checked(topic, bodies, headers), 0.0), timeout)
+        if self._tracing is None:
+            return await self._publish(publish_of(topic, self._checked(topic, bodies, headers), 0.0), timeout)
+        with self._tracing.publish(topic, bodies, headers, is_batch=True) as sending:
+            return sending.note(await self._publish(publish_of(topic, sending.bodies, 0.0), timeout))
 
     async def retry(self, error: PublishError, *, timeout: float | None = None) -> Published:
         """Publish again what has failed with this error, with the same ids, and first at the nodes that may have it.
@@ -184,6 +197,17 @@ class Producer:
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
+    def _add_to_batch(self, topic: str, body: bytes) -> _Call:
+        # Hot: runs for every message.
+        batch = self._batches.get(topic) or self._begin_batch(topic)
+        call = batch.create_future()
+        batch.bodies.append(body)
+        batch.calls.append(call)
+        batch.size += len(body)
+        if len(batch.calls) >= self._batch_messages or batch.size >= self._batch_bytes:
+            del self._batches[topic]
+        return call
+
     def _begin_batch(self, topic: str) -> "_Batch":
         checked(topic, [b"x"], (), with_ids=False)
         self._batches[topic] = batch = _Batch()
@@ -200,7 +224,8 @@ class Producer:
             if any(call.done() for call in batch.calls):  # cancelled meanwhile
                 batch.drop_cancelled()
             if batch.calls:
-                bodies = self._checked(topic, batch.bodies, ()) if self._idempotent else batch.bodies
+                has_ids = not self._idempotent or self._tracing is not None
+                bodies = batch.bodies if has_ids else self._checked(topic, batch.bodies, ())
                 await self._publish_together(topic, bodies, batch.calls, deadline)
         finally:
             for call in batch.calls:
@@ -269,10 +294,11 @@ class Producer:
             connection = self._connections[node] if self._is_open(node) else await self._connect(node, deadline)
         except ConnectionLost as error:
             return failed_attempt(node, error, was_sent=False)
-        if publish.has_headers and not connection.has_headers:
+        command = publish.command_for(connection)
+        if command is None:
             return failed_attempt(node, HeadersNotTaken(), was_sent=False)
         try:
-            await connection.ask(publish.command, deadline)
+            await connection.ask(command, deadline)
         except (NsqError, ConnectionLost) as error:
             return failed_attempt(node, error, was_sent=True)
         return Attempt(node, Outcome.SENT)
