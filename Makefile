@@ -18,10 +18,14 @@ help:
 	@echo 'make spark-crash  kill Spark and nsqd during streams; clusters, Spark Connect: 15 minutes (NSQD="...")'
 	@echo 'scripts/test      everything, from a clean clone'
 
+# The completeness of types is that of what Python on PATH can import; pyright does not find editable installations.
 check:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/basedpyright
+	@said=$$(PATH='$(abspath $(BIN))':"$$PATH" PYTHONPATH='$(CURDIR)' basedpyright --verifytypes nsq_compat.client \
+		--ignoreexternal) || { echo "$$said"; false; }
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/vulture --min-confidence 80 nsq_compat pyspark_nsq spark/jobs benchmarks conformance tests
 	$(BIN)/codespell

@@ -19,13 +19,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from typing import Final
 
 from nsq_compat.client.link import ENDS, ConnectionLost, Link, NotExecuted, Observer, why
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings, split_address
 from nsq_compat.session.client_session import Event, Failed
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
 _RECEIVE_SIZE = 1 << 18
 
@@ -63,7 +64,7 @@ class Connection(Link):
                     raise ConnectionLost("closed")
             sock.settimeout(self._silence)
         except (*ENDS, ValueError) as error:
-            self.is_closed = True
+            self._mark_closed(error)
             if self._socket is not None:
                 self._socket.close()
             self._finished.set()
@@ -76,7 +77,7 @@ class Connection(Link):
         began = time.monotonic()
         self._send_pending(sock)
         data = sock.recv(_RECEIVE_SIZE)
-        self.round_trip = max(self.round_trip, time.monotonic() - began)
+        self._note_round_trip(time.monotonic() - began)
         for event in self._decode_received(data):
             if isinstance(event, Failed):
                 raise event.error
@@ -209,8 +210,7 @@ class Connection(Link):
         with self._lock:
             if self.is_closed:
                 return
-            self.is_closed = True
-            self._reason = reason or ConnectionLost("closed")
+            self._mark_closed(reason)
         log.info("[%s] connection closed%s", self.address, "" if self._closing else f": {why(self._reason)}")
         # Shutting down wakes the threads that use the socket. `run` closes it, when no thread can use its number.
         if self._socket is not None:

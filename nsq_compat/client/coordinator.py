@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from nsq_compat.client.discovery import Discovery, Listing
 from nsq_compat.client.link import Link, why
@@ -26,7 +26,7 @@ from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.names import is_valid_name
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
 REDISTRIBUTE_INTERVAL = 5.0
 SETTLE_SECONDS = 0.25
@@ -60,9 +60,10 @@ class Coordinator(Generic[C]):
         for noun, name in (("topic", topic), ("channel", channel)):
             if not is_valid_name(name):
                 raise ValueError(f"{name!r} is not a valid {noun} name")
-        self.name = f"{topic}/{channel}"
-        self.settings = settings = SubscriptionSettings(**options)
-        self.max_in_flight = settings.max_in_flight
+        self.name: str = f"{topic}/{channel}"
+        settings = SubscriptionSettings(**options)
+        self.settings: SubscriptionSettings = settings
+        self.max_in_flight: int = settings.max_in_flight
         self.waiting: deque[Message] = deque()
         """Messages that no handler has begun, oldest first."""
         nsqds, lookupds = address_list(nsqd_tcp_addresses), address_list(lookupd_http_addresses)
@@ -70,16 +71,16 @@ class Coordinator(Generic[C]):
             split_address(address)
         if not nsqds and not lookupds:
             raise ValueError("nsqd_tcp_addresses or lookupd_http_addresses is required")
-        self.discovery = Discovery(topic, lookupds, settings)
+        self.discovery: Discovery = Discovery(topic, lookupds, settings)
         self.connections: dict[str, C] = {}
         """By address, including attempts to connect."""
         self.ready: ReadyCounts[C] = ReadyCounts(
             self.max_in_flight, settings.low_rdy_idle_timeout, settle_time=SETTLE_SECONDS
         )
-        self.backoff = Backoff(
+        self.backoff: Backoff = Backoff(
             settings.first_backoff_duration, settings.max_backoff_duration if settings.backoff else 0.0
         )
-        self.is_stopping = False
+        self.is_stopping: bool = False
         self._reports_unreachable = reports_unreachable
         self._retry_at = dict.fromkeys(nsqds, 0.0)
         """When a named node is tried again, if it is not connected."""

@@ -104,9 +104,9 @@ class Deduplicated:
         seen: Filter,
         key: Callable[[Message], bytes] = body_of,
     ) -> None:
-        self.duplicates = 0
+        self.duplicates: int = 0
         """Messages that were finished because they had been handled before."""
-        self.postponed = 0
+        self.postponed: int = 0
         """Messages that were requeued because they were being handled."""
         self._handler = handler
         self._seen = seen

@@ -8,7 +8,7 @@ import json
 import logging
 import random
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from nsq_compat.bounded_http import FAILURES, Answer, Deadline, bounded_session, exchange, reason_of
@@ -16,7 +16,7 @@ from nsq_compat.client.settings import SubscriptionSettings
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.names import address_error, printable
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
 FIRST_POLL_DELAY = 1.0
 """Seconds until an nsqlookupd is asked again, if no nsqd has the topic. The delay doubles up to the usual interval."""
@@ -104,7 +104,7 @@ class Discovery:
     """The nsqlookupds of a topic. Random jitter keeps consumers that started together from polling together."""
 
     def __init__(self, topic: str, lookupd_http_addresses: Iterable[str], settings: SubscriptionSettings) -> None:
-        self.due = 0.0
+        self.due: float = 0.0
         """The time of the next poll."""
         self.querying: set[str] = set()
         """The nsqlookupds that are being queried; `responded` removes them."""

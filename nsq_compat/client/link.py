@@ -6,7 +6,7 @@
 import contextlib
 import logging
 import ssl
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from nsq_compat.bounded_http import reason_of
 from nsq_compat.client.message import Message
@@ -24,7 +24,7 @@ from nsq_compat.session.client_session import (
     Rejected,
 )
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
 _TLS_READ_SIZE = 1 << 16
 
@@ -37,7 +37,7 @@ class ConnectionLost(Exception):
 
     def __init__(self, reason: object, address: str = "") -> None:
         super().__init__(f"{address}: {reason}" if address else str(reason))
-        self.reason = str(reason)
+        self.reason: str = str(reason)
 
 
 class NotExecuted(ConnectionLost):
@@ -106,17 +106,18 @@ class Link:
     """
 
     def __init__(self, address: str, settings: ConnectionSettings, subscription: tuple[str, str] | None = None) -> None:
-        self.address = self.id = address
+        self.address: str = address
+        self.id: str = address
         """`id` is pynsq's name."""
         self.settings = settings
-        self.is_closed = False
+        self.is_closed: bool = False
         self.in_flight = 0
-        self.rejected_count = 0
-        self.round_trip = 0.0
+        self.rejected_count: int = 0
+        self.round_trip: float = 0.0
         """The longest round trip while the connection was opened, in seconds."""
-        self.requeue_delay = 90.0
-        self.max_requeue_delay = 900.0
-        self.is_known = False
+        self.requeue_delay: float = 90.0
+        self.max_requeue_delay: float = 900.0
+        self.is_known: bool = False
         """An nsqd has answered at this address before."""
         self._silence = 2 * settings.heartbeat_interval
         """Seconds without received data after which the connection fails."""
@@ -194,6 +195,9 @@ class Link:
             self._resolve(event.ticket, event.error)
             raise event.error
 
+    def _note_round_trip(self, seconds: float) -> None:
+        self.round_trip = max(self.round_trip, seconds)
+
     def _note_opened(self) -> None:
         response = self._session.response
         version = response.version if response else ""
@@ -224,6 +228,11 @@ class Link:
                 flag = f"--max-{name.replace('_', '-')}"
                 return f"; {name}={value:g} is in seconds, and this nsqd allows less ({flag})"
         return ""
+
+    def _mark_closed(self, reason: Exception | None) -> Exception:
+        self.is_closed = True
+        self._reason = reason or ConnectionLost("closed")
+        return self._reason
 
     def _fail_unanswered(self) -> None:
         """Resolve every request that has no answer. The connection has ended."""

@@ -29,7 +29,7 @@ from nsq_compat.protocol.frames import FrameError, FrameReader, parse_message
 from nsq_compat.protocol.headers import NO_HEADERS, Headers
 from nsq_compat.protocol.names import is_valid_name
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
 When = str | int | datetime | timedelta
@@ -147,14 +147,14 @@ class LogReading:
         if not is_valid_name(topic):
             raise ValueError(f"{topic!r} is not a valid topic name")
         self.topic = topic
-        self.lost_count = 0
-        self.lookupds = list(dict.fromkeys(address_list(lookupd_http_addresses)))
+        self.lost_count: int = 0
+        self.lookupds: list[str] = list(dict.fromkeys(address_list(lookupd_http_addresses)))
         self._nsqds = list(dict.fromkeys(address_list(nsqd_http_addresses)))
         if bool(self._nsqds) == bool(self.lookupds):
             raise ValueError("either nsqd_http_addresses or lookupd_http_addresses is required")
         if follow and end is not None:
             raise ValueError("follow has no end")
-        self.start = _text_of(start)
+        self.start: str = _text_of(start)
         self._end = "latest" if end is None else _text_of(end)
         self._is_for_one = self.start.isdigit() or self._end.isdigit()
         if self._is_for_one and (len(self._nsqds) > 1 or (self.lookupds and follow)):
@@ -164,9 +164,9 @@ class LogReading:
         self._retry_timeout = retry_timeout
         self._request_timeout = request_timeout
         self._max_bytes = max_bytes
-        self.settings = SubscriptionSettings(**options)
+        self.settings: SubscriptionSettings = SubscriptionSettings(**options)
         self.settings.tls_context()  # raises now for files that cannot be read
-        self.position = dict(position or {})
+        self.position: dict[str, int] = dict(position or {})
         self._with_topic: set[str] = set()
         self._unfinished: set[str] = set()
         self._known: set[str] = set()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from nsq_compat.client.dedupe import Filter, KeyState, slot_of
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
 _MARKS: Final = {KeyState.NEW: b"-", KeyState.BUSY: b"?", KeyState.SEEN: b"+"}
 """The first byte of a slot's value; the digest follows."""
@@ -28,7 +28,7 @@ class MemcachedFilter(Filter):
         if slots < 1 or claim_seconds < 1:
             raise ValueError(f"slots and claim_seconds must be 1 or more, not {slots!r} and {claim_seconds!r}")
         self.slots = slots
-        self.failures = 0
+        self.failures: int = 0
         """Failed requests to memcached."""
         self._client = client
         # An expiry of -1 deletes the slot.

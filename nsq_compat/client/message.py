@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from nsq_compat.protocol.headers import NO_HEADERS, Headers
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
 
 class Delivery(Protocol):

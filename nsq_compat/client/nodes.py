@@ -97,7 +97,7 @@ class PublishError(Error):
     """Of an idempotent producer: what ``Producer.retry`` sends again."""
 
     def __init__(self, attempts: Sequence[Attempt]) -> None:
-        self.attempts = tuple(attempts)
+        self.attempts: tuple[Attempt, ...] = tuple(attempts)
         super().__init__("; ".join(dict.fromkeys(map(str, attempts))) or "no time was left to try a node")
 
     @property
@@ -160,7 +160,7 @@ class Nodes:
     """All nodes of a producer, by address."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
-        self.addresses = list(dict.fromkeys(addresses))
+        self.addresses: list[str] = list(dict.fromkeys(addresses))
         if not self.addresses:
             raise ValueError("no nsqd_tcp_addresses to publish to")
         self._turn = 0
@@ -211,7 +211,7 @@ class Candidates:
         earlier: Sequence[Attempt] = (),
     ) -> None:
         self.attempts: list[Attempt] = [*earlier]
-        self.left = max(2, len(nodes.addresses)) + copies - 1
+        self.left: int = max(2, len(nodes.addresses)) + copies - 1
         """The number of further attempts."""
         self._nodes = nodes
         self._copies = copies

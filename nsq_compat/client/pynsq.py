@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from nsq_compat.client.connection import Connection, do_together, start_thread
 from nsq_compat.client.consumer import Subscription
@@ -24,7 +24,7 @@ from nsq_compat.client.nodes import Error, Published
 from nsq_compat.client.producer import Producer
 from nsq_compat.client.settings import SubscriptionOptions, address_list
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
 STOP_SECONDS = 30.0
 _MAX_BATCH_SECONDS = 0.01
@@ -110,7 +110,7 @@ class Reader:
     ) -> None:
         self.topic = topic
         self.channel = channel
-        self.name = name or f"{topic}:{channel}"
+        self.name: str = name or f"{topic}:{channel}"
         self.max_tries = max_tries
         self.message_handler = message_handler
         self._subscription = Subscription(
@@ -271,7 +271,7 @@ class Writer:
     ) -> None:
         addresses = address_list(nsqd_tcp_addresses)
         self._producer = Producer(addresses, **options)
-        self.name = name or addresses[0]
+        self.name: str = name or addresses[0]
         self.nsqd_tcp_addresses = addresses
         self.reconnect_interval = reconnect_interval
         self._loop = current_loop()

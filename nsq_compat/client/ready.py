@@ -39,6 +39,7 @@ class Consuming(Hashable, Protocol):
     @property
     def round_trip(self) -> float:
         """Seconds, measured while the connection was opened."""
+        ...
 
 
 C = TypeVar("C", bound=Consuming)
@@ -70,12 +71,12 @@ class ReadyCounts(Generic[C]):
     def __init__(
         self, permits: int, idle_timeout: float, generator: random.Random | None = None, settle_time: float = 0.0
     ) -> None:
-        self.permits = permits
+        self.permits: int = permits
         self.shares: dict[C, Share[C]] = {}
         self.changes: list[tuple[C, int]] = []
-        self.is_short = False
+        self.is_short: bool = False
         """A connection's RDY can be raised after messages of others are answered."""
-        self.settles_at = math.inf
+        self.settles_at: float = math.inf
         """The next time at which `settle` has to be called."""
         self._idle_timeout = idle_timeout
         self._settle_time = settle_time

@@ -18,13 +18,13 @@ import math
 import os
 import socket
 from collections.abc import Iterable
-from typing import cast
+from typing import Final, cast
 
 from nsq_compat.client.link import ENDS, ConnectionLost, Link, NotExecuted, Observer, why
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings, split_address
 
-log = logging.getLogger(__name__)
+log: Final = logging.getLogger(__name__)
 
 Ticket = tuple["asyncio.Future[bytes]", float]
 """The answer to a request, and its deadline."""
@@ -86,7 +86,7 @@ class Connection(Link, asyncio.Protocol):
 
     def _go_on_opening(self) -> None:
         """After data has arrived: the next step of opening the connection."""
-        self.round_trip = max(self.round_trip, self._loop.time() - self._sent_at)
+        self._note_round_trip(self._loop.time() - self._sent_at)
         self._flush()
         if self._is_open and not self._opened.done():
             self._opened.set_result(None)
@@ -245,10 +245,9 @@ class Connection(Link, asyncio.Protocol):
         """End the connection immediately. The observer is told in a later iteration of the event loop."""
         if self.is_closed:
             return
-        self.is_closed = True
-        self._reason = reason or ConnectionLost("closed")
+        ended = self._mark_closed(reason)
         if not self._opened.done():
-            self._opened.set_exception(self._reason)
+            self._opened.set_exception(ended)
         elif self._is_running:
             log.info("[%s] connection closed%s", self.address, "" if self._closing else f": {why(self._reason)}")
         if self._transport is not None:
