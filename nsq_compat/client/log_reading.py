@@ -310,7 +310,7 @@ class LogReading:
                     during = f", for {self._retry_timeout:g} s" if self._retry_timeout else ""
                     raise LogReadError(f"{name}: {reason}{during}") from None
                 if is_first:
-                    log.warning("[%s] %s: %s; trying again", self.topic, name, reason)
+                    log.warning("[%s] %s: %s; trying again in %g s", self.topic, name, reason, delay)
             else:
                 if failed_at is not None:
                     log.info("[%s] %s: answers again", self.topic, name)
