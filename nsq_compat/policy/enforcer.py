@@ -145,7 +145,7 @@ class PolicyEnforcer:
         elif topic.publish_ids is None:
             topic.publish_ids = self.new_ids(topic.name)
         else:
-            topic.publish_ids.window = applied.dedup_window
+            topic.publish_ids.set_window(applied.dedup_window)
 
     def _limit(self, topic: Topic) -> None:
         """Replace a topic's enforcer by a new one, or by none if no limit applies."""

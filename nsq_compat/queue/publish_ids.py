@@ -60,7 +60,7 @@ class Part:
 
 
 class PublishIds:
-    """The ids of one topic. `window` is in seconds; `now_ns` returns the time, in nanoseconds since 1970."""
+    """The ids of one topic. The window is in seconds; `now_ns` returns the time, in nanoseconds since 1970."""
 
     def __init__(self, topic_name: str, window: float, now_ns: Callable[[], int], max_ids: int = MAX_IDS) -> None:
         self.alarm = NEVER
@@ -69,7 +69,6 @@ class PublishIds:
         self.forgotten_count = 0
         """Ids that were forgotten within the window, because there were too many."""
         self.failed_commits = 0
-        self.window = window
         self._topic_name = topic_name
         self._now_ns = now_ns
         self._max_ids = max_ids
@@ -84,10 +83,18 @@ class PublishIds:
         self._current: Part | None = None
         self._last_number = 0
         self._count = 0
+        self._window_ns = self._span_ns = 0  # how long an id is known, and how long a part gets ids
+        self.window = 0.0
+        self.set_window(window)
 
     def __len__(self) -> int:
         """The number of ids in memory."""
         return self._count
+
+    def set_window(self, seconds: float) -> None:
+        self.window = seconds
+        self._window_ns = int(seconds * _NS_PER_SECOND)
+        self._span_ns = self._window_ns // _PARTS
 
     # --- Publishing ---------------------------------------------------------------------------------------------------
 
@@ -96,7 +103,7 @@ class PublishIds:
 
         ``note`` must follow when the frames are in the log.
         """
-        since = self._since(now_ns)
+        since = now_ns - self._window_ns
         left: list[bytes] = []
         found: dict[bytes, None] = {}
         for frame in frames:
@@ -130,7 +137,7 @@ class PublishIds:
 
     def fresh_in(self, part: Part, frames: Sequence[bytes]) -> list[bytes]:
         """As ``fresh``, for a part of a publish in steps, whose ids are added to `part`."""
-        since = self._since(part.began_ns)
+        since = part.began_ns - self._window_ns
         left: list[bytes] = []
         for frame in frames:
             identity = publish_id(frame)
@@ -169,7 +176,7 @@ class PublishIds:
 
     def next_alarm(self, now: float) -> float:
         """When ``on_alarm`` should be called; `now` is monotonic time."""
-        return now if self._count > self._max_ids else now + self.window / _PARTS
+        return now if self._count > self._max_ids else now + self._span_ns / _NS_PER_SECOND
 
     def on_alarm(self, now: float) -> float:
         if self._forget_some(self._now_ns()):
@@ -181,7 +188,7 @@ class PublishIds:
         if not self._parts:
             return False
         part = self._parts[0]
-        since = self._since(now_ns)
+        since = now_ns - self._window_ns
         is_old = self._times.get(part.number, since) <= since
         excess = self._count - self._max_ids
         if not is_old and excess <= 0:
@@ -216,7 +223,7 @@ class PublishIds:
 
     def recall(self, topic_log: ReadableLog, now_ns: int) -> int:
         """Read the ids of the window from the topic's log; returns how many. Raises ``OSError``."""
-        since, count = self._since(now_ns), 0
+        since, count = now_ns - self._window_ns, 0
         for group in groups_since(topic_log, since, PUBLISH_IDS):
             if group.kind == PUBLISH_IDS:
                 time_ns, digests = decode_ids(group.frames[0])
@@ -238,14 +245,6 @@ class PublishIds:
                     yield self._times[part.number], part.digests[begin : begin + MAX_IN_PART]
 
     # --- Inside -------------------------------------------------------------------------------------------------------
-
-    @property
-    def _span_ns(self) -> int:
-        """How long a part gets ids."""
-        return int(self.window * _NS_PER_SECOND) // _PARTS
-
-    def _since(self, now_ns: int) -> int:
-        return now_ns - int(self.window * _NS_PER_SECOND)
 
     def _number_of(self, digest: bytes) -> int:
         return self._numbers[digest[0] % _SHARDS].get(digest, 0)

@@ -422,7 +422,7 @@ class Topic:
     def take_ids(self, ids: PublishIds, now: float) -> None:
         """Know the publish ids of another nsqd, of which the log is that of this topic now."""
         if self.publish_ids is not None:
-            ids.window = self.publish_ids.window
+            ids.set_window(self.publish_ids.window)
             self.publish_ids = ids
             self._schedule.at(ids.next_alarm(now), ids)
 
