@@ -149,3 +149,11 @@ def test_ids_are_known_where_a_standby_has_taken_over(tmp_path):
             found = takes(standby, topic)
             assert b"new" in found
             assert b"again" not in found
+
+
+def test_a_batch_in_steps_is_published_once(nsqd):
+    batch = [(b"%d" % number, {"nsq-id": str(number)}) for number in range(3000)]
+    says(nsqd, hmpub(batch))
+    says(nsqd, hmpub([*batch, (b"new", {"nsq-id": "new"})]))
+    found = nsqd.topic_stats("t") or {}
+    assert (found["message_count"], found["duplicate_count"]) == (3001, 3000)

@@ -4,7 +4,8 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -18,6 +19,7 @@ from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.nsqd import standby as module
 from nsq_compat.nsqd.standby import Standby
 from nsq_compat.protocol.errors import FatalClientError
+from nsq_compat.protocol.headers import encode
 from nsq_compat.protocol.mirror import ZEROS, Change
 from nsq_compat.queue.topic import Topic
 from tests.broker import DataPath
@@ -40,8 +42,8 @@ class Node:
         self.failures: list[BaseException] = []
         self.data_path = DataPath(FILES, str(folder))
 
-    def has_copy(self, *topics: str, channel: str = "c", paused: bool = True) -> None:
-        """Of topics with two messages in a channel."""
+    def has_copy(self, *topics: str, channel: str = "c", paused: bool = True, identities: Sequence[str] = ()) -> None:
+        """Of topics with two messages in a channel, and others with these ids."""
         self.copy.mkdir(parents=True, exist_ok=True)
         make_our_folder(FILES, str(self.copy))
         primary = DataPath(FILES, str(self.copy))
@@ -50,6 +52,9 @@ class Node:
             topic = daemon.topic(name)
             topic.channel(channel)
             topic.publish([b"1", b"2"], daemon.now, daemon.now_ns)
+            if identities:
+                payloads = [encode([("nsq-id", each)]) + b"x" for each in identities]
+                topic.publish_with_headers(payloads, time.time(), time.time_ns())
         primary.stop(daemon)
         channels = (ChannelMetadata(channel, paused),)
         save_metadata(FILES, str(self.copy), [TopicMetadata(name, channels=channels) for name in topics])
@@ -214,3 +219,66 @@ def test_summing_up_a_large_file_ends_with_the_connection(tmp_path):
         copy.close()
         summing.join(0.01)
     assert outcome == ["the connection has ended"]
+
+
+# --- Publish ids ------------------------------------------------------------------------------------------------------
+
+WINDOW: dict[str, object] = {"dedup_window": "1h"}
+
+
+def knows(node: Node, topic: str, *identities: str) -> bool:
+    """Whether none of these is published."""
+    real = node.broker.topics[topic]
+    before = real.message_count
+    real.publish_with_headers([encode([("nsq-id", each)]) + b"x" for each in identities], time.time(), time.time_ns())
+    return real.message_count == before
+
+
+def start_with_window(node: Node) -> None:
+    node.start()
+    node.daemon.enforcer._now_ns = time.time_ns
+    node.daemon.follows(WINDOW)
+    for topic in node.broker.topics.values():
+        topic.recall_ids(time.time_ns())
+
+
+def test_the_ids_of_a_merged_copy_are_known_once_although_the_checkpoint_after_it_fails(node):
+    node.has_copy("a", identities=["1", "2"])
+    start_with_window(node)
+    node.broker.topic("a").channel("c")
+    node.failures = [OSError(28, "No space left on device")]
+    with pytest.raises(OSError, match="No space left"):
+        node.standby.adopt(PRIMARY)
+    assert knows(node, "a", "1", "2")
+    assert node.standby.adopt(PRIMARY) == ["a"]
+    assert node.depth("a") == 4
+    start_with_window(node)
+    assert knows(node, "a", "1", "2")
+    assert not knows(node, "a", "3")
+
+
+def test_a_standby_without_a_window_takes_over_messages_with_ids(node):
+    node.has_copy("a", "b", identities=["1"])
+    node.start()
+    node.broker.topic("a").channel("c")
+    node.standby.adopt(PRIMARY)
+    assert node.depth("a") == node.depth("b") == 3
+    assert not knows(node, "a", "1")
+
+
+def test_a_topic_that_is_created_while_the_ids_of_its_copy_are_read_is_merged(node, monkeypatch):
+    node.has_copy("a", identities=["1"])
+    start_with_window(node)
+    in_thread = vars(module)["in_thread"]
+
+    def in_thread_and_meanwhile(work, *arguments):
+        found = in_thread(work, *arguments)
+        if getattr(work, "__name__", "") == "recall":
+            node.broker.topic("a").channel("c")
+        return found
+
+    monkeypatch.setattr(module, "in_thread", in_thread_and_meanwhile)
+    node.standby.adopt(PRIMARY)
+    assert node.depth("a") == 3
+    assert knows(node, "a", "1")
+    assert not os.path.exists(topic_folder(str(node.copy), "a"))
