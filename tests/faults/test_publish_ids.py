@@ -1,20 +1,24 @@
-"""F25: an idempotent producer while nsqd is killed and its connections are cut. The log has each message once."""
+"""F25: idempotent producers while nsqd is killed, its connections are cut, or its machine is lost."""
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from random import Random
+from threading import Thread
 from typing import Any, Final
 
 import pytest
 
 from nsq_compat.client import Consumer, LogReader, Producer, Published, PublishError, aio
 from nsq_conformance.daemon_process import own_host
+from nsq_conformance.nsqd_process import installed_nsqd
 from tests.faults.conftest import StartDaemon
-from tests.faults.daemon import Daemon
+from tests.faults.daemon import Daemon, wait_for_more, wait_until
 from tests.faults.proxy import Proxy
+from tests.faults.test_mirror import adopt, is_in_sync
 
 SHORT: Final = 600
 LONG: Final = 10_000
@@ -128,3 +132,71 @@ def test_a_retry_after_an_unknown_outcome_is_no_duplicate(start: StartDaemon, tm
 @KINDS
 def test_a_retry_is_no_duplicate_in_a_long_run(start: StartDaemon, tmp_path: Path, seed: int, kind: Open):
     disturb(start, tmp_path, kind, seed, LONG, 5)
+
+
+# --- A lost machine ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(start: StartDaemon, tmp_path: Path) -> tuple[Daemon, Daemon]:
+    """A primary, and its standby, without the watchdog of the event loop, which a take-over holds."""
+    config = tmp_path / "nsqd.cfg"
+    config.write_text(POLICY)
+
+    def start_one(number: int, *options: str) -> Daemon:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        options = (f"--config={config}", f"--node-id={number}", *options)
+        return start(*options, data_path=folder, command=installed_nsqd())
+
+    standby = start_one(1, "--mirror-accept", "--mirror-takeover-after=manual")
+    primary = start_one(2, f"--mirror-to={standby.tcp_address}", "--mirror-timeout=60s")
+    wait_until(lambda: is_in_sync(primary))
+    return primary, standby
+
+
+@pytest.mark.parametrize("merges", [False, True], ids=["moved", "merged"])
+def test_a_retry_at_the_standby_of_a_lost_machine_is_no_duplicate(pair, seed, merges):
+    primary, standby = pair
+    if merges:
+        standby.create_channel("t", "c")
+    primary.create_channel("t", "c")
+    acknowledged: list[dict[str, str]] = []
+    failures: list[PublishError] = []
+    random = Random(seed)
+
+    def publish_until_it_fails(number: int) -> None:
+        with Producer(primary.tcp_address, idempotent=True, publish_timeout=2, timeout=1) as producer:
+            while True:
+                headers = {"nsq-id": f"{number}.{len(acknowledged)}"}
+                try:
+                    producer.publish("t", headers["nsq-id"].encode(), headers=headers)
+                except PublishError as error:
+                    failures.append(error)
+                    return
+                acknowledged.append(headers)
+
+    threads = [Thread(target=publish_until_it_fails, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    wait_for_more(lambda: len(acknowledged), random.randrange(100, 400))
+    primary.kill()
+    shutil.rmtree(primary.data_path)
+    for thread in threads:
+        thread.join()
+    assert adopt(standby) == ["t"]
+    for life in range(2):
+        with Producer(standby.tcp_address, idempotent=True) as producer:
+            for error in failures:
+                producer.retry(error)
+            for headers in acknowledged[-50:]:
+                producer.publish("t", headers["nsq-id"].encode(), headers=headers)
+        if not life:
+            standby.kill()
+            standby.start()
+    count = len(acknowledged) + len(failures)
+    found = Counter(standby.consumes(count))
+    wait_until(lambda: standby.unfinished("t") == {"c": 0})
+    print(f"{len(acknowledged)} acknowledged, {len(failures)} failed")
+    assert set(found.values()) == {1}
+    assert {headers["nsq-id"].encode() for headers in acknowledged} < found.keys()
