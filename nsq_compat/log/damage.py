@@ -26,7 +26,7 @@ class Damage:
     def __init__(self, quiet: bool = False) -> None:
         self.records = 0
         self.findings: list[str] = []
-        self._quiet = quiet
+        self.quiet = quiet
         self._places: set[tuple[str, object]] = set()
         self._files: set[str] = set()
         self._begins: list[int] = []  # the ranges of numbers that were counted, sorted and disjoint
@@ -79,7 +79,7 @@ class Damage:
     def note(self, path: str, text: str) -> None:
         """Report a problem with a file. Messages that are lost by it are counted separately."""
         if self._is_new(path, text):
-            if not self._quiet:
+            if not self.quiet:
                 log.error("LOG(%s): %s", path, text)
             self._list(f"{os.path.basename(path)}: {text}")
 
@@ -88,7 +88,7 @@ class Damage:
 
         They are not counted as lost, because level ``memory`` may never have written them.
         """
-        if self._is_new(path, begin) and not self._quiet:
+        if self._is_new(path, begin) and not self.quiet:
             log.warning(
                 "LOG(%s): no messages from offset %d to %d, which should be behind its end", path, begin, end - 1
             )
@@ -104,7 +104,7 @@ class Damage:
         self.records += records
         count = "1 message" if records == 1 else f"{records} messages"
         self._list(f"{os.path.basename(path)}: damaged at {place}, {count} lost")
-        if path not in self._files and not self._quiet:
+        if path not in self._files and not self.quiet:
             self._files.add(path)
             log.error("LOG(%s): damaged at %s, %s lost; further damage in it is only counted", path, place, count)
 

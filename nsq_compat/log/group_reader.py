@@ -48,6 +48,9 @@ MESSAGE_KINDS: Final = (MESSAGES, DEFERRED)
 NEAR: Final = 1 << 16
 """Distance in bytes from which on a group is found by reading instead of by bisection."""
 _PROBE: Final = 1 << 14
+MAX_CANDIDATES: Final = 1024
+"""Places that may be a header by their first bytes, examined in a millisecond or two. By chance there are few."""
+_NO_LIMIT: Final = 1 << 62
 _NUMBERED: Final = frozenset(KINDS) - {DEFERRED}
 """The kinds of groups whose `first_seq` is a number."""
 
@@ -69,6 +72,10 @@ _INDEXED_BYTES: Final = 1 << 22
 _SEARCHED_BYTES: Final = 1 << 22
 """Bytes of damage that one step searches for the next group, some 3 milliseconds of work."""
 _MESSAGE_ID: Final = MESSAGE_HEADER.slices["id"]
+
+
+class TooManyCandidates(Exception):
+    """Much of what is between two headers looks like a header, because messages were made so."""
 
 
 class GroupReader:
@@ -105,8 +112,15 @@ class GroupReader:
 
     def seek(self, position: int) -> None:
         """Go to a group near this offset, which may be anywhere in the file."""
-        header, _ = self._search(max(position, FIRST_GROUP), FIRST_GROUP)
-        self.offset = header.offset if header else self._segment.end
+        begin, segment = max(position, FIRST_GROUP), self._segment
+        try:
+            header, _ = self._search(begin, FIRST_GROUP, MAX_CANDIDATES)
+        except TooManyCandidates:
+            if not self._damage.quiet:
+                self.offset = index_of(segment, self._damage, self._in_steps).last_until(begin)
+                return
+            header, _ = self._search(begin, FIRST_GROUP)
+        self.offset = header.offset if header else segment.end
 
     def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
         """Read the next groups, about `max_bytes`; none at the end. Raises ``OSError``."""
@@ -232,10 +246,10 @@ class GroupReader:
         start = data[: len(GROUP_MAGIC)].rstrip(b"\0")
         return GROUP_MAGIC.startswith(start) and not any(data[HEADER_SIZE - 1 :])
 
-    def _search(self, position: int, lowest: int) -> tuple[GroupHeader | None, bool]:
+    def _search(self, position: int, lowest: int, most: int = _NO_LIMIT) -> tuple[GroupHeader | None, bool]:
         """Find the next sound header or trailer from `position` on, of a group that begins at `lowest` or later.
 
-        Returns the header, and whether it is from the trailer.
+        Returns the header, and whether it is from the trailer. Raises ``TooManyCandidates`` as ``next_header`` does.
         """
         end, search = self._segment.end, (position, lowest)
         position = self._segment.searches.pop(search, position)
@@ -252,6 +266,9 @@ class GroupReader:
                 header = decode_trailer(block, at, position + at)
                 if header and header.offset >= lowest:
                     return header, True
+                most -= 1
+                if most < 0:
+                    raise TooManyCandidates
                 at = block.find(MAGIC_PREFIX, at + 1)
             if len(block) < HEADER_SIZE:
                 break
@@ -259,17 +276,25 @@ class GroupReader:
         return None, False
 
 
-def next_header(segment: Segment, position: int, limit: int, kinds: Container[int]) -> GroupHeader | None:
-    """The header of the first sound group of these kinds that begins from `position` on and before `limit`."""
+def next_header(
+    segment: Segment, position: int, limit: int, kinds: Container[int], most: int = _NO_LIMIT
+) -> GroupHeader | None:
+    """The header of the first sound group of these kinds that begins from `position` on and before `limit`.
+
+    Raises ``TooManyCandidates`` after `most` places that only look like one. Where a group begins, there are none.
+    """
     while position < limit:
         block = segment.pread(_PROBE, position)
         if len(block) < HEADER_SIZE:
             return None
-        at = block.find(MAGIC_PREFIX)
+        at = block.find(GROUP_MAGIC)
         while 0 <= at <= len(block) - HEADER_SIZE:
             header = decode_header(block, at, position + at)
             if header is None:
-                at = block.find(MAGIC_PREFIX, at + 1)
+                at = block.find(GROUP_MAGIC, at + 1)
+                most -= 1
+                if most < 0:
+                    raise TooManyCandidates
                 continue
             if header.offset >= limit:
                 return None
@@ -280,21 +305,24 @@ def next_header(segment: Segment, position: int, limit: int, kinds: Container[in
     return None
 
 
-def seek_number(segment: Segment, seq: int) -> tuple[int, int]:
+def seek_number(segment: Segment, seq: int, damage: Damage) -> tuple[int, int]:
     """The offset at which to begin reading to find a message by its number, and the first number after it.
 
-    By the index, if there is one, else by bisection. Raises ``OSError``.
+    By the index, if there is one or messages look like headers, else by bisection. Raises ``OSError``.
     """
     if segment.index is not None:
         return segment.index.seek(seq)
     low, high, first = FIRST_GROUP, segment.end, segment.first_seq
-    while high - low > NEAR:
-        middle = (low + high) // 2
-        header = next_header(segment, middle, high, _NUMBERED)
-        if header is None or header.first_seq > seq:
-            high = middle
-        else:
-            low, first = header.offset, header.first_seq
+    try:
+        while high - low > NEAR:
+            middle = (low + high) // 2
+            header = next_header(segment, middle, high, _NUMBERED, MAX_CANDIDATES)
+            if header is None or header.first_seq > seq:
+                high = middle
+            else:
+                low, first = header.offset, header.first_seq
+    except TooManyCandidates:
+        return index_of(segment, damage).seek(seq)
     return low, first
 
 

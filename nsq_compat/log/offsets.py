@@ -1,7 +1,8 @@
 """Finds messages by offset or by time of publishing, and reads them in the order of their offsets, deferred ones too.
 
 A group's header says its offset, so a place is found without an index: first among the segments, by bisection of their
-first messages, then within one, by the first group after a position, where a few guesses come before the bisection.
+first messages, then within one, by the first group after a position, where a few guesses come before the bisection. If
+there is an index it is used, and if messages look like headers it is built: a search among them would take seconds.
 Each step reads a few kilobytes, and only the first message of each segment is remembered. Times are those of the ids,
 which never go back, as far as they differ.
 """
@@ -15,7 +16,17 @@ from google_crc32c import extend as extend_crc32c
 from google_crc32c import value as crc32c
 
 from nsq_compat.log.damage import Damage
-from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, NEAR, GroupReader, next_header, seek_number
+from nsq_compat.log.group_reader import (
+    BLOCK_SIZE,
+    MAX_CANDIDATES,
+    MESSAGE_KINDS,
+    NEAR,
+    GroupReader,
+    TooManyCandidates,
+    index_of,
+    next_header,
+    seek_number,
+)
 from nsq_compat.log.reading import ReadableLog
 from nsq_compat.log.segment import (
     CHECKSUM_SIZE,
@@ -25,6 +36,7 @@ from nsq_compat.log.segment import (
     MARK_SIZE,
     First,
     Group,
+    GroupHeader,
     Segment,
     cut_frames,
     unpack_header,
@@ -87,7 +99,7 @@ def first_of(segment: Segment) -> First | None:
     """The first message of a segment; None if it has none. Raises ``OSError``."""
     if segment.first is None and not segment.released and segment.searched < segment.end:
         end = segment.end
-        found = _next_group(segment, FIRST_GROUP, end)
+        found = _with_first(segment, next_header(segment, FIRST_GROUP, end, MESSAGE_KINDS))
         segment.first = found[1] if found is not None else None
         segment.searched = end
     return segment.first
@@ -149,14 +161,15 @@ def _first_since(segments: Sequence[Segment], first: int, now_ns: int, seconds: 
 
 def segment_of(log: ReadableLog, offset: int) -> int:
     """The number of the segment with this offset, or of the oldest one. Raises ``OSError``."""
-    place = last_before(log, later_than_offset(offset))
+    place = last_before(log, later_than_offset(offset), in_steps=False)
     return place[0].number if place is not None else 0
 
 
-def last_before(log: ReadableLog, later: Later) -> tuple[Segment, int] | None:
+def last_before(log: ReadableLog, later: Later, *, in_steps: bool | None = None) -> tuple[Segment, int] | None:
     """The segment and position of a group that is not later, shortly before the first later one.
 
-    None if all retained messages are later. Raises ``OSError``.
+    None if all retained messages are later. Raises ``OSError``. If the log is read in steps, or as `in_steps` says,
+    raises ``BlockingIOError`` after each part of a long search.
     """
     segments = [segment for segment in retained(log) if segment.end > FIRST_GROUP]
     low, high = -1, len(segments)
@@ -184,7 +197,7 @@ def last_before(log: ReadableLog, later: Later) -> tuple[Segment, int] | None:
             guesses -= 1
             margin = NEAR // 2 if guesses % 2 == 0 else -NEAR // 2
             middle = min(max(_guess(later, before, after, begin, end) + margin, begin + 1), end - 1)
-        found = _next_group(segment, middle, end)
+        found = _next_group(log, segment, middle, end, in_steps=log.in_steps if in_steps is None else in_steps)
         if found is None or later.is_true(found[1]):
             end, after = middle, found[1] if found is not None else after
         else:
@@ -259,7 +272,7 @@ def offset_of_number(log: ReadableLog, seq: int, end: int) -> int:
     if seq >= log.next_seq or place == len(segments):
         return end
     segment = segments[place]
-    reader = OffsetReader(log, 0, (segment, seek_number(segment, seq)[0]))
+    reader = OffsetReader(log, 0, (segment, seek_number(segment, seq, log.damage)[0]))
     while groups := reader.read(NEAR):
         for group in groups:
             if group.kind == MESSAGES and group.first_seq + len(group.frames) > seq:
@@ -493,9 +506,25 @@ def _cut_payloads(block: bytes, base: int, expected: int, limit: int) -> Frames 
     return Frames(expected, offset, pieces, base + at, next_seq) if pieces else None
 
 
-def _next_group(segment: Segment, position: int, limit: int) -> tuple[int, First] | None:
-    """The first sound group with messages that begins from `position` on and before `limit`, and its first message."""
-    header = next_header(segment, position, limit, MESSAGE_KINDS)
+def _next_group(
+    log: ReadableLog, segment: Segment, position: int, limit: int, *, in_steps: bool
+) -> tuple[int, First] | None:
+    """A group with messages that begins from `position` on and before `limit`, and its first message.
+
+    None if there is none in the index, or without an index none at all.
+    """
+    index = segment.index
+    if index is None:
+        try:
+            header = next_header(segment, position, limit, MESSAGE_KINDS, MAX_CANDIDATES)
+            return _with_first(segment, header)
+        except TooManyCandidates:
+            index = index_of(segment, log.damage, in_steps)
+    return _with_first(segment, next_header(segment, index.first_from(position), limit, MESSAGE_KINDS))
+
+
+def _with_first(segment: Segment, header: GroupHeader | None) -> tuple[int, First] | None:
+    """Where a group begins, and its first message."""
     if header is None:
         return None
     frame = segment.pread(MESSAGE_HEADER.size, header.frames_begin)

@@ -107,7 +107,7 @@ class LogCursor:
         segments = self._log.segments
         if segments:
             segment = segments[max(bisect_right(segments, seq, key=lambda segment: segment.first_seq) - 1, 0)]
-            offset, first = seek_number(segment, seq)
+            offset, first = seek_number(segment, seq, self._log.damage)
             self._report_lost(segment, "before", seq, segment.first_seq)
             self._seq = max(seq, segment.first_seq)
             self._enter(segment, offset, segment.first_seq if offset == FIRST_GROUP else first)

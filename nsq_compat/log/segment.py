@@ -11,7 +11,7 @@ the first access to each page, and a dozen pages at once cost a fifth of that pe
 
 import logging
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import starmap
@@ -274,6 +274,16 @@ class Index:
         """The offset at which to begin reading to find a message by its number, and the first number after it."""
         entry = bisect_right(self._seqs, seq) - 1
         return (self._offsets[entry], self._seqs[entry]) if entry >= 0 else (FIRST_GROUP, 0)
+
+    def first_from(self, offset: int) -> int:
+        """The offset of the first group with an entry from this offset on, beyond every file if there is none."""
+        entry = bisect_left(self._offsets, offset)
+        return self._offsets[entry] if entry < len(self._offsets) else _NO_OFFSET
+
+    def last_until(self, offset: int) -> int:
+        """The offset of the last group with an entry up to this offset, or of the first group."""
+        entry = bisect_right(self._offsets, offset)
+        return self._offsets[entry - 1] if entry else FIRST_GROUP
 
     def span_of_id(self, message_id: bytes) -> tuple[int, int]:
         """The range of offsets in which the group of this message begins, if it is in the segment."""

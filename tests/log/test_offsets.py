@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from nsq_compat.log import group_reader
 from nsq_compat.log.files import Files
 from nsq_compat.log.offsets import (
     OffsetReader,
@@ -16,9 +17,10 @@ from nsq_compat.log.offsets import (
     oldest,
     published_since,
 )
+from nsq_compat.log.segment import GroupHeader, decode_header
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import FrameFactory, message_id
-from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, GROUP_MAGIC, MAGIC_PREFIX
 from tests.faults.disk import SimulatedDisk
 from tests.log.test_topic_log import FOLDER, NOW_NS
 
@@ -247,3 +249,36 @@ def test_offsets_go_on_after_a_restart(count):
         assert history.log.next_seq + history.log.deferred_count == len(history.frames)
         history.publish()
     assert everything(history.log) == dict(enumerate(history.frames))
+
+
+# --- Messages that look like headers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("beginning", [GROUP_MAGIC, MAGIC_PREFIX])
+def test_messages_that_look_like_headers_are_not_searched_for_one(monkeypatch, beginning, reopened):
+    history = History(count=0, segment_size=1 << 21)
+    factory = FrameFactory(2)
+    for number in range(30):
+        history.now_ns += 10**9
+        frames = factory.make([beginning * 50_000], history.now_ns)[0]
+        history.log.append(frames, number)
+        history.frames += frames
+    log = history.open() if reopened else history.log
+    examined = 0
+
+    def decode(data: bytes, at: int, offset: int) -> GroupHeader | None:
+        nonlocal examined
+        examined += 1
+        return decode_header(data, at, offset)
+
+    monkeypatch.setattr(group_reader, "decode_header", decode)
+    assert offsets_of(log, map(message_id, history.frames)) == {
+        message_id(frame): offset for offset, frame in enumerate(history.frames)
+    }
+    assert everything(log, 17) == dict(list(enumerate(history.frames))[17:])
+    assert offset_at(log, published_since(history.now_ns - 5 * 10**9), 30) == 24
+    assert offset_of_number(log, 21, 30) == 21
+    assert log.latest(1)[-1].frames == history.frames[-1:]
+    assert examined < 50 * group_reader.MAX_CANDIDATES
