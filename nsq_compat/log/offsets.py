@@ -76,7 +76,7 @@ def later_than_offset(offset: int) -> Later:
     return Later(lambda first: first.offset > offset, lambda first: first.offset, offset)
 
 
-def _later_than_id(sought: bytes) -> Later:
+def later_than_id(sought: bytes) -> Later:
     return Later(lambda first: first.message_id > sought, _tick, publish_tick(sought))
 
 
@@ -288,7 +288,7 @@ def offsets_of(log: ReadableLog, ids: Iterable[bytes]) -> dict[bytes, int]:
     for wanted in sorted(ids):
         if not known or wanted > last:
             known = {}
-            reader = OffsetReader(log, 0, last_before(log, _later_than_id(wanted)))
+            reader = OffsetReader(log, 0, last_before(log, later_than_id(wanted)))
             while (not known or last < wanted) and (groups := reader.read(NEAR)):
                 for group in groups:
                     known.update(zip(message_ids(group.frames), count(group.offset), strict=False))

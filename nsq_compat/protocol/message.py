@@ -214,6 +214,9 @@ def publish_tick(message_id: bytes) -> int:
     return int(message_id, 16) >> (NODE_ID_BITS + SEQUENCE_BITS)
 
 
+MAX_LEAD_NS: Final = 120_000_000_000
+"""How far ids may be ahead of the times of their messages before `MessageIds.early` notes it. Large batches take ids a
+minute ahead."""
 TICK_SHIFT: Final = 20
 EPOCH_TICK: Final = 1288834974288
 NODE_ID_BITS: Final = 10
@@ -222,6 +225,7 @@ _SEQUENCE_SIZE: Final = 1 << SEQUENCE_BITS
 _MAX_CLOCK: Final = 1 << (41 + SEQUENCE_BITS)  # half of the range; the other half is for ids that run ahead
 _THREE_DIGITS: Final = [b"%03x" % number for number in range(_SEQUENCE_SIZE)]
 """The last digits of an id, by sequence. The 13 digits for tick and node before them end in the same way."""
+_MAX_LEAD: Final = (MAX_LEAD_NS >> TICK_SHIFT) << SEQUENCE_BITS
 _ERA_SHIFT: Final = 14
 """The rest of a tick is an id's first 7 digits, which change every 17 s."""
 
@@ -232,6 +236,8 @@ class MessageIds:
     def __init__(self, node_id: int) -> None:
         self._node = node_id << SEQUENCE_BITS
         self._next = 0  # tick and sequence as one number, the node id left out
+        self._early = -1  # the last number that was taken more than `_MAX_LEAD` ahead of the clock
+        self._before = b""  # the last id of an earlier run of nsqd
         self._tick = -1  # of `_start`
         self._start = b""
         self._era = -1  # of `_era_digits`
@@ -242,6 +248,8 @@ class MessageIds:
         # Hot: runs for every synchronous PUB. Code shared with `take_runs` is written out, because calls cost most.
         number = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
         if not self._next < number < _MAX_CLOCK:
+            if self._next - number > _MAX_LEAD:
+                self._early = self._next
             number = self._next
         self._next = number + 1
         start = self._start if number >> SEQUENCE_BITS == self._tick else self._start_of(number)
@@ -253,6 +261,8 @@ class MessageIds:
         clock = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
         first = clock if self._next < clock < _MAX_CLOCK else self._next
         self._next = first + count
+        if self._next - clock > _MAX_LEAD:
+            self._early = self._next - 1
         return self.runs_from(first, count)
 
     def runs_from(self, first: int, count: int) -> list[tuple[bytes, list[bytes]]]:
@@ -275,9 +285,19 @@ class MessageIds:
         """Whether that number, or a later one, was taken."""
         return self._next > number
 
-    def skip_to(self, number: int) -> None:
-        """Take only numbers from this one on."""
+    def skip_to(self, number: int, now_ns: int) -> None:
+        """Take only numbers from this one on. Those before it are of messages that were published then."""
         self._next = number
+        if number - (((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS) > _MAX_LEAD:
+            self._early = self._next - 1
+
+    @property
+    def early(self) -> bytes:
+        """The messages with greater ids were published at most `MAX_LEAD_NS` before the times in their ids.
+
+        An id is ahead after the clock was set back. Of an earlier run of nsqd nothing is known.
+        """
+        return max(self._before, b"%016x" % self._id(self._early) if self._early >= 0 else b"")
 
     def _start_of(self, number: int) -> bytes:
         # Formatting digits is the largest cost. They are the same for all ids of a tick, and mostly for the next tick.
@@ -304,6 +324,7 @@ class MessageIds:
         if self._id(following) <= number:  # an id with a higher node id, which this daemon may have had before
             following = (tick + 1) << SEQUENCE_BITS
         self._next = max(self._next, following)
+        self._before = max(self._before, last)
 
     def _id(self, number: int) -> int:
         tick, sequence = number >> SEQUENCE_BITS, number & (_SEQUENCE_SIZE - 1)

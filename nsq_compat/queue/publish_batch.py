@@ -230,7 +230,7 @@ class LargeBatch:
                 self._start_again()
                 return False
             if self._fresh:
-                ids.skip_to(self._first_id + self.count)
+                ids.skip_to(self._first_id + self.count, self._now_ns)
                 is_logged = False
                 if self._store is not None and self.staged is not None:
                     self._store.attach(self.staged, topic.seq)

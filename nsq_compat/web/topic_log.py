@@ -12,13 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import ref
 
-from nsq_compat.log.offsets import OffsetReader, offset_at, oldest, published_since, retained
+from nsq_compat.log.offsets import OffsetReader, later_than_id, offset_at, oldest, published_since, retained
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.access import CONSUME, OPERATE, READ
 from nsq_compat.policy.policies import Applied
 from nsq_compat.protocol.durations import parse_duration
-from nsq_compat.protocol.message import timestamp_ns
+from nsq_compat.protocol.message import MAX_LEAD_NS, TICK_SHIFT, timestamp_ns
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import NotLogged
@@ -107,6 +107,14 @@ class TopicLogApi:
         since = published_since(_time_ns(when, self._service.now_ns(), name))
         return read_log(topic, lambda: offset_at(log, since, topic.next_offset))
 
+    def _end_of(self, topic: Topic, log: TopicLog, time_ns: int) -> int:
+        """An offset from which on all messages were published at that time or later."""
+        # Times go back with the clock. Ids do not, and are hardly ahead of the times from the message `early` on.
+        end, early = topic.next_offset, topic.frames.ids.early
+        later = published_since(time_ns + MAX_LEAD_NS + (1 << TICK_SHIFT))
+        found = read_log(topic, lambda: offset_at(log, later, end))
+        return max(found, read_log(topic, lambda: offset_at(log, later_than_id(early), end))) if early else found
+
     def _require(self, topic: Topic, log: TopicLog, offset: int) -> None:
         """Raise ``ApiError`` if the message with this offset was released."""
         first = read_log(topic, lambda: _first(topic, log))
@@ -127,7 +135,7 @@ class TopicLogApi:
         named = dict.fromkeys(names.split(","))
         if len(named) > _MAX_TOPICS:
             raise ApiError(400, f"INVALID_ARG_TOPICS: at most {_MAX_TOPICS} topics")
-        several = {"at": query["at"]} if "at" in query else {}
+        several = {name: query[name] for name in ("at", "until") if name in query}
         answers: dict[str, dict[str, Any]] = {}
         for name in named:
             topic = self._service.broker.topics.get(name)
@@ -154,6 +162,8 @@ class TopicLogApi:
         }
         if (when := query.get("at")) is not None:
             answer["offset"] = min(self.offset_of(topic, when, "AT"), end)
+        if (when := query.get("until")) is not None:
+            answer["end"] = min(self._end_of(topic, log, _time_ns(when, self._service.now_ns(), "UNTIL")), end)
         if (name := query.get("channel")) is not None:
             drops_taken = _drops_taken(query)
             with _refusing_moves():

@@ -6,7 +6,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol import message, schema
-from nsq_compat.protocol.message import EPOCH_TICK, HEADER_SIZE, FrameFactory, MessageIds, message_id
+from nsq_compat.protocol.message import (
+    EPOCH_TICK,
+    HEADER_SIZE,
+    MAX_LEAD_NS,
+    TICK_SHIFT,
+    FrameFactory,
+    MessageIds,
+    message_id,
+    publish_tick,
+    tick_of,
+)
 from nsq_compat.protocol.schema import UniformBodies
 
 ID = b"0123456789abcdef"
@@ -205,6 +215,26 @@ def test_ids_strictly_grow_whatever_the_clock_does(node_id, takes):
     assert all(before < after for before, after in pairwise(ids))
     assert all(len(each) == 16 and set(each) <= set(b"0123456789abcdef") for each in ids)
     assert {parts(each)[1] for each in ids} <= {node_id}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 5000), st.integers(0, 600)), min_size=1))
+def test_ids_are_ahead_of_the_times_of_later_messages_by_two_minutes_at_most(takes):
+    ids = MessageIds(7)
+    times: dict[bytes, int] = {}
+    for is_large, count, seconds in takes:
+        now_ns = NOW_NS + seconds * 10**9
+        if is_large:
+            first = ids.ahead(now_ns + 60 * 10**9, count)
+            runs = ids.runs_from(first, count)
+            ids.skip_to(first + count, now_ns)
+        else:
+            runs = ids.take_runs(count, now_ns) if count > 1 else [(ids.take_one(now_ns), [b""])]
+        times |= {start + end: now_ns for start, ends in runs for end in ends}
+    later = {message_id: now_ns for message_id, now_ns in times.items() if message_id > ids.early}
+    assert all(publish_tick(each) - tick_of(now_ns) <= MAX_LEAD_NS >> TICK_SHIFT for each, now_ns in later.items())
+    # Nothing is left out without need.
+    if all(one[2] <= other[2] for one, other in pairwise(takes)):
+        assert len(later) == len(times)
 
 
 @given(node_ids, st.lists(st.tuples(clocks, st.sampled_from([1, 1, 2, 5000])), max_size=8))

@@ -101,6 +101,32 @@ def test_the_offset_at_some_time(call, daemon, topic):
     assert at(moment.strftime("%Y-%m-%dT%H:%M:%S%%2B00:00")) == 8
 
 
+def test_the_offset_after_the_last_message_before_some_time(call, daemon):
+    daemon.wall_ns = 1_700_000_000 * SECOND
+    topic = daemon.broker.topic("o")
+
+    def publish(minutes_ago: int) -> None:
+        topic.publish([b"x"], 50.0, daemon.wall_ns - minutes_ago * 60 * SECOND)
+
+    def end(until: str) -> int:
+        found: int = answer(call, "GET", f"/topic/offsets?topic=o&until={until}")["end"]
+        assert answer(call, "GET", f"/topic/offsets?topics=o&until={until}")["topics"]["o"]["end"] == found
+        return found
+
+    for minutes_ago in (60, 50, 40, 30):
+        publish(minutes_ago)
+    # Ids may be two minutes ahead, so messages of these are not left out.
+    assert [end(until) for until in ("63m", "61m", "55m", "45m", "40m", "1m")] == [0, 1, 1, 2, 3, 4]
+    # The clock was set back for a while. Ids stay ahead of it.
+    for minutes_ago in (55, 20, 10):
+        publish(minutes_ago)
+    assert [end(until) for until in ("63m", "50m", "25m", "15m", "1m")] == [5, 5, 5, 6, 7]
+    # Of what an earlier run has published, only the ids are known.
+    topic.frames.ids.start_after(topic.frames.ids.last)
+    publish(5)
+    assert [end(until) for until in ("63m", "8m", "1m")] == [7, 7, 8]
+
+
 @pytest.mark.parametrize("when", ["yesterday", "", "-1", "-1h", "11", "2026-01-31T15:04:05", "99999999999999999999999"])
 def test_what_is_no_place_is_refused(call, topic, when):
     for method, url in (
