@@ -12,15 +12,19 @@ from typing import Any, Final
 from pyspark_nsq.log_plan import Range
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _SLACK: Final = timedelta(milliseconds=3)
 """nsqd finds times by ids, which have a resolution of about a millisecond."""
+_LAST_MS: Final = 253_402_300_799_000
+"""The last second that has a datetime."""
+_EQUAL: Final = ("EqualTo", "EqualNullSafe")
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What the rows of a query have in common. None is no limit; offsets are from `first` up to, and without, `end`.
 
-    There is no latest time: after the clock of an nsqd was set back, later messages have earlier times.
+    Times are in milliseconds since 1970, from `since_ms` up to, and without, `until_ms`.
     """
 
     topics: frozenset[str] | None = None
@@ -29,6 +33,7 @@ class Bounds:
     first: int = 0
     end: int | None = None
     since_ms: int | None = None
+    until_ms: int | None = None
 
     def narrowed(self, filters: Iterable[Any]) -> "Bounds":
         """With Spark's filters, all of which must hold."""
@@ -51,7 +56,7 @@ class Bounds:
 
 def _narrow_names(field: str) -> Callable[[Bounds, str, Any], Bounds]:
     def narrow(bounds: Bounds, kind: str, value: Any) -> Bounds:
-        names = value if kind == "In" else (value,) if kind in ("EqualTo", "EqualNullSafe") else None
+        names = value if kind == "In" else (value,) if kind in _EQUAL else None
         if names is None:
             return bounds
         known = getattr(bounds, field)
@@ -78,11 +83,15 @@ def _narrow_offset(bounds: Bounds, kind: str, value: Any) -> Bounds:
 
 
 def _narrow_time(bounds: Bounds, kind: str, value: Any) -> Bounds:
-    is_lower = kind in ("EqualTo", "EqualNullSafe", "GreaterThan", "GreaterThanOrEqual")
-    if not is_lower or not isinstance(value, datetime) or value.tzinfo is None:
+    if not isinstance(value, datetime) or value.tzinfo is None:
         return bounds
-    since = max((value - _EPOCH - _SLACK) // timedelta(milliseconds=1), 0)
-    return replace(bounds, since_ms=since if bounds.since_ms is None else max(since, bounds.since_ms))
+    if kind in (*_EQUAL, "GreaterThan", "GreaterThanOrEqual"):
+        since = max((value - _EPOCH - _SLACK) // _MILLISECOND, 0)
+        bounds = replace(bounds, since_ms=since if bounds.since_ms is None else max(since, bounds.since_ms))
+    if kind in (*_EQUAL, "LessThan", "LessThanOrEqual"):
+        until = min(max((value - _EPOCH) // _MILLISECOND + 1, 0), _LAST_MS)
+        bounds = replace(bounds, until_ms=until if bounds.until_ms is None else min(until, bounds.until_ms))
+    return bounds
 
 
 _COLUMNS: Final[dict[str, Callable[[Bounds, str, Any], Bounds]]] = {

@@ -14,6 +14,7 @@ offsets, or the same log at another address.
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from pyspark_nsq.filters import NO_BOUNDS, Bounds
@@ -22,6 +23,7 @@ from pyspark_nsq.log_reader import PATIENCE, LogUnreadable, MessagesLost, has_ma
 from pyspark_nsq.nodes import Interval, NoNodes
 from pyspark_nsq.option_parsers import EARLIEST, EARLIEST_OFFSET, LATEST, LATEST_OFFSET, Positions
 from pyspark_nsq.options import OptionError, ReadOptions
+from pyspark_nsq.plan import HoldBack
 from pyspark_nsq.topic_logs import Mark, Report, TopicLog, TopicLogs, log
 
 Offset = dict[str, Any]
@@ -42,6 +44,7 @@ class LogProgress:
         self._initial: Offset | None = None
         # Spark asks 100 times a second.
         self._polls = Interval(options.poll_interval, clock)
+        self._holds = HoldBack(options, clock)
         self._stops = False
         self._last: Positions | None = None
         self._heard_now: Logs = {}
@@ -124,6 +127,8 @@ class LogProgress:
             if (count := at - begin[topic][nsqd])
         }
         total = sum(counts.values())
+        if not self._stops and self._holds.holds_back(total):
+            counts = {}
         plan = []
         for (topic, nsqd), count in counts.items():
             tasks = parts(count, total, self._heard_now[topic, nsqd], self._options)
@@ -254,9 +259,10 @@ def batch_ranges(options: ReadOptions, bounds: Bounds = NO_BOUNDS) -> list[Range
     begin = starting(options, begins, EARLIEST)
     ends = begins if options.ending_timestamp is None else logs.require(options.ending_timestamp).logs
     end = ending(options, ends)
-    since = {} if bounds.since_ms is None else logs.require(bounds.since_ms).logs
+    timed = bounds.since_ms is not None or bounds.until_ms is not None
+    within = logs.require(bounds.since_ms, bounds.until_ms).logs if timed else {}
     everything = (
-        Range(topic, nsqd, max(at, since[topic, nsqd].offset if since else 0), end[topic][nsqd], logs.tcp_of(nsqd))
+        _within(Range(topic, nsqd, at, end[topic][nsqd], logs.tcp_of(nsqd)), within.get((topic, nsqd)))
         for topic, nsqds in begin.items()
         for nsqd, at in nsqds.items()
     )
@@ -267,6 +273,13 @@ def batch_ranges(options: ReadOptions, bounds: Bounds = NO_BOUNDS) -> list[Range
         for each, count in zip(whole, counts, strict=True)
         for task in split(each, parts(count, sum(counts), begins[each.topic, each.nsqd], options))
     ]
+
+
+def _within(work: Range, log: TopicLog | None) -> Range:
+    """The part of a range with the messages of a time; `log` was asked for it, None for no limit."""
+    if log is None:
+        return work
+    return replace(work, begin=max(work.begin, log.offset), end=work.end if log.end is None else min(work.end, log.end))
 
 
 def starting(options: ReadOptions, logs: Logs, default: str) -> Positions:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from nsq_compat.protocol.durations import parse_duration
 from nsq_compat.protocol.names import is_ephemeral, is_valid_name
 
 EARLIEST: Final = "earliest"
@@ -47,6 +48,17 @@ def milliseconds(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], floa
         return int(raw) / 1000
 
     return read
+
+
+def duration(raw: str) -> float:
+    """Seconds."""
+    try:
+        nanoseconds = parse_duration(raw)
+    except ValueError:
+        nanoseconds = -1
+    if nanoseconds < 0:
+        raise ValueError("a time with a unit, such as 15m or 90s")
+    return nanoseconds / 1e9
 
 
 def choice(*words: str) -> Callable[[str], str]:

@@ -142,6 +142,32 @@ OPTIONS: Final = (
         ("maxOffsetsPerTrigger",),
     ),
     Option(
+        "minMessagesPerTrigger",
+        "min_messages_per_trigger",
+        option_parsers.integer(0),
+        "0",
+        "hold a micro-batch back until so many messages wait",
+        (STREAM,),
+        ("minOffsetsPerTrigger",),
+    ),
+    Option(
+        "maxTriggerDelay",
+        "max_trigger_delay",
+        option_parsers.duration,
+        "15m",
+        "hold it back for this time at most, such as `15m` or `90s`",
+        (STREAM,),
+    ),
+    Option(
+        "availableNow",
+        "available_now",
+        option_parsers.boolean,
+        "false",
+        "offer no message that arrives after the start: for Spark 4.0 and 4.1, which pass the trigger to no Python "
+        "source",
+        (STREAM,),
+    ),
+    Option(
         "maxMessages",
         "max_messages",
         option_parsers.integer(0),

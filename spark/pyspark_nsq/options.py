@@ -77,6 +77,9 @@ class ReadOptions(ConnectionOptions):
     spool_name: str
     create_channel: bool
     max_messages_per_trigger: int
+    min_messages_per_trigger: int
+    max_trigger_delay: float
+    available_now: bool
     max_messages_per_partition: int
     max_messages: int
     partitions_per_nsqd: int
@@ -251,6 +254,10 @@ def _of_reading(options: ReadOptions) -> _Rules:
     yield (
         bool(options.ending_offsets) and options.ending_timestamp is not None,
         "set either endingOffsets or endingTimestamp",
+    )
+    yield (
+        options.min_messages_per_trigger > options.max_messages_per_trigger,
+        "minMessagesPerTrigger must not be greater than maxMessagesPerTrigger",
     )
     yield 0 < options.msg_timeout < 1, "msgTimeoutMs must be 0 (for nsqd's) or at least 1000"
     yield (

@@ -4,7 +4,7 @@ A plan consists of lists of strings and numbers, because it is part of the offse
 that is repeated after a restart therefore has the same plan.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +24,25 @@ class Share:
     nsqd: str
     count: int
     http: str = ""
+
+
+class HoldBack:
+    """Decides whether a batch waits until there are more messages. `clock` is monotonic."""
+
+    def __init__(self, options: ReadOptions, clock: Callable[[], float]) -> None:
+        self._least = options.min_messages_per_trigger
+        self._delay = options.max_trigger_delay
+        self._clock = clock
+        self._last: float | None = None
+
+    def holds_back(self, count: int) -> bool:
+        """Whether a batch of so many messages waits. The first one after a start does not."""
+        now = self._clock()
+        if 0 < count < self._least and self._last is not None and now - self._last < self._delay:
+            return True
+        if count:
+            self._last = now
+        return False
 
 
 def plan_batch(backlog: Sequence[tuple[Node, int | None]], limit: int | None, options: ReadOptions) -> list[Share]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pyspark_nsq.nodes import Interval, Nodes
 from pyspark_nsq.options import ReadOptions
-from pyspark_nsq.plan import Share, from_json, plan_batch, to_json
+from pyspark_nsq.plan import HoldBack, Share, from_json, plan_batch, to_json
 from pyspark_nsq.spool import Orphan, Spool
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class Progress:
         self._cleaned: int | None = None
         # Spark asks 100 times a second.
         self._polls = Interval(options.poll_interval, clock)
+        self._holds = HoldBack(options, clock)
         self._left: int | None = None
         self._planned_last: int | None = None
 
@@ -76,7 +77,7 @@ class Progress:
             limit = self._left if limit is None else min(limit, self._left)
         plan: list[Orphan | Share] = [*spool.orphans(), *plan_batch(backlog, limit, self._options)]
         planned = sum(each.count for each in plan if isinstance(each, Share))
-        if not plan:
+        if not plan or (self._left is None and self._holds.holds_back(planned)):
             return start
         if self._left is not None:
             self._left -= planned

@@ -30,8 +30,9 @@ class Mark(NamedTuple):
 class TopicLog(NamedTuple):
     """What one nsqd has of a topic: the offsets from `first` up to, and without, `next`.
 
-    `offset` is that of the first message at the time that was asked for, or `next`. If `is_retained`, a policy says how
-    long finished messages stay.
+    `offset` is that of the first message at the time that was asked for, or `next`. `end` is an offset from which on
+    all messages were published at the other time that was asked for, or later; None if nsqd does not say. If
+    `is_retained`, a policy says how long finished messages stay.
     """
 
     topic: str
@@ -43,6 +44,7 @@ class TopicLog(NamedTuple):
     first_timestamp_ns: int | None = None
     last_timestamp_ns: int | None = None
     offset: int = 0
+    end: int | None = None
 
     @property
     def mark(self) -> Mark | None:
@@ -72,20 +74,21 @@ class TopicLogs:
         self.heard: dict[str, float] = {}
         """When each nsqd last answered, by `clock`."""
 
-    def ask(self, at_ms: int | None = None, patience: float | None = None) -> Report:
-        """Ask all nsqd. With `at_ms`, in milliseconds since 1970, also for the offsets at that time.
+    def ask(self, at_ms: int | None = None, patience: float | None = None, until_ms: int | None = None) -> Report:
+        """Ask all nsqd, also for the offsets of times in milliseconds since 1970: `offset` and `end` of a log.
 
         Waits `patience` seconds, by default not for long. Raises ``NoNodes`` if no nsqlookupd answers, and
         ``HttpFailed`` with failOnUnreachable.
         """
         if patience is None and self._options.fail_on_unreachable:
             patience = self._options.connect_timeout
-        at = "" if at_ms is None else (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)).isoformat()
+        times = {name: _text(ms) for name, ms in (("at", at_ms), ("until", until_ms)) if ms is not None}
         topics: dict[str, list[str]] = {}
         for node in self._nodes.all():
             topics.setdefault(node.http, []).append(node.topic)
             self._tcp[node.http] = node.tcp
-        requests = [(nsqd, names, at) for nsqd, all_names in topics.items() for names in _joined(all_names)]
+        asked = tuple(times.items())
+        requests = [(nsqd, names, asked) for nsqd, all_names in topics.items() for names in _joined(all_names)]
         logs: dict[tuple[str, str], TopicLog] = {}
         silent: dict[str, str] = {}
         lacking = set()
@@ -106,9 +109,9 @@ class TopicLogs:
         self._silent = set(silent)
         return Report(logs, silent, frozenset(lacking))
 
-    def require(self, at_ms: int | None = None) -> Report:
+    def require(self, at_ms: int | None = None, until_ms: int | None = None) -> Report:
         """As `ask`, from every nsqd. Raises ``NoNodes`` if one cannot be reached or has no retained log."""
-        report = self.ask(at_ms, self._options.connect_timeout)
+        report = self.ask(at_ms, self._options.connect_timeout, until_ms)
         if report.silent:
             raise NoNodes("mode=log needs an answer of every nsqd at the start: " + "; ".join(report.silent.values()))
         if report.lacking:
@@ -135,13 +138,17 @@ class TopicLogs:
         """The TCP address of an nsqd, or the same address if it is unknown."""
         return self._tcp.get(nsqd, nsqd)
 
-    def _ask(self, request: tuple[str, str, str]) -> dict[str, Any] | None:
-        nsqd, names, at = request
-        arguments = {"topics": names} | ({"at": at} if at else {})
+    def _ask(self, request: tuple[str, str, tuple[tuple[str, str], ...]]) -> dict[str, Any] | None:
+        nsqd, names, times = request
+        arguments = {"topics": names, **dict(times)}
         answer: dict[str, Any] | None = ask(
             nsqd, "topic/offsets", self._options.connect_timeout, self._access, **arguments
         )
         return answer
+
+
+def _text(milliseconds: int) -> str:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)).isoformat()
 
 
 def _joined(names: Iterable[str]) -> Iterable[str]:
@@ -162,6 +169,7 @@ def _parsed(nsqd: str, answer: Any) -> list[TopicLog]:
                 each["first_timestamp"],
                 each["last_timestamp"],
                 int(each.get("offset", 0)),
+                None if each.get("end") is None else int(each["end"]),
             )
             for topic, each in answer["topics"].items()
         ]

@@ -69,12 +69,12 @@ def test_a_log_without_matching_messages_is_not_read(each):
         StringStartsWith(("topic",), "v"),
         EqualTo(("body",), b"x"),
         EqualTo(("offset", "a"), 3),
-        LessThan(("timestamp",), datetime(2000, 1, 1, tzinfo=UTC)),
     ],
 )
 def test_other_filters_leave_out_nothing(each):
     assert len(read(each)) == 100
     assert NO_BOUNDS.narrowed([each]).since_ms is None
+    assert NO_BOUNDS.narrowed([each]).until_ms is None
 
 
 def test_a_time_is_looked_up_a_little_earlier_because_nsqd_finds_it_by_ids():
@@ -84,6 +84,19 @@ def test_a_time_is_looked_up_a_little_earlier_because_nsqd_finds_it_by_ids():
         assert NO_BOUNDS.narrowed([kind(("timestamp",), at)]).since_ms == millisecond - 3
     assert NO_BOUNDS.narrowed([GreaterThan(("timestamp",), datetime(2026, 1, 31))]).since_ms is None
     assert NO_BOUNDS.narrowed([GreaterThan(("timestamp",), datetime.min.replace(tzinfo=UTC))]).since_ms == 0
+
+
+def test_a_time_is_looked_up_to_the_end_of_its_millisecond():
+    at = datetime(2026, 1, 31, 12, microsecond=1500, tzinfo=timezone(timedelta(hours=2)))
+    after = int(at.timestamp()) * 1000 + 2
+    for kind in (EqualTo, LessThan, LessThanOrEqual):
+        assert NO_BOUNDS.narrowed([kind(("timestamp",), at)]).until_ms == after
+    both = [LessThan(("timestamp",), at), LessThan(("timestamp",), at - timedelta(seconds=1))]
+    assert NO_BOUNDS.narrowed(both).until_ms == after - 1000
+    assert NO_BOUNDS.narrowed([LessThan(("timestamp",), datetime.min.replace(tzinfo=UTC))]).until_ms == 0
+    latest = NO_BOUNDS.narrowed([LessThan(("timestamp",), datetime.max.replace(tzinfo=UTC))]).until_ms
+    assert latest is not None
+    assert datetime.fromtimestamp(latest / 1000, UTC).year == 9999
 
 
 COMPARISONS = {

@@ -21,6 +21,7 @@ from pyspark_nsq.nodes import NoNodes
 from pyspark_nsq.options import OptionError, ReadOptions, read_options
 from pyspark_nsq.topic_logs import TopicLogs
 from tests.cluster.hostile import DRIPPING, HostileServer
+from tests.faults.test_clock import FalseClock
 
 
 def publish(nsqd: NsqdProcess, topic: str, *messages: bytes) -> None:
@@ -274,6 +275,22 @@ def test_a_log_is_offered_only_where_it_is_retained(retaining, topic, options_of
         assert not TopicLogs(options_of(nsqdHttpAddresses=nsqd.http_address)).offers_log()
 
 
+def test_a_batch_is_held_back_until_enough_messages_wait(retaining, topic, options_of):
+    publish(retaining, topic, b"1")
+    progress = LogProgress(options_of(startingOffsets="earliest", minOffsetsPerTrigger="3"))
+    first = progress.next(progress.initial(), None)
+    assert first["offsets"][topic][retaining.http_address] == 1
+    publish(retaining, topic, b"2", b"3")
+    assert progress.next(first, None) == first
+    assert progress.report()["maxOffsetsBehindLatest"] == "2"
+    publish(retaining, topic, b"4")
+    assert progress.next(first, None)["offsets"][topic][retaining.http_address] == 4
+    # What waits when a query with availableNow starts is not held back.
+    progress = LogProgress(options_of(minOffsetsPerTrigger="9"))
+    progress.stop_at_current_end()
+    assert progress.next(progress.next(first, 1), None)["offsets"][topic][retaining.http_address] == 4
+
+
 def test_a_limit_is_divided_in_proportion_to_what_waits():
     assert limited({"t": {"a": 0, "b": 5}}, {"t": {"a": 30, "b": 15}}, 8) == {"t": {"a": 6, "b": 7}}
 
@@ -288,6 +305,33 @@ def test_a_batch_reads_from_a_little_before_the_time_of_a_filter(retaining, topi
     assert bodies(batch_ranges(options_of("batch"), bounds), options_of("batch")) == [b"late"]
     assert batch_ranges(options_of("batch"), replace(bounds, end=1)) == []
     assert batch_ranges(options_of("batch"), Bounds(topics=frozenset(["other"]))) == []
+
+
+def test_a_batch_reads_up_to_the_time_of_a_filter_and_what_was_published_while_the_clock_was_set_back(
+    topic, options_of, tmp_path
+):
+    clock = FalseClock(tmp_path)
+    clock.jump("-60m")
+    (tmp_path / "data").mkdir()
+    with NsqdProcess(clock.command, tmp_path / "data", options=[retention(tmp_path)]) as nsqd:
+        options = options_of("batch", nsqdHttpAddresses=nsqd.http_address)
+
+        def publish_at(*offsets: str) -> None:
+            for each in offsets:
+                clock.jump(each)
+                publish(nsqd, topic, each.encode())
+
+        def read(minutes_ago: int) -> list[bytes]:
+            until = Bounds(until_ms=time.time_ns() // 1_000_000 - minutes_ago * 60_000)
+            return bodies(batch_ranges(options, until), options)
+
+        publish_at("-60m", "-40m", "-20m")
+        assert read(50) == [b"-60m"]
+        assert read(30) == [b"-60m", b"-40m"]
+        publish_at("-50m", "-10m", "+0")
+        assert read(45) == [b"-60m", b"-40m", b"-20m", b"-50m"]
+        assert read(5) == [b"-60m", b"-40m", b"-20m", b"-50m", b"-10m"]
+        assert batch_ranges(options, Bounds(since_ms=time.time_ns() // 1_000_000 - 300_000, until_ms=1)) == []
 
 
 # --- TLS --------------------------------------------------------------------------------------------------------------

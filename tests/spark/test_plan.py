@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from pyspark_nsq.nodes import Node
 from pyspark_nsq.options import read_options
-from pyspark_nsq.plan import Share, from_json, plan_batch, to_json
+from pyspark_nsq.plan import HoldBack, Share, from_json, plan_batch, to_json
 from pyspark_nsq.spool import Orphan
 
 WRITTEN = {"subscribe": "t", "channel": "c", "nsqdTcpAddresses": "n:1", "spoolDir": "/spool"}
 
 
-def options_with(**more: int):
+def options_with(**more: int | str):
     return read_options(WRITTEN | {name: str(value) for name, value in more.items()}, "stream")
 
 
@@ -53,3 +53,19 @@ def test_a_node_with_unknown_backlog_gets_full_shares():
 def test_a_plan_survives_sparks_json():
     plan: list[Orphan | Share] = [Orphan("orphans/a.500.spool", 500, 900), Share("t", "n:1", 7)]
     assert from_json(json.loads(json.dumps(to_json(plan)))) == plan
+
+
+def test_a_batch_is_held_back_until_it_is_large_enough_or_late():
+    now = [0.0]
+    options = options_with(minMessagesPerTrigger=10, maxTriggerDelay="90s")
+    held = HoldBack(options, lambda: now[0])
+    # The first batch after a start is not.
+    assert not held.holds_back(0)
+    assert not held.holds_back(3)
+    assert held.holds_back(9)
+    assert not held.holds_back(10)
+    now[0] = 89.0
+    assert held.holds_back(9)
+    now[0] = 90.0
+    assert not held.holds_back(1)
+    assert held.holds_back(9)

@@ -56,6 +56,18 @@ def test_consecutive_batches_read_everything_once(options, publish):
     assert (offset["seq"], offset["planned"]) == (3, 25)
 
 
+def test_a_batch_is_held_back_until_enough_messages_wait(options_with, publish):
+    options = options_with(pollIntervalMs="0", minMessagesPerTrigger="3")
+    publish(1)
+    progress = Progress(options)
+    first = progress.next(progress.initial(), None)
+    run_batch(options, first)
+    publish(2)
+    assert progress.next(first, None) == first
+    publish(1)
+    assert progress.next(first, None)["planned"] == 4
+
+
 def test_the_initial_offset_is_the_same_for_every_call(options):
     progress = Progress(options)
     assert progress.initial() == progress.initial()
