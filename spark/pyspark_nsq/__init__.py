@@ -28,17 +28,19 @@ that belongs to its batch. Spark reads the spool.
     rows            messages as Arrow record batches
     spool_tool      ``python -m pyspark_nsq.spool_tool``: shows a spool and publishes its messages again
     reader          `run_reader`: pynsq's handlers on a cluster
+    spark_versions  what differs between the versions of Spark
     duplicates      `once`: de-duplication of a stream; and in slots
     events          messages that are JSON objects, as rows of a time and a key
     parquet_table   a table of Parquet files that has each row once for any reader
+    delta_table     a Delta table that has each message once
     command_line    flags and error reports shared by the pipelines in ``spark/jobs``
     options         validation of the user's options
     option_table    the table of options
     option_parsers  parsers of option values
 
 May import ``nsq_compat``'s ``protocol``, ``session`` and ``bounded_http``, never gevent: executors are forked from
-Spark's daemon, where monkey-patching is not allowed. Only ``source``, ``sink``, ``duplicates`` and ``events`` import
-pyspark. Read ``drain`` first, then ``spool``.
+Spark's daemon, where monkey-patching is not allowed. Only ``source``, ``sink``, ``duplicates``, ``events`` and
+``spark_versions`` import pyspark. Read ``drain`` first, then ``spool``.
 """
 
 import os
@@ -55,6 +57,8 @@ def register(spark: Any) -> None:
     On one machine (``local[...]``), workers then use the Python of this program, unless PYSPARK_PYTHON or the setting
     spark.pyspark.python names another. Spark itself would use the first ``python3`` on PATH.
     """
+    from pyspark.errors import AnalysisException
+
     from pyspark_nsq.source import FilteringDataSource
 
     # Spark Connect has no context.
@@ -63,7 +67,12 @@ def register(spark: Any) -> None:
     if context is not None and context.master.startswith("local") and not is_chosen:
         context.pythonExec = sys.executable
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    spark.dataSource.register(FilteringDataSource)
+    try:
+        spark.dataSource.register(FilteringDataSource)
+    except AnalysisException as error:
+        # Spark 4.0 keeps the one that it has found by itself, which is the same without filters.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 def ack(frame: Any) -> int:

@@ -126,6 +126,8 @@ def run_reader(
     `options` are further options of ``format("nsq")``. With `available_now` the query ends when it has handled the
     messages that wait. Raises ``OptionError``.
     """
+    from pyspark_nsq.spark_versions import reading_available_now, start_available_now
+
     retries = Retries(
         topic=retry_topic or f"{topic}.{channel}.retry",
         dead_letter_topic=dead_letter_topic or f"{topic}.{channel}.dead",
@@ -145,9 +147,11 @@ def run_reader(
         _require_one_topic(name, each)
     written["subscribe"] = f"{topic},{retries.topic}"
     work = Work(handler, read_options(written, STREAM), retries)
+    if available_now:
+        written |= reading_available_now()
     messages = spark.readStream.format("nsq").schema(_SCHEMA).options(**written).load()
     writer = _handled(messages, work).writeStream.format("noop").option("checkpointLocation", checkpoint)
-    return (writer.trigger(availableNow=True) if available_now else writer).start()
+    return start_available_now(writer) if available_now else writer.start()
 
 
 def _handled(messages: Any, work: "Work") -> Any:

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pyspark_nsq.options import OptionError, WriteOptions
 from pyspark_nsq.publisher import BODY_COLUMNS, publish
+from pyspark_nsq.rows import HEADERS
+from pyspark_nsq.spark_versions import DataSourceStreamArrowWriter
 from pyspark_nsq.staging import StagedBatch, StagedFile, folder_of, ignore_point
 
 _TYPES = {
@@ -22,6 +24,7 @@ _TYPES = {
     "value": ("binary", "string"),
     "topic": ("string",),
     "defer_ms": ("int", "bigint"),
+    HEADERS: ("map<string,string>",),
 }
 # Local properties that Spark sets for the tasks of a stream.
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -110,12 +113,13 @@ def check_columns(
     if overwrite:
         raise OptionError('mode must be "append": published messages cannot be overwritten')
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    needed = _TYPES.keys() - {HEADERS}
     for name, kind in types.items():
-        if name in _TYPES and kind in _TYPES[name]:
+        if (name in _TYPES and kind in _TYPES[name]) or (name in options.ignore_columns and name not in needed):
             continue
-        if name in _TYPES or name not in own | set(options.ignore_columns):
+        if name in _TYPES or name not in own:
             known = "; ".join(f"{name} {' or '.join(kinds)}" for name, kinds in _TYPES.items())
-            leave_out = "" if name in _TYPES else f", or leave it out with ignoreColumns={name}"
+            leave_out = "" if name in needed else f", or leave it out with ignoreColumns={name}"
             raise OptionError(
                 f"column {name} {kind} cannot be published; select from these columns: {known}{leave_out}"
             )

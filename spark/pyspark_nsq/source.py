@@ -14,13 +14,6 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-
-try:
-    from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-except ImportError as error:
-    raise ImportError(
-        "pyspark_nsq needs Spark 4.2 or newer: Spark 4.0 and 4.1 do not tell a Python data source where a batch begins"
-    ) from error
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from pyspark_nsq import batch_spool, sql_table, staging
@@ -44,6 +37,7 @@ from pyspark_nsq.plan import Share, from_json, plan_batch
 from pyspark_nsq.progress import Offset, Progress, open_spool
 from pyspark_nsq.rows import OPTIONAL_COLUMNS, SPARK_SCHEMA, Origin, columns, log_columns
 from pyspark_nsq.sink import NsqStreamWriter, NsqWriter, check_columns
+from pyspark_nsq.spark_versions import ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark_nsq.spool import Orphan, Spool
 from pyspark_nsq.spool_file import SpoolError
 from pyspark_nsq.topic_logs import TopicLogs
@@ -58,6 +52,13 @@ _KINDS = {
     "bigint": LongType(),
 }
 _TYPES = dict(each.split(" ") for each in f"{SPARK_SCHEMA}, {OPTIONAL_COLUMNS}".split(", "))
+
+NO_AVAILABLE_NOW = (
+    "Spark 4.0 and 4.1 do not tell a Python data source in time where a checkpoint continues if the query has the "
+    "trigger availableNow. Nothing was read. Start the query without this trigger and with the option "
+    "availableNow=true, as docs/spark.md shows (Spark 4.0 and 4.1)"
+)
+"""The error for this trigger in a query that has a checkpoint."""
 
 
 class NsqDataSource(DataSource):
@@ -134,6 +135,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._stops = False
         self._chosen: Progress | LogProgress | None = None
+        # For Spark 4.0 and 4.1: where the next batch begins, and whether Spark has asked for the end of one.
+        self._reached: Offset | None = None
+        self._is_asked = False
 
     # Not in the constructor: Spark hides an error there behind one of its own, about a reader that it has not got.
     @functools.cached_property
@@ -149,14 +153,14 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._chosen is None:
             assert self._names, "checked before anything is read"
             self._chosen = progress_of(self._options, offset)
-            if self._stops:
+            if self._stops or self._options.available_now:
                 self._chosen.stop_at_current_end()
         return self._chosen
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, here and below
         return self._progress().initial()
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> Any:  # noqa: N802
         return ReadMaxRows(self._options.max_messages_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -165,13 +169,26 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._chosen is not None:
             self._chosen.stop_at_current_end()
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        return self._progress(start).next(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+    def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:  # noqa: N802
+        if start is not None:
+            return self._progress(start).next(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        # Spark 4.0 and 4.1. They use every offset that they get as the end of a batch.
+        self._is_asked = True
+        start = self._reached or self._progress().initial()
+        self._reached = self._progress(start).next(start, self._options.max_messages_per_trigger)
+        return self._reached
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         return {} if self._chosen is None else self._chosen.report()
 
     def partitions(self, start: Offset, end: Offset) -> list[NsqPartition] | list[LogPartition]:
+        if start == end:
+            # At the start of a query, Spark shows so where its checkpoint ends.
+            if not self._is_asked:
+                self._reached = end
+            elif "stream" not in end or end["seq"]:
+                raise OptionError(NO_AVAILABLE_NOW)
+            return []
         # From `end` alone: after a restart, the start of the first batch may differ.
         progress = self._progress(end)
         if isinstance(progress, LogProgress):

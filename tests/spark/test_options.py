@@ -61,6 +61,7 @@ def test_a_missing_required_option_is_named(name):
         ("idleTimeoutMs", "300ms"),
         ("tls", "yes"),
         ("deflateLevel", "10"),
+        ("maxTriggerDelay", "15"),
     ],
 )
 def test_an_error_names_the_option_and_shows_the_value(name, value):
@@ -88,6 +89,7 @@ def test_an_error_names_the_option_and_shows_the_value(name, value):
         ({"maxMesagesPerTrigger": "5"}, "no option maxMesagesPerTrigger; did you mean maxMessagesPerTrigger"),
         ({"colour": "red"}, "there is no option colour"),
         ({"maxMessages": "5"}, "maxMessages is not for a stream read"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"}, "must not be greater than maxMessagesPerTrigger"),
     ],
 )
 def test_invalid_combinations_of_options_are_refused(more, complaint):
@@ -161,8 +163,14 @@ def test_invalid_options_of_writing_are_refused(given, complaint):
         write_options(given)
 
 
-def test_an_older_spark_is_refused_in_a_sentence():
-    lacking = "sys.modules['pyspark.sql.streaming.datasource'] = None"
-    program = f"import sys, pyspark.sql.datasource; {lacking}; import pyspark_nsq.source"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ended.stderr.splitlines()[-1].startswith("ImportError: pyspark_nsq needs Spark 4.2 or newer")
+def test_the_source_and_the_sink_need_nothing_that_spark_4_0_does_not_have():
+    lacking = (
+        "import sys, pyspark.sql.datasource as api; sys.modules['pyspark.sql.streaming.datasource'] = None; "
+        "del api.DataSourceStreamArrowWriter"
+    )
+    asked = (
+        "from pyspark_nsq import sink, source, spark_versions; "
+        "print(spark_versions.HAS_ADMISSION, issubclass(sink.NsqStreamWriter, api.DataSourceArrowWriter))"
+    )
+    ended = subprocess.run([sys.executable, "-c", f"{lacking}; {asked}"], capture_output=True, text=True)
+    assert ended.stdout.split() == ["False", "True"], ended.stderr

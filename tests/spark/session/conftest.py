@@ -13,8 +13,8 @@ from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.spark.conftest import Publish
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def local_session(**settings: str) -> SparkSession:
+    """A session of two cores that knows format("nsq")."""
     # Otherwise workers use the Python on PATH.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # Otherwise Spark does not start if the host name does not resolve.
@@ -25,8 +25,16 @@ def spark() -> Iterator[SparkSession]:
         builder = builder.config(name, "127.0.0.1")
     # Java code runs too rarely here to earn what its full optimization and its garbage collector's threads cost.
     builder = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
     session = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
     pyspark_nsq.register(session)
+    return session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = local_session()
     yield session
     session.stop()
 

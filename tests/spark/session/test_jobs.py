@@ -173,6 +173,7 @@ def test_the_lake_is_compacted(spark, send, log, tmp_path, capsys):
     assert bodies_in(spark, tmp_path / "table") == bodies
 
 
+@pytest.mark.newer_spark
 @pytest.mark.parametrize(("slots", "tolerance"), [(20_000, 0.02), (200_000, 0.01)])
 def test_duplicates_pass_as_often_as_the_formula_says(retaining, topic, send, log, tmp_path, slots, tolerance):
     bodies = send(20_000)
@@ -187,7 +188,7 @@ def test_duplicates_pass_as_often_as_the_formula_says(retaining, topic, send, lo
     assert abs(missed - overwritten(slots, 19_999)) < tolerance
 
 
-@pytest.mark.parametrize("how", ["--within=1 hour", "--slots=100000"])
+@pytest.mark.parametrize("how", ["--within=1 hour", pytest.param("--slots=100000", marks=pytest.mark.newer_spark)])
 def test_messages_with_a_key_are_there_once_and_those_without_one_by_their_bodies(
     spark, retaining, topic, log, tmp_path, how
 ):
@@ -200,6 +201,7 @@ def test_messages_with_a_key_are_there_once_and_those_without_one_by_their_bodie
     assert bodies_in(spark, tmp_path / "table") == sorted([orders[0], *orders[2:5]] * 2)
 
 
+@pytest.mark.newer_spark
 def test_a_message_has_all_its_columns_after_the_slots(retaining, topic, send, log, tmp_path):
     send(3)
     assert run("dedupe", *log, "--slots=1000") == 0
@@ -375,3 +377,9 @@ def test_a_failure_in_spark_is_reported_in_one_sentence(source, tmp_path, capsys
     assert capsys.readouterr().err.startswith("batch_drain.py: nsqdTcpAddresses: no nsqd can be reached; start one")
     assert run("publisher", f"--path={tmp_path / 'no'}", "--to-topic=t", "--to-nsqd-tcp-address=127.0.0.1:1") == 1
     assert capsys.readouterr().err.startswith("publisher.py: [PATH_NOT_FOUND] Path does not exist")
+
+
+def test_a_table_in_delta_needs_a_session_with_delta(send, log, capsys):
+    send(1)
+    assert run("lake", *log, "--format=delta") == 2
+    assert capsys.readouterr().err.startswith("lake.py: --format delta needs Delta: give spark-submit its package")

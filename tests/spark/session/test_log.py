@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from tests.spark.session.test_source import bodies_of, run_to_the_end
+from pyspark_nsq.spark_versions import start_available_now
+from tests.spark.session.test_source import bodies_of, run_to_the_end, streamed
 
 pytestmark = pytest.mark.timeout(300)
 
 
 def test_two_runs_write_every_message_to_the_table_once(spark, options, send, tmp_path):
-    stream = spark.readStream.format("nsq").options(**options, maxOffsetsPerTrigger="300").load()
+    stream = streamed(spark, **options, maxOffsetsPerTrigger="300")
     bodies = send(500)
     assert run_to_the_end(stream, tmp_path / "checkpoint", path=tmp_path / "table") == 500
     bodies += send(3)
@@ -31,7 +32,7 @@ def test_a_batch_that_fails_is_the_same_after_a_restart(spark, options, send, tm
             send(5)
             raise RuntimeError("the sink failed")
 
-    stream = spark.readStream.format("nsq").options(**options).load()
+    stream = streamed(spark, **options)
     with pytest.raises(Exception, match="the sink failed"):
         run_to_the_end(stream, tmp_path / "checkpoint", each=handle)
     run_to_the_end(stream, tmp_path / "checkpoint", each=handle)
@@ -43,14 +44,14 @@ def test_a_topic_that_was_created_anew_while_the_query_was_stopped_fails_it(
     spark, options, send, retaining, topic, tmp_path
 ):
     place = {"path": tmp_path / "table"}
-    stream = spark.readStream.format("nsq").options(**options).load()
+    stream = streamed(spark, **options)
     bodies = send(10)
     run_to_the_end(stream, tmp_path / "checkpoint", **place)
     assert retaining.asks("POST", f"/topic/delete?topic={topic}").status == 200
     bodies += send(15)
     with pytest.raises(Exception, match="has another log of .* than the one of which 10 messages were read"):
         run_to_the_end(stream, tmp_path / "checkpoint", **place)
-    skipping = spark.readStream.format("nsq").options(**options, failOnDataLoss="false").load()
+    skipping = streamed(spark, **options, failOnDataLoss="false")
     assert run_to_the_end(skipping, tmp_path / "checkpoint", **place) == 15
     assert bodies_of(spark.read.parquet(str(tmp_path / "table"))) == bodies
 
@@ -63,7 +64,14 @@ def test_a_batch_read_has_the_columns_of_a_log_in_several_tasks(spark, options, 
     assert [(row.offset, bytes(row.body)) for row in rows] == list(enumerate(bodies))
     [place] = {(row.topic, row.channel, row.partition) for row in rows}
     assert place == (topic, None, retaining.http_address)
-    # Nothing was consumed, so the same read has the same rows, and those that were published since.
+
+
+@pytest.mark.newer_spark
+def test_every_action_of_a_batch_read_has_the_same_rows(spark, options, send):
+    send(10)
+    frame = spark.read.format("nsq").options(**options).load()
+    assert frame.count() == 10
+    # Nothing was consumed, so another read has the same rows, and those that were published since.
     send(2)
     assert frame.count() == 10
     assert spark.read.format("nsq").options(**options).load().count() == 12
@@ -81,23 +89,21 @@ def test_headers_are_a_column_that_a_schema_names(spark, options, send, retainin
 
 def test_a_checkpoint_belongs_to_one_mode(spark, options, send, tmp_path):
     send(1)
-    stream = spark.readStream.format("nsq").options(**options).load()
+    stream = streamed(spark, **options)
     run_to_the_end(stream, tmp_path / "checkpoint", path=tmp_path / "table")
     (tmp_path / "spool").mkdir()
     spool = {"mode": "spool", "channel": "c", "spoolDir": str(tmp_path / "spool"), "nsqdTcpAddresses": "127.0.0.1:1"}
-    other = spark.readStream.format("nsq").options(**options | spool).load()
+    other = streamed(spark, **options | spool)
     with pytest.raises(Exception, match="the checkpoint was written with mode=log and cannot be continued"):
         run_to_the_end(other, tmp_path / "checkpoint", path=tmp_path / "table")
 
 
+@pytest.mark.newer_spark
 def test_the_progress_says_how_far_behind_the_query_is(spark, options, send, retaining, tmp_path):
     send(7)
-    stream = spark.readStream.format("nsq").options(**options, maxOffsetsPerTrigger="3").load()
-    query = (
-        stream.writeStream.format("noop")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
+    stream = streamed(spark, **options, maxOffsetsPerTrigger="3")
+    query = start_available_now(
+        stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
     )
     query.awaitTermination()
     first = query.recentProgress[0]["sources"][0]

@@ -11,7 +11,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from nsq_conformance.nsqd_process import NsqdProcess
+from pyspark_nsq.spark_versions import start_available_now
 from tests.spark.conftest import Publish, small_disk
+from tests.spark.session.test_source import streamed
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -32,9 +34,9 @@ Run = Callable[[SparkSession, dict[str, str], Path], object]
 
 
 def as_a_stream(spark: SparkSession, options: dict[str, str], folder: Path) -> None:
-    writer = spark.readStream.format("nsq").options(**options).load().writeStream.format("noop")
+    writer = streamed(spark, **options).writeStream.format("noop")
     writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
-    writer.trigger(availableNow=True).start().awaitTermination()
+    start_available_now(writer).awaitTermination()
 
 
 def as_a_batch(spark: SparkSession, options: dict[str, str], _: Path) -> None:

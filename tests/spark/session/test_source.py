@@ -8,20 +8,27 @@ import sys
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_nsq
+from pyspark_nsq.spark_versions import reading_available_now, start_available_now
 
 pytestmark = pytest.mark.timeout(300)
 
 
+def streamed(spark: SparkSession, **options: str) -> DataFrame:
+    """A stream that `start_available_now` ends."""
+    return spark.readStream.format("nsq").options(**options, **reading_available_now()).load()
+
+
 def run_to_the_end(frame: DataFrame, checkpoint: Path, **sink: object) -> int:
-    """Run a query with availableNow and return the number of rows that it read."""
-    writer = frame.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    """Run a query until it has read what waits, and return the number of rows that it read."""
+    writer = frame.writeStream.option("checkpointLocation", str(checkpoint))
     if "each" in sink:
-        query = writer.foreachBatch(sink["each"]).start()
+        writer = writer.foreachBatch(sink["each"])
     else:
-        query = writer.format("parquet").option("path", str(sink["path"])).start()
+        writer = writer.format("parquet").option("path", str(sink["path"]))
+    query = start_available_now(writer)
     query.awaitTermination()
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
@@ -31,7 +38,7 @@ def bodies_of(frame: DataFrame) -> list[bytes]:
 
 
 def test_two_runs_write_every_message_to_the_table_once(spark, written, publish, tmp_path):
-    stream = spark.readStream.format("nsq").options(**written, maxMessagesPerTrigger="300").load()
+    stream = streamed(spark, **written, maxMessagesPerTrigger="300")
     bodies = publish(500)
     assert run_to_the_end(stream, tmp_path / "checkpoint", path=tmp_path / "table") == 500
     bodies += publish(3)
@@ -50,7 +57,7 @@ def test_a_batch_that_fails_after_spooling_is_the_same_after_a_restart(spark, wr
         if next(failures) == 1:
             raise RuntimeError("the sink failed")
 
-    stream = spark.readStream.format("nsq").options(**written).load()
+    stream = streamed(spark, **written)
     with pytest.raises(Exception, match="the sink failed"):
         run_to_the_end(stream, tmp_path / "checkpoint", each=handle)
     run_to_the_end(stream, tmp_path / "checkpoint", each=handle)
@@ -83,9 +90,9 @@ def test_a_batch_read_of_an_empty_channel_has_no_rows(spark, written, tmp_path):
 def test_rows_are_published_as_a_batch_and_as_a_stream(spark, written, publish, topic, tmp_path):
     bodies = publish(5)
     target = {"nsqdTcpAddresses": written["nsqdTcpAddresses"], "topic": f"{topic}.copy"}
-    stream = spark.readStream.format("nsq").options(**written).load().select("body")
+    stream = streamed(spark, **written).select("body")
     writer = stream.writeStream.format("nsq").options(**target, checkpointLocation=str(tmp_path / "checkpoint"))
-    writer.trigger(availableNow=True).start().awaitTermination()
+    start_available_now(writer).awaitTermination()
     spark.createDataFrame([("six",), ("seven",)], "value string").write.format("nsq").mode("append").options(
         **target
     ).save()

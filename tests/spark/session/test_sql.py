@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.spark.session.test_source import bodies_of
+from nsq_conformance.nsqd_process import NsqdProcess
+from tests.faults.test_clock import FalseClock
+from tests.spark.session.test_source import bodies_of, streamed
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -20,6 +22,7 @@ def listed(**options: str) -> str:
     return "(" + ", ".join(f"'{name}' '{value}'" for name, value in options.items()) + ")"
 
 
+@pytest.mark.newer_spark
 def test_a_table_is_read_with_the_offsets_that_a_filter_needs(spark, options, send, tables, topic):
     bodies = send(10)
     # A task for each message that is read.
@@ -33,6 +36,28 @@ def test_a_table_is_read_with_the_offsets_that_a_filter_needs(spark, options, se
     assert spark.sql(f"SELECT * FROM {tables[0]} WHERE topic = 'other'").count() == 0
 
 
+@pytest.mark.newer_spark
+def test_a_time_up_to_which_a_filter_reads_leaves_out_later_offsets_and_no_row(spark, options, tables, topic, tmp_path):
+    clock = FalseClock(tmp_path)
+    (tmp_path / "data").mkdir()
+    config = tmp_path / "nsqd.cfg"
+    config.write_text('[[policies]]\nretain_for = "1h"\n')
+    clock.jump("-60m")
+    with NsqdProcess(clock.command, tmp_path / "data", options=[f"--config={config}"]) as nsqd:
+        for offset in ("-60m", "-40m", "-20m", "-50m", "-5m", "+0"):
+            clock.jump(offset)
+            assert nsqd.asks("POST", f"/pub?topic={topic}", offset.encode()).status == 200
+        own = {**options, "nsqdHttpAddresses": nsqd.http_address, "maxMessagesPerPartition": "1"}
+        spark.sql(f"CREATE TABLE {tables[0]} USING nsq OPTIONS {listed(**own)}")
+        chosen = spark.sql(f"SELECT * FROM {tables[0]} WHERE timestamp < now() - INTERVAL 45 MINUTES")
+        assert bodies_of(chosen) == [b"-50m", b"-60m"]
+        # Until the message that was published last while the clock was set back.
+        assert chosen.rdd.getNumPartitions() == 4
+        span = "timestamp >= now() - INTERVAL 65 MINUTES AND timestamp <= now() - INTERVAL 3 MINUTES"
+        assert spark.sql(f"SELECT * FROM {tables[0]} WHERE {span}").count() == 5
+
+
+@pytest.mark.newer_spark
 def test_rows_are_inserted_into_a_table(spark, retaining, options, send, tables, topic):
     send(2)
     target = {"topic": f"{topic}.copy", "nsqdTcpAddresses": retaining.tcp_address}
@@ -75,7 +100,7 @@ def test_columns_without_a_meaning_are_ignored_only_on_request(spark, retaining,
 
 
 def test_a_streams_wrong_option_is_the_last_error_in_the_report(spark, options, tmp_path):
-    stream = spark.readStream.format("nsq").options(**options, maxMesages="5").load()
+    stream = streamed(spark, **options, maxMesages="5")
     query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     with pytest.raises(Exception, match="did you mean maxMessages") as caught:
         query.awaitTermination()

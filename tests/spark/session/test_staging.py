@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess
+from pyspark_nsq.spark_versions import start_available_now
+from tests.spark.session.test_source import streamed
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -27,9 +29,9 @@ def test_a_repeated_micro_batch_is_published_once(spark, written, target, publis
     checkpoint = tmp_path / "checkpoint"
 
     def run() -> None:
-        stream = spark.readStream.format("nsq").options(**written).load().select("body")
+        stream = streamed(spark, **written).select("body")
         writer = stream.writeStream.format("nsq").options(**target, checkpointLocation=str(checkpoint))
-        writer.trigger(availableNow=True).start().awaitTermination()
+        start_available_now(writer).awaitTermination()
 
     publish(5)
     run()
