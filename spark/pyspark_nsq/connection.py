@@ -31,6 +31,7 @@ _RECV_SIZE = 1 << 18
 _HEARTBEAT_INTERVAL = 30.0
 _DEFAULT_MSG_TIMEOUT = 60.0
 _ID_IN_ERROR = re.compile(r"FIN (\S{16}) ")
+_WITH_HEADERS = (b"HPUB ", b"HMPUB ")
 
 
 class NsqdUnreachable(Exception):
@@ -92,7 +93,11 @@ class NsqConnection:
         self._flush()
 
     def publish(self, command: bytes, window: int) -> None:
-        """Send PUB, MPUB or DPUB; returns when fewer than `window` of them are unanswered."""
+        """Send a command that publishes; returns when fewer than `window` of them are unanswered."""
+        if command.startswith(_WITH_HEADERS) and not self._session.has_headers:
+            raise NsqdLost(
+                f"nsqd {self._address} takes no messages with headers: leave them out with ignoreColumns=headers"
+            )
         self._session.ask(command, "PUB")
         self._flush()
         self._wait_for_answers(window - 1)

@@ -11,10 +11,12 @@ from typing import Final
 import pyarrow as pa
 
 from nsq_compat.protocol import command_writer
+from nsq_compat.protocol.headers import HeaderError, encode
 from nsq_compat.protocol.names import is_valid_name
 from pyspark_nsq.connection import NsqConnection, NsqdUnreachable, lookupd_access
 from pyspark_nsq.nodes import registered
 from pyspark_nsq.options import WriteOptions
+from pyspark_nsq.rows import HEADERS
 
 BODY_COLUMNS: Final = ("body", "value")
 
@@ -63,7 +65,7 @@ def connect(options: WriteOptions, first: int) -> NsqConnection:
 
 
 def commands(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[bytes]:
-    """Convert rows to PUB, MPUB and DPUB commands. Raises ``CannotPublish``."""
+    """Convert rows to commands that publish. Raises ``CannotPublish``."""
     names = batch.schema.names
     column = batch.column(next(name for name in BODY_COLUMNS if name in names))
     if column.null_count:
@@ -73,15 +75,39 @@ def commands(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[bytes]:
         raise CannotPublish("a row has an empty body, which nsqd refuses: filter such rows before they are written")
     topics = batch.column("topic").to_pylist() if "topic" in names else [options.topic] * len(bodies)
     delays = batch.column("defer_ms").to_pylist() if "defer_ms" in names else [None] * len(bodies)
+    has_headers = HEADERS in names and HEADERS not in options.ignore_columns
+    all_headers = batch.column(HEADERS).to_pylist() if has_headers else [None] * len(bodies)
     by_topic: dict[str, list[bytes]] = {}
-    for body, topic, delay in zip(bodies, (each or options.topic for each in topics), delays, strict=True):
-        if delay:
+    with_headers: dict[str, list[bytes]] = {}
+    for body, row_topic, delay, headers in zip(bodies, topics, delays, all_headers, strict=True):
+        topic = row_topic or options.topic
+        if headers:
+            payload = _block(headers) + body
+            if delay:
+                yield command_writer.publish_with_headers(_checked(topic), payload, delay)
+            else:
+                with_headers.setdefault(topic, []).append(payload)
+        elif delay:
             yield command_writer.publish_deferred(_checked(topic), body, delay)
         else:
             by_topic.setdefault(topic, []).append(body)
-    for topic, of_topic in by_topic.items():
-        for packet in split_into_mpubs(of_topic, options.mpub_messages, options.mpub_bytes):
-            yield command_writer.publish_many(_checked(topic), packet)
+    for found, write in (
+        (by_topic, command_writer.publish_many),
+        (with_headers, command_writer.publish_many_with_headers),
+    ):
+        for topic, of_topic in found.items():
+            for packet in split_into_mpubs(of_topic, options.mpub_messages, options.mpub_bytes):
+                yield write(_checked(topic), packet)
+
+
+def _block(headers: Sequence[tuple[str, str | None]]) -> bytes:
+    pairs = [(name, value) for name, value in headers if value is not None]
+    if len(pairs) < len(headers):
+        raise CannotPublish("a row has a header without a value: filter such headers before they are written")
+    try:
+        return encode(pairs)
+    except HeaderError as error:
+        raise CannotPublish(f"a row has headers that no message can have: {error}") from None
 
 
 def split_into_mpubs(bodies: Iterable[bytes], max_messages: int, max_bytes: int) -> Iterator[list[bytes]]:

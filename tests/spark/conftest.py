@@ -14,7 +14,7 @@ from pyspark_nsq.options import ReadOptions, read_options
 from pyspark_nsq.spool import Spool
 from tests.client import conftest as of_client
 
-nsqd, topic, lookupd = of_client.nsqd, of_client.topic, of_client.lookupd
+nsqd, topic, lookupd, make_nsqd = of_client.nsqd, of_client.topic, of_client.lookupd, of_client.make_nsqd
 
 
 @pytest.fixture

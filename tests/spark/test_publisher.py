@@ -11,7 +11,7 @@ from pyspark_nsq.connection import NsqdLost
 from pyspark_nsq.drain import drain
 from pyspark_nsq.options import WriteOptions, write_options
 from pyspark_nsq.publisher import CannotPublish, commands, publish, split_into_mpubs
-from pyspark_nsq.rows import Origin
+from pyspark_nsq.rows import HEADERS_TYPE, Origin, columns
 from tests.client.waiting import wait_until
 from tests.spark.frames import bodies_of
 
@@ -47,6 +47,35 @@ def test_a_row_may_have_its_own_topic_and_delay(to_topic, topic, nsqd):
     assert (stats["message_count"], stats["deferred_count"]) == (2, 1)
 
 
+def test_rows_have_headers(to_topic, topic, nsqd, spool, options_with):
+    headers = pa.array([{"Key": "v"}, None, {}, {"trace": "é", "n": "2"}, {"key": "later"}], HEADERS_TYPE)
+    bodies = pa.array([b"%d" % number for number in range(5)])
+    delays = pa.array([None, None, None, 0, 60_000])
+    batch = pa.RecordBatch.from_arrays([bodies, headers, delays], ["body", "headers", "defer_ms"])
+    assert publish([batch], to_topic, 0) == 5
+    stats = nsqd.channel_stats(topic, "c")
+    assert (stats["message_count"], stats["deferred_count"]) == (5, 1)
+    origin = Origin(topic, "c", to_topic.nsqd_tcp_addresses[0])
+    pieces = drain(spool, spool.partition(1, 0), origin, 4, options_with())
+    read = {
+        row["body"]: dict(row["headers"] or ())
+        for each in spool.partition(1, 0).read(pieces)
+        for row in columns(each, ["body", "headers"]).to_pylist()
+    }
+    assert read == {b"0": {"key": "v"}, b"1": {}, b"2": {}, b"3": {"trace": "é", "n": "2"}}
+    ignoring = write_options({"nsqdTcpAddresses": "n:1", "topic": "t", "ignoreColumns": "headers"})
+    assert not any(command.startswith(b"H") for command in commands(batch, ignoring))
+
+
+def test_an_nsqd_without_headers_is_not_sent_any(make_nsqd):
+    fake = make_nsqd()
+    options = write_options({"nsqdTcpAddresses": fake.address, "topic": "t"})
+    headers = pa.array([{"key": "v"}], HEADERS_TYPE)
+    batch = pa.RecordBatch.from_arrays([pa.array([b"one"]), headers], ["body", "headers"])
+    with pytest.raises(NsqdLost, match="takes no messages with headers: leave them out with ignoreColumns=headers"):
+        publish([batch], options, 0)
+
+
 def test_the_next_nsqd_is_used_if_one_cannot_be_reached(to_topic, nsqd, topic):
     options = write_options({"nsqdTcpAddresses": f"127.0.0.1:1,{nsqd.tcp_address}", "topic": topic})
     assert publish([batch_of(body=[b"one"])], options, 0) == 1
@@ -75,6 +104,19 @@ def test_a_refused_publish_is_reported_with_nsqds_error(to_topic):
 def test_a_row_that_cannot_be_a_message_is_an_error(to_topic, columns, complaint):
     with pytest.raises(CannotPublish, match=complaint):
         list(commands(batch_of(**columns), to_topic))
+
+
+@pytest.mark.parametrize(
+    ("headers", "complaint"),
+    [
+        ([("key", None)], "a row has a header without a value"),
+        ([("two words", "v")], "headers that no message can have"),
+    ],
+)
+def test_a_row_with_headers_that_nsqd_would_refuse_is_an_error(to_topic, headers, complaint):
+    batch = pa.RecordBatch.from_arrays([pa.array([b"one"]), pa.array([headers], HEADERS_TYPE)], ["body", "headers"])
+    with pytest.raises(CannotPublish, match=complaint):
+        list(commands(batch, to_topic))
 
 
 @given(st.lists(st.binary(max_size=20)), st.integers(1, 5), st.integers(1, 60))
