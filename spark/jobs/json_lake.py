@@ -8,7 +8,8 @@ The schema is Spark SQL's. A field that an object does not have is null; a field
 out. A message is bad if it is not UTF-8, not a JSON object, or has a value of another type. The table has a column for
 each field, and nsq_id, nsq_topic, nsq_nsqd, nsq_offset and nsq_timestamp, by which a row is found in the topic. The
 table of bad messages has their bytes, and a reason. Both tables are as those of lake.py: by day and hour of publishing,
-each message once for any reader.
+each message once for any reader. With --format delta they are tables of Delta, into which messages are merged by nsqd,
+topic and id.
 """
 
 import argparse
@@ -19,9 +20,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
 from pyspark_nsq import command_line
+from pyspark_nsq.command_line import Part
 from pyspark_nsq.parquet_table import by_hour
 
 _ORIGIN = ("id", "topic", "nsqd", "offset", "timestamp")
+_KEYS = ("nsq_nsqd", "nsq_topic", "nsq_id")
 _CORRUPT = "_corrupt"
 
 
@@ -29,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     made = command_line.parser_of(__doc__, "json_lake.py")
     command_line.add_reading_flags(made)
     command_line.add_streaming_flags(made)
-    command_line.add_table_flags(made)
+    command_line.add_table_flags(made, merges=True)
     made.add_argument("--bad-path", required=True, metavar="FOLDER", help="the table of bad messages")
     schema = made.add_mutually_exclusive_group(required=True)
     schema.add_argument("--schema", metavar="DDL", help='such as "page STRING, at DOUBLE"')
@@ -65,7 +68,8 @@ def job(given: argparse.Namespace) -> None:
     schema = given.schema or given.schema_file.read_text().strip()
     spark = command_line.session("json_lake")
     messages = spark.readStream.format("nsq").options(**options).load()
-    command_line.fill(parsed(messages, schema), given, {given.path: good, given.bad_path: bad})
+    tables = (Part(given.path, good, _KEYS), Part(given.bad_path, bad))
+    command_line.fill(parsed(messages, schema), given, *tables)
 
 
 if __name__ == "__main__":

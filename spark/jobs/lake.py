@@ -7,6 +7,8 @@ The table is partitioned by day and hour of publishing, in UTC. The job begins w
 retained. Whatever dies, the job continues where it stopped when it is started again, and no message is missing or there
 twice: not for Spark, nor for a reader that knows nothing of Spark.
 
+With --format delta the table is one of Delta, into which messages are merged by nsqd, topic and id.
+
 With --spool the job reads a channel. A message that nsqd delivers again has the same nsqd, topic and id, and is dropped
 if it was received in the last --within. This is measured by the time when Spark received a message, not by the time
 when it was published, so that no message is dropped because it is old.
@@ -23,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     made = command_line.parser_of(__doc__, "lake.py")
     command_line.add_reading_flags(made)
     command_line.add_streaming_flags(made)
-    command_line.add_table_flags(made)
+    command_line.add_table_flags(made, merges=True)
     made.add_argument(
         "--within", default="10 minutes", help='with --spool: how long ids are remembered (default: "10 minutes")'
     )

@@ -48,7 +48,7 @@ def job(given: argparse.Namespace) -> None:
     spark = command_line.session("sessions")
     messages = spark.readStream.format("nsq").options(**options).load()
     rows = sessions(events_of(messages, given.key, given.time), given)
-    command_line.fill(rows, given, {given.path: lambda each: by_hour(each, "start")})
+    command_line.fill(rows, given, command_line.Part(given.path, lambda each: by_hour(each, "start")))
 
 
 if __name__ == "__main__":

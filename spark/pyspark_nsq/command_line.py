@@ -9,16 +9,19 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from pyspark_nsq.delta_table import DeltaTable, require_delta
 from pyspark_nsq.nodes import HttpFailed, NoNodes
 from pyspark_nsq.option_table import BATCH, LOG, SPOOL, STREAM
 from pyspark_nsq.options import OptionError, read_options, write_options
 from pyspark_nsq.parquet_table import ParquetTable, by_hour
 
+PARQUET: Final = "parquet"
+DELTA: Final = "delta"
 COMPACTING_SECONDS: Final = 60
 """How often a stream looks for hours to compact."""
 
@@ -112,8 +115,8 @@ def add_streaming_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_argument("--every", metavar="INTERVAL", help='interval of batches, "10 seconds" (default: no pause)')
 
 
-def add_table_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a table of Parquet files; `fill` uses them."""
+def add_table_flags(parser: argparse.ArgumentParser, *, merges: bool = False) -> None:
+    """Add the flags of a table; `fill` uses them. Rows that can be merged by their message may go to a Delta table."""
     flags = parser.add_argument_group("the table")
     flags.add_argument(
         "--path", required=True, metavar="FOLDER", help="the table; FOLDER.state beside it shows how far it is"
@@ -124,6 +127,15 @@ def add_table_flags(parser: argparse.ArgumentParser) -> None:
         metavar="HOURS",
         help="rewrite the small files of an hour this long after its end (default: never)",
     )
+    if merges:
+        flags.add_argument(
+            "--format",
+            choices=(PARQUET, DELTA),
+            default=PARQUET,
+            help="plain Parquet files, or Delta, which merges messages by nsqd, topic and id (default: parquet)",
+        )
+    else:
+        parser.set_defaults(format=PARQUET)
 
 
 def add_writing_flags(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -149,6 +161,10 @@ def reading(given: argparse.Namespace, use: str = STREAM) -> dict[str, str]:
     for name in ("lookupd_http_address", "nsqd_tcp_address", "nsqd_http_address"):
         if addresses := getattr(given, name):
             options[f"{name}es"] = ",".join(addresses)
+    if getattr(given, "once", False):
+        from pyspark_nsq.spark_versions import reading_available_now
+
+        options |= reading_available_now()
     options |= _named(given.option, "--option")
     read_options(options, use)
     return options
@@ -204,12 +220,13 @@ def start(writer: Any, given: argparse.Namespace, meanwhile: Callable[[], None] 
 
     `meanwhile` is called twice a second.
     """
+    from pyspark_nsq.spark_versions import start_available_now
+
     writer = writer.option("checkpointLocation", given.checkpoint)
     if given.once:
-        writer = writer.trigger(availableNow=True)
-    elif given.every:
-        writer = writer.trigger(processingTime=given.every)
-    query = writer.start()
+        query = start_available_now(writer)
+    else:
+        query = (writer.trigger(processingTime=given.every) if given.every else writer).start()
     end = None if given.seconds is None else time.monotonic() + given.seconds
     line = ProgressLine()
     try:
@@ -226,18 +243,27 @@ def start(writer: Any, given: argparse.Namespace, meanwhile: Callable[[], None] 
         line.end()
 
 
-def fill(rows: Any, given: argparse.Namespace, parts: Mapping[str, Callable[[Any], Any]] | None = None) -> None:
-    """Run a stream that writes its rows to tables, and compact these.
+class Part(NamedTuple):
+    """A table: its path, what selects its rows, with day and hour, and the columns with nsqd, topic and id."""
 
-    `parts` has for the folder of each table what selects its rows, with day and hour; by default there is one table
-    with all rows, by `timestamp`.
-    """
-    parts = {given.path: by_hour} if parts is None else parts
+    path: str
+    select: Callable[[Any], Any] = by_hour
+    keys: Sequence[str] = ("nsqd", "topic", "id")
+
+
+def fill(rows: Any, given: argparse.Namespace, *parts: Part) -> None:
+    """Run a stream that writes its rows to tables, and compact these. By default there is one table with all rows."""
+    parts = parts or (Part(given.path),)
+    names = " and ".join(part.path for part in parts)
+    if given.format == DELTA:
+        require_delta(rows.sparkSession)
     with ExitStack() as opened:
-        tables = [(opened.enter_context(ParquetTable(path)), select) for path, select in parts.items()]
+        tables = [(_table(part, given), part.select) for part in parts]
+        for table, _ in tables:
+            opened.enter_context(table)
 
         def write(batch: Any, number: int) -> None:
-            if len(tables) > 1:  # so that the batch is read once
+            if len(tables) > 1 or given.format == DELTA:  # so that the batch is read once
                 batch.persist()
             for table, select in tables:
                 table.write(select(batch), number)
@@ -247,10 +273,14 @@ def fill(rows: Any, given: argparse.Namespace, parts: Mapping[str, Callable[[Any
             if given.compact_after is not None:
                 before = datetime.now(UTC) - timedelta(hours=given.compact_after)
                 if hours := sum(table.compact(rows.sparkSession, before) for table, _ in tables):
-                    print(f"compacted {hours} hours of {' and '.join(parts)}", flush=True)
+                    print(f"compacted {hours} hours of {names}", flush=True)
 
         start(rows.writeStream.foreachBatch(write), given, Periodic(COMPACTING_SECONDS, compact))
         compact()
+
+
+def _table(part: Part, given: argparse.Namespace) -> DeltaTable | ParquetTable:
+    return DeltaTable(part.path, part.keys) if given.format == DELTA else ParquetTable(part.path)
 
 
 class Periodic:
@@ -306,7 +336,11 @@ def dropped(progress: Any) -> int:
 
 
 def backlog(progress: Any) -> int | None:
-    """The messages that waited at nsqd when the batch was planned; None if no source is NSQ."""
+    """The messages that waited at nsqd when the batch was planned; None if no source is NSQ, or Spark asks none."""
+    from pyspark_nsq.spark_versions import HAS_ADMISSION
+
+    if not HAS_ADMISSION:
+        return None
     offsets = [json.loads(each["latestOffset"] or "null") for each in progress["sources"]]
     counts = [each["backlog"] for each in offsets if isinstance(each, dict) and "backlog" in each]
     return sum(counts) if counts else None
