@@ -6,14 +6,20 @@ import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pyarrow.dataset
 import pyspark
 import pytest
 
-from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from pyspark_nsq.log_progress import batch_ranges
+from pyspark_nsq.log_reader import read_range
+from pyspark_nsq.option_table import BATCH
+from pyspark_nsq.options import read_options
 from tests.spark.crash.conftest import NSQD
 from tests.spark.crash.running import Program, Work, environment, wait_until
 
@@ -131,8 +137,9 @@ def test_pipelines_lose_and_repeat_nothing(master, nsqd, topic, tmp_path, tell):
             "topic": topic,
             "folder": str(tmp_path),
         }
-        found = submit(master.url, tmp_path, Path(__file__).with_name("pipelines.py"), json.dumps(asked))
-    # `replay` reads only by offset, which Go's nsqd does not offer.
+        told = submit(master.url, tmp_path, Path(__file__).with_name("pipelines.py"), json.dumps(asked))
+    found: dict[str, list[int]] = json.loads(told.splitlines()[-1])
+    # `replay` reads only by offset, which Go's nsqd does not offer, and has a test of its own.
     jobs = {each.stem for each in Path("spark/jobs").glob("*.py")} - {"replay"}
     expected = dict.fromkeys(jobs, len(events)) | {"sessions": LINES, "windowed_counts": LINES}
     for name, (rows, distinct) in found.items():
@@ -141,8 +148,52 @@ def test_pipelines_lose_and_repeat_nothing(master, nsqd, topic, tmp_path, tell):
     assert found == {name: [count, count] for name, count in expected.items()}
 
 
-def submit(master: str, folder: Path, program: Path, *arguments: str) -> dict[str, list[int]]:
-    """Run a program with spark-submit and return the JSON in the last line of its output."""
+def test_a_past_time_is_replayed_once(master, topic, tmp_path, tell):
+    config = tmp_path / "nsqd.cfg"
+    config.write_text('[[policies]]\nretain_for = "1h"\n')
+    with contextlib.ExitStack() as stack:
+        nodes = []
+        for name in ("one", "other"):
+            (tmp_path / name).mkdir()
+            # Go's nsqd retains nothing.
+            process = NsqdProcess(installed_nsqd(), tmp_path / name, options=[f"--config={config}"])
+            nodes.append(stack.enter_context(process))
+        begin = datetime.now(UTC)
+        bodies = [b"body %d" % number for number in range(MESSAGES)]
+        for number, node in enumerate(nodes):
+            assert node.asks("POST", f"/mpub?topic={topic}", b"\n".join(bodies[number::2])).status == 200
+        end = datetime.now(UTC) + timedelta(milliseconds=2)
+        wait_until(lambda: datetime.now(UTC) > end)
+        addresses = [f"--nsqd-http-address={node.http_address}" for node in nodes]
+        # Ten tasks for two executors.
+        time = [f"--from={begin.isoformat()}", f"--to={end.isoformat()}", "--option=maxMessagesPerPartition=2000"]
+        replay = ["spark/jobs/replay.py", f"--topic={topic}", *addresses, *time]
+        table = tmp_path / "table"
+        told = submit(master.url, tmp_path, *replay, f"--path={table}")
+        assert f"{MESSAGES:,} of {MESSAGES:,} replayed" in told
+        rows = (
+            pyarrow.dataset.dataset(table, format="parquet", partitioning="hive").to_table().column("body").to_pylist()
+        )
+        target = [f"--to-topic={topic}.again", f"--to-nsqd-tcp-address={nodes[0].tcp_address}"]
+        submit(master.url, tmp_path, *replay, *target)
+        again = read_options({"subscribe": f"{topic}.again", "nsqdHttpAddresses": nodes[0].http_address}, BATCH)
+        found = {
+            "a table": rows,
+            "a topic": [
+                body
+                for each in batch_ranges(again)
+                for batch, _ in read_range(each, again)
+                for body in batch["body"].to_pylist()
+            ],
+        }
+        for place, replayed in found.items():
+            lost, twice = MESSAGES - len(set(replayed)), len(replayed) - len(set(replayed))
+            tell(Work(f"`replay.py` to {place}", master.name, f"{MESSAGES:,}: lost {lost}, twice {twice}"))
+        assert [sorted(each) for each in found.values()] == [sorted(bodies)] * 2
+
+
+def submit(master: str, folder: Path, program: Path | str, *arguments: str) -> str:
+    """Run a program with spark-submit and return its output."""
     command: list[str | Path] = [SUBMIT, "--master", master]
     for name, value in SETTINGS.items():
         command += ["--conf", f"{name}={value}"]
@@ -157,5 +208,4 @@ def submit(master: str, folder: Path, program: Path, *arguments: str) -> dict[st
             check=False,
         )
     assert run.returncode == 0, run.stdout + log.read_text()[-3000:]
-    found: dict[str, list[int]] = json.loads(run.stdout.splitlines()[-1])
-    return found
+    return run.stdout
