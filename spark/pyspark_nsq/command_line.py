@@ -56,7 +56,8 @@ def _sentence_in(error: Exception) -> str | None:
 
     if sentences := _SENTENCE.findall(str(error)):
         return str(sentences[-1]).strip()
-    return str(error).splitlines()[0] if isinstance(error, AnalysisException) else None
+    # The text of an error of syntax begins with an empty line.
+    return str(error).strip().splitlines()[0] if isinstance(error, AnalysisException) else None
 
 
 def parser_of(module_docstring: str | None, program: str) -> argparse.ArgumentParser:

@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, GroupedData, Row
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming import StatefulProcessor
+
+from pyspark_nsq.options import OptionError
 
 DIGEST_BYTES: Final = 16
 SLOTS_OF_GROUP: Final = 4096
@@ -31,6 +33,8 @@ def once_in_slots(messages: DataFrame, key: str, slots: int) -> DataFrame:
     but a message with a new key is never dropped. The session must keep its state in `ROCKSDB`.
     """
     slot = f"pmod(xxhash64({key}), {slots})"
+    if not hasattr(GroupedData, "transformWithState"):
+        raise OptionError("slots need Spark 4.1 or newer: Spark 4.0 has no stateful operators on rows in Python")
     placed = messages.selectExpr(
         "*",
         f"substring(unhex(sha2({key}, 256)), 1, {DIGEST_BYTES}) AS _digest",

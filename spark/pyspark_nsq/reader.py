@@ -126,7 +126,12 @@ def run_reader(
     `options` are further options of ``format("nsq")``. With `available_now` the query ends when it has handled the
     messages that wait. Raises ``OptionError``.
     """
+    from pyspark.sql import functions
+
     from pyspark_nsq.spark_versions import reading_available_now, start_available_now
+
+    if not hasattr(functions, "arrow_udf"):
+        raise OptionError("run_reader needs Spark 4.1 or newer: Spark 4.0 has no functions on columns of Arrow")
 
     retries = Retries(
         topic=retry_topic or f"{topic}.{channel}.retry",

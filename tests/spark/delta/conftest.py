@@ -17,6 +17,8 @@ def spark() -> Iterator[SparkSession]:
         "spark.jars.packages": os.environ["DELTA_PACKAGE"],
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        # Of a small table. By default, each look at its state is 50 tasks.
+        "spark.databricks.delta.snapshotPartitions": "2",
     }
     session = of_session.local_session(**settings)
     yield session

@@ -11,6 +11,7 @@ from pyspark_nsq.reader import OUTCOMES
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.newer_spark
 def test_a_handler_gets_every_message_until_it_is_finished_or_dead(spark, nsqd, topic, publish, tmp_path):
     good, slow, poison, worse = publish(4)
     seen = tmp_path / "seen"

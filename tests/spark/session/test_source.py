@@ -115,6 +115,14 @@ def test_an_acknowledged_read_leaves_no_files(spark, written, publish, tmp_path)
     assert bodies_of(chosen) == sorted(bodies)
     assert pyspark_nsq.ack(chosen) == 4
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.newer_spark
+def test_a_read_that_was_acknowledged_cannot_be_read_again(spark, written, publish):
+    publish(1)
+    frame = spark.read.format("nsq").options(**written).load()
+    assert frame.count() == 1
+    assert pyspark_nsq.ack(frame) == 1
     with pytest.raises(Exception, match="Either it was removed"):
         frame.count()
 
