@@ -557,7 +557,7 @@ def test_a_message_has_a_page_with_its_headers_and_its_state_in_each_channel(bro
     page = shown(browser.get(f"/message/orders/{ID}?node={nsqd.address}"))
     assert "traceparent 00-a-b-01" in page
     assert f"Published to orders on {nsqd.address} , offset 12, in segment 3 of the log." in page
-    assert "in flight delivered, and not answered yet 2" in page
+    assert "in flight delivered, and not answered yet 2 this one" in page
     assert "5s ago" in page
     assert "in 55s" in page
     assert "c1.example 10.0.0.1:5000 pynsq" in page
@@ -571,7 +571,7 @@ def test_a_message_has_a_page_with_its_headers_and_its_state_in_each_channel(bro
         ({"state": "waiting", "attempts": 1}, "waiting for its first delivery 1 the next one"),
         ({"state": "waiting", "attempts": 3}, "waiting to be delivered again 3 the next one"),
         ({"state": "deferred", "attempts": 2, "due": int((NOW + 90) * 1e9)}, "deferred requeued with a delay 2"),
-        ({"state": "in_flight", "attempts": 1}, "in flight its consumer has left the channel 1"),
+        ({"state": "in_flight", "attempts": 1}, "in flight its consumer has left the channel 1 this one"),
         ({"state": "dead_lettering", "attempts": 5}, "dead letter on its way to the dead-letter topic 5"),
         ({"state": "held", "attempts": 1}, "held the topic has it, and gives it to the channel later 1"),
         ({"state": "unknown"}, "not known it would have to be searched for among too many messages"),
