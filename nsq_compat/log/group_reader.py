@@ -38,7 +38,7 @@ from nsq_compat.log.segment import (
 from nsq_compat.protocol.frames import FRAME_HEADER, FRAME_TYPE_MESSAGE, FRAME_TYPE_MESSAGE_WITH_HEADERS
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id
-from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, KINDS, MAGIC_PREFIX, MESSAGES
+from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, MAGIC_PREFIX, MESSAGES
 
 BLOCK_SIZE: Final = 1 << 18
 
@@ -48,11 +48,6 @@ MESSAGE_KINDS: Final = (MESSAGES, DEFERRED)
 NEAR: Final = 1 << 16
 """Distance in bytes from which on a group is found by reading instead of by bisection."""
 _PROBE: Final = 1 << 14
-MAX_CANDIDATES: Final = 1024
-"""Places that may be a header by their first bytes, examined in a millisecond or two. By chance there are few."""
-_NO_LIMIT: Final = 1 << 62
-_NUMBERED: Final = frozenset(KINDS) - {DEFERRED}
-"""The kinds of groups whose `first_seq` is a number."""
 
 _SECTOR: Final = 512
 """Bytes that a disk writes atomically: after a power cut each sector is written or is not."""
@@ -72,10 +67,6 @@ _INDEXED_BYTES: Final = 1 << 22
 _SEARCHED_BYTES: Final = 1 << 22
 """Bytes of damage that one step searches for the next group, some 3 milliseconds of work."""
 _MESSAGE_ID: Final = MESSAGE_HEADER.slices["id"]
-
-
-class TooManyCandidates(Exception):
-    """Much of what is between two headers looks like a header, because messages were made so."""
 
 
 class GroupReader:
@@ -113,14 +104,11 @@ class GroupReader:
     def seek(self, position: int) -> None:
         """Go to a group near this offset, which may be anywhere in the file."""
         begin, segment = max(position, FIRST_GROUP), self._segment
-        try:
-            header, _ = self._search(begin, FIRST_GROUP, MAX_CANDIDATES)
-        except TooManyCandidates:
-            if not self._damage.quiet:
-                self.offset = index_of(segment, self._damage, self._in_steps).last_until(begin)
-                return
+        if self._damage.quiet:  # what is found now would not be reported
             header, _ = self._search(begin, FIRST_GROUP)
-        self.offset = header.offset if header else segment.end
+            self.offset = header.offset if header else segment.end
+        else:
+            self.offset = index_of(segment, self._damage, self._in_steps).last_until(begin)
 
     def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
         """Read the next groups, about `max_bytes`; none at the end. Raises ``OSError``."""
@@ -246,10 +234,10 @@ class GroupReader:
         start = data[: len(GROUP_MAGIC)].rstrip(b"\0")
         return GROUP_MAGIC.startswith(start) and not any(data[HEADER_SIZE - 1 :])
 
-    def _search(self, position: int, lowest: int, most: int = _NO_LIMIT) -> tuple[GroupHeader | None, bool]:
+    def _search(self, position: int, lowest: int) -> tuple[GroupHeader | None, bool]:
         """Find the next sound header or trailer from `position` on, of a group that begins at `lowest` or later.
 
-        Returns the header, and whether it is from the trailer. Raises ``TooManyCandidates`` as ``next_header`` does.
+        Returns the header, and whether it is from the trailer.
         """
         end, search = self._segment.end, (position, lowest)
         position = self._segment.searches.pop(search, position)
@@ -266,9 +254,6 @@ class GroupReader:
                 header = decode_trailer(block, at, position + at)
                 if header and header.offset >= lowest:
                     return header, True
-                most -= 1
-                if most < 0:
-                    raise TooManyCandidates
                 at = block.find(MAGIC_PREFIX, at + 1)
             if len(block) < HEADER_SIZE:
                 break
@@ -276,12 +261,10 @@ class GroupReader:
         return None, False
 
 
-def next_header(
-    segment: Segment, position: int, limit: int, kinds: Container[int], most: int = _NO_LIMIT
-) -> GroupHeader | None:
-    """The header of the first sound group of these kinds that begins from `position` on and before `limit`.
+def next_header(segment: Segment, position: int, limit: int, kinds: Container[int]) -> GroupHeader | None:
+    """The header of the first sound group of these kinds from the group at `position` on and before `limit`.
 
-    Raises ``TooManyCandidates`` after `most` places that only look like one. Where a group begins, there are none.
+    A group must begin at `position`, because messages may contain what looks like a header.
     """
     while position < limit:
         block = segment.pread(_PROBE, position)
@@ -292,9 +275,6 @@ def next_header(
             header = decode_header(block, at, position + at)
             if header is None:
                 at = block.find(GROUP_MAGIC, at + 1)
-                most -= 1
-                if most < 0:
-                    raise TooManyCandidates
                 continue
             if header.offset >= limit:
                 return None
@@ -305,25 +285,17 @@ def next_header(
     return None
 
 
-def seek_number(segment: Segment, seq: int, damage: Damage) -> tuple[int, int]:
+def seek_number(segment: Segment, seq: int, damage: Damage, in_steps: bool = False) -> tuple[int, int]:
     """The offset at which to begin reading to find a message by its number, and the first number after it.
 
-    By the index, if there is one or messages look like headers, else by bisection. Raises ``OSError``.
+    By the index, which is built unless the segment is small: what looks like a header in the middle of a segment may be
+    part of a message that was made so. Raises ``OSError``, and with `in_steps` ``BlockingIOError`` as ``index_of``.
     """
     if segment.index is not None:
         return segment.index.seek(seq)
-    low, high, first = FIRST_GROUP, segment.end, segment.first_seq
-    try:
-        while high - low > NEAR:
-            middle = (low + high) // 2
-            header = next_header(segment, middle, high, _NUMBERED, MAX_CANDIDATES)
-            if header is None or header.first_seq > seq:
-                high = middle
-            else:
-                low, first = header.offset, header.first_seq
-    except TooManyCandidates:
-        return index_of(segment, damage).seek(seq)
-    return low, first
+    if segment.end <= NEAR:
+        return FIRST_GROUP, segment.first_seq
+    return index_of(segment, damage, in_steps).seek(seq)
 
 
 def index_of(segment: Segment, damage: Damage, in_steps: bool = False) -> Index:

@@ -1,8 +1,8 @@
 """Finds messages by offset or by time of publishing, and reads them in the order of their offsets, deferred ones too.
 
-A group's header says its offset, so a place is found without an index: first among the segments, by bisection of their
-first messages, then within one, by the first group after a position, where a few guesses come before the bisection. If
-there is an index it is used, and if messages look like headers it is built: a search among them would take seconds.
+A place is found among the segments by bisection of their first messages, and then within one by bisection of its index,
+where a few guesses come before the bisection. The index of a segment of an earlier run is built for that. The headers
+in the middle of a segment are not searched for without it: a message may contain the bytes of one.
 Each step reads a few kilobytes, and only the first message of each segment is remembered. Times are those of the ids,
 which never go back, as far as they differ.
 """
@@ -18,11 +18,9 @@ from google_crc32c import value as crc32c
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.group_reader import (
     BLOCK_SIZE,
-    MAX_CANDIDATES,
     MESSAGE_KINDS,
     NEAR,
     GroupReader,
-    TooManyCandidates,
     index_of,
     next_header,
     seek_number,
@@ -272,7 +270,7 @@ def offset_of_number(log: ReadableLog, seq: int, end: int) -> int:
     if seq >= log.next_seq or place == len(segments):
         return end
     segment = segments[place]
-    reader = OffsetReader(log, 0, (segment, seek_number(segment, seq, log.damage)[0]))
+    reader = OffsetReader(log, 0, (segment, seek_number(segment, seq, log.damage, log.in_steps)[0]))
     while groups := reader.read(NEAR):
         for group in groups:
             if group.kind == MESSAGES and group.first_seq + len(group.frames) > seq:
@@ -509,17 +507,8 @@ def _cut_payloads(block: bytes, base: int, expected: int, limit: int) -> Frames 
 def _next_group(
     log: ReadableLog, segment: Segment, position: int, limit: int, *, in_steps: bool
 ) -> tuple[int, First] | None:
-    """A group with messages that begins from `position` on and before `limit`, and its first message.
-
-    None if there is none in the index, or without an index none at all.
-    """
-    index = segment.index
-    if index is None:
-        try:
-            header = next_header(segment, position, limit, MESSAGE_KINDS, MAX_CANDIDATES)
-            return _with_first(segment, header)
-        except TooManyCandidates:
-            index = index_of(segment, log.damage, in_steps)
+    """The first group with an entry in the index from `position` on and before `limit`, and its first message."""
+    index = index_of(segment, log.damage, in_steps)
     return _with_first(segment, next_header(segment, index.first_from(position), limit, MESSAGE_KINDS))
 
 

@@ -13,6 +13,7 @@ import heapq
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby, islice
 from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
@@ -107,7 +108,10 @@ class LogCursor:
         segments = self._log.segments
         if segments:
             segment = segments[max(bisect_right(segments, seq, key=lambda segment: segment.first_seq) - 1, 0)]
-            offset, first = seek_number(segment, seq, self._log.damage)
+            if seq >= self._log.next_seq:
+                offset, first = segment.end, seq
+            else:
+                offset, first = seek_number(segment, seq, self._log.damage, self._log.in_steps)
             self._report_lost(segment, "before", seq, segment.first_seq)
             self._seq = max(seq, segment.first_seq)
             self._enter(segment, offset, segment.first_seq if offset == FIRST_GROUP else first)
@@ -377,6 +381,15 @@ class ReadableLog:
         self.emptied_at = 0
         """The next offset when the topic was emptied: what was before is not read any more."""
         self.in_steps = False
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Read without steps: what is done here cannot be continued later."""
+        in_steps, self.in_steps = self.in_steps, False
+        try:
+            yield
+        finally:
+            self.in_steps = in_steps
 
     @property
     def oldest(self) -> int:

@@ -98,11 +98,12 @@ class ReplayingCursor(Cursor):
     def remove_logged(self, ids: AbstractSet[bytes]) -> list[bytes]:
         if not self.left:
             return super().remove_logged(ids)
-        frames = self.remove(ids)
-        for offset in sorted(offsets_of(self._history, ids).values()):
+        offsets = sorted(offsets_of(self._history, ids).values())
+        found = {offset: OffsetReader(self._history, offset).read(1) for offset in offsets}
+        frames = self.remove(ids)  # after everything is read, because that may take several calls
+        for offset, groups in found.items():
             for place, (begin, end) in enumerate(self._ranges):
                 if begin <= offset < end:
-                    groups = OffsetReader(self._history, offset).read(1)
                     frames += [groups[0].frames[0]] if groups and groups[0].offset == offset else []
                     parts = [(begin, offset), (offset + 1, end)]
                     self._ranges = deque(

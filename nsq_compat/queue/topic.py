@@ -439,14 +439,17 @@ class Topic:
         `last_id` is the id of the last of them. If another message is there, the topic was deleted and created again,
         and nothing is forgotten; returns whether it was. Raises ``OSError``.
         """
-        if self.store is None or id_at(self.store.log, offset - 1) != last_id:
+        if self.store is None:
             return False
-        for name, channel in list(self.channels.items()):
-            if not channel.ephemeral and self.offset_of_channel(name) < offset:
-                self._move(channel, offset, self._held_from(), now_ns, (0, 0), drops_taken=True)
-        if self.is_holding:
-            self.backlog.cursor.pass_over(number_at(self.store.log, offset, self.seq))
-            self._note_change()
+        with self.store.log.at_once():
+            if id_at(self.store.log, offset - 1) != last_id:
+                return False
+            for name, channel in list(self.channels.items()):
+                if not channel.ephemeral and self.offset_of_channel(name) < offset:
+                    self._move(channel, offset, self._held_from(), now_ns, (0, 0), drops_taken=True)
+            if self.is_holding:
+                self.backlog.cursor.pass_over(number_at(self.store.log, offset, self.seq))
+                self._note_change()
         self.store.sync()
         return True
 
@@ -559,10 +562,11 @@ class Topic:
     def _first_offset_of(self, held: ChannelState) -> int:
         """The offset of the first of the messages that the topic holds. Raises ``OSError``."""
         assert self.store is not None, "a state was read from a store"
-        first = offset_of_number(self.store.log, held.position, self.next_offset)
-        if not held.entries:
-            return first
-        return min([first, *offsets_of(self.store.log, [min(map(entry_id, held.entries))]).values()])
+        with self.store.log.at_once():
+            first = offset_of_number(self.store.log, held.position, self.next_offset)
+            if not held.entries:
+                return first
+            return min([first, *offsets_of(self.store.log, [min(map(entry_id, held.entries))]).values()])
 
     def _held_from(self) -> int:
         """The offset of the first message that the topic holds, or the next one."""
