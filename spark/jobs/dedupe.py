@@ -1,10 +1,10 @@
 """Write a topic that has duplicates to a table of Parquet files, each message once.
 
     spark-submit dedupe.py --topic events --lookupd-http-address 10.0.0.5:4161 \\
-        --checkpoint /shared/dedupe-checkpoint --path /shared/events --within "1 hour"
+        --checkpoint /shared/dedupe-checkpoint --path /shared/once --within "1 hour"
 
     spark-submit dedupe.py --topic events --lookupd-http-address 10.0.0.5:4161 \\
-        --checkpoint /shared/dedupe-checkpoint --path /shared/events --slots 34168399
+        --checkpoint /shared/dedupe-checkpoint --path /shared/once --slots 34168399
 
 Messages of a topic with the same --key are the same, by default those with the same body: producers that publish each
 message to two nsqd give the copies different ids. If two distinct messages may have the same body, add an id to it.
