@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate, count
 from typing import Final
 
-from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING
+from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING, choice
 from nsq_compat.cli.options import option
 from nsq_compat.log.data_path import reason
 from nsq_compat.protocol.durations import SECOND, seconds
@@ -28,6 +28,8 @@ from nsq_compat.tools.nsq_to_file.output_file import OutputFile, cut_unfinished_
 
 log = logging.getLogger(__name__)
 
+TEXT: Final = "text"
+JSON: Final = "json"
 REVISION: Final = "<REV>"
 _TOKEN = re.compile("<(TOPIC|HOST|PID|DATETIME|REV)>")
 _DATETIME_CODE = re.compile("%([YymdHIMSpBbAaZz%])")
@@ -71,6 +73,9 @@ class FileOptions(BeginningOptions):
         f"names of files: <TOPIC>, <HOST>, <PID>, <DATETIME> and {REVISION}, which counts files of the same name",
     )
     datetime_format: str = option(STRING, "%Y-%m-%d_%H", "<DATETIME> in strftime's codes")
+    format: str = option(
+        choice(TEXT, JSON), TEXT, "a line is a message's body (text), or an object with all of it (json)"
+    )
     host_identifier: str = option(STRING, "", "<HOST> in names, in which <SHORT_HOST> and <HOSTNAME> are replaced")
     gzip: bool = option(BOOLEAN, False, "compress files")
     gzip_level: int = option(INTEGER, 6, "from 1 (fast) to 9 (small)")
@@ -201,13 +206,13 @@ class FileSeries:
         self._file = file
         self._opened_at = now
 
-    def write(self, bodies: Sequence[bytes]) -> int:
+    def write(self, lines: Sequence[bytes]) -> int:
         """Write lines until the file is too large, at least one; returns how many."""
         file, limit = self._file, self._options.rotate_size
         assert file is not None, "open_next comes before writing"
-        ends = accumulate((len(body) + 1 for body in bodies), initial=file.size)
-        fitting = min(len(bodies), sum(end <= limit for end in ends)) if limit > 0 else len(bodies)
-        file.write(b"".join([body + b"\n" for body in bodies[:fitting]]))
+        ends = accumulate((len(line) + 1 for line in lines), initial=file.size)
+        fitting = min(len(lines), sum(end <= limit for end in ends)) if limit > 0 else len(lines)
+        file.write(b"".join([line + b"\n" for line in lines[:fitting]]))
         return fitting
 
     def sync(self) -> None:

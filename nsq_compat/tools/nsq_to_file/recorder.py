@@ -7,25 +7,47 @@ Invariant: a message is finished after the file that contains it was synced, nev
 more is written: messages that are not synced are requeued, and `on_failure` is called.
 """
 
+import base64
 import enum
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Final
 
 from nsq_compat.client import Consumer, Message
 from nsq_compat.client.message import Handler
 from nsq_compat.log.data_path import reason
 from nsq_compat.protocol.durations import seconds
-from nsq_compat.tools.nsq_to_file.file_series import FileOptions, FileSeries
+from nsq_compat.protocol.go_json import dumps
+from nsq_compat.tools.nsq_to_file.file_series import JSON, FileOptions, FileSeries
 
 log = logging.getLogger(__name__)
 
 _MAX_BATCH: Final = 1000
 _POLL_SECONDS: Final = 1.0
 """Between checks whether more messages can come, because RDY may have been redistributed."""
+
+
+def json_line(message: Message) -> bytes:
+    """A message as a JSON object: its id, nsqd, timestamp in nanoseconds since 1970, attempts, headers, and body.
+
+    A body that is not UTF-8 is `body_base64`.
+    """
+    own = {
+        "id": message.id.decode("ascii"),
+        "nsqd": message.nsqd,
+        "timestamp": message.timestamp,
+        "attempts": message.attempts,
+        "headers": dict(message.headers),
+    }
+    try:
+        body = {"body": message.body.decode("utf-8")}
+    except UnicodeDecodeError:
+        body = {"body_base64": base64.b64encode(message.body).decode("ascii")}
+    return dumps({**own, **body}).encode("utf-8")
 
 
 class Recording:
@@ -42,6 +64,7 @@ class Recording:
         """Number of messages synced and finished."""
         self.unsynced: list[Message] = []
         self._options = options
+        self._line: Callable[[Message], bytes] = json_line if options.format == JSON else attrgetter("body")
         self._tick_due = now + seconds(options.sync_interval)
         self._sync_due = 0.0
 
@@ -55,7 +78,7 @@ class Recording:
             if self.series.must_rotate(now, now_ns):
                 self.sync()
                 self.series.open_next(now, now_ns)
-            count = self.series.write([message.body for message in left])
+            count = self.series.write([self._line(message) for message in left])
             self.unsynced += left[:count]
             left = left[count:]
         if len(self.unsynced) >= self._options.max_in_flight:

@@ -1,5 +1,7 @@
 """nsq_to_file as a process: topics that are found, signals, disks that fail, and what Go's loses."""
 
+import base64
+import json
 import os
 import signal
 import subprocess
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq_compat.client import Consumer
+from nsq_compat.client import Consumer, Producer
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.client.waiting import wait_until
 from tests.tools.nsqd import Nsqd
@@ -106,6 +108,27 @@ def test_while_no_nsqlookupd_answers_it_keeps_polling(to_file, tmp_path, lookupd
         wait_until(lambda: has_nothing_left(nsqd, "t"), within=40)
         end(process)
     assert lines(tmp_path / "output") == {"t": [b"1"]}
+
+
+def test_lines_of_json_have_headers_and_what_identifies_a_message(to_file, of, tmp_path, nsqd, topic, is_idle):
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish(topic, "ä\n".encode(), headers={"Customer": "42"})
+        producer.publish(topic, b"\xff")
+    process = to_file(*of, "--format=json")
+    wait_until(is_idle)
+    end(process)
+    (written,) = lines(tmp_path / "output").values()
+    first, second = sorted(map(json.loads, written), key=lambda line: line["timestamp"])
+    assert first == {
+        "id": first["id"],
+        "nsqd": nsqd.tcp_address,
+        "timestamp": first["timestamp"],
+        "attempts": 1,
+        "headers": {"customer": "42"},
+        "body": "ä\n",
+    }
+    assert (second["headers"], base64.b64decode(second["body_base64"]), "body" in second) == ({}, b"\xff", False)
+    assert len({first["id"], second["id"]}) == 2
 
 
 # --- Signals and the work directory -----------------------------------------------------------------------------------
