@@ -55,6 +55,8 @@ _FILES_AT_ONCE: Final = 16
 _SKIPPED_CALLS: Final = 16
 _SPILLED_AT_ONCE: Final = 1 << 15
 _ALL: Final = 1 << 62
+_MAX_OFFSET: Final = 1 << 61
+"""Higher ones are not believed at a start, so that no publish ever needs a number that does not fit."""
 _INDEXED_SEGMENTS: Final = 8
 """The newest segments, whose indexes stay in memory. An index has about 200 KB."""
 
@@ -512,10 +514,11 @@ def _count_deferred(segments: Sequence[Segment], next_seq: int) -> int:
     next_offset = 0
     for segment in reversed(segments):
         for reader in readers_from_end(segment, segment.end, Damage(quiet=True)):
-            groups = list(iter(reader.read, []))
-            for group in chain.from_iterable(groups):
+            # A message may contain what looks like a group with any offset.
+            groups = [group for group in chain.from_iterable(iter(reader.read, [])) if group.offset < _MAX_OFFSET]
+            for group in groups:
                 next_offset = max(next_offset, group.offset + (len(group.frames) if group.kind in MESSAGE_KINDS else 0))
-            counts = [group.due_ns for group in chain.from_iterable(groups) if group.kind != DEFERRED]
+            counts = [group.due_ns for group in groups if group.kind != DEFERRED]
             if counts:
                 return max(counts[-1], next_offset - next_seq)
     return max(0, next_offset - next_seq)

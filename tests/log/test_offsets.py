@@ -300,6 +300,17 @@ def test_a_message_that_contains_groups_does_not_replace_others(victim, reopened
         assert patiently(partial(numbers.read, 1))[0].frames[0] == expected[offset]
 
 
+@pytest.mark.parametrize("offset", [1 << 61, (1 << 63) - 2])
+def test_a_message_that_contains_groups_does_not_use_up_the_offsets(offset):
+    frame = make_frames([b"f" * 16], NOW_NS, [b"forged"])[0]
+    history = History(count=0, segment_size=1 << 22)
+    factory = FrameFactory(2)
+    for number in range(11):
+        body = forged(offset, frame)(history.log.segments[-1].end) if number == 10 else b"x" * 1000
+        history.log.append(factory.make([body], history.now_ns)[0], number)
+    assert history.open().deferred_count == 0
+
+
 def patiently(read: Callable[[], Any]) -> Any:
     """What is read, in as many steps as it needs."""
     while True:
