@@ -47,7 +47,9 @@ def environment(folder: Path) -> dict[str, str]:
     for part in ("bin", "jars"):
         with contextlib.suppress(FileExistsError):
             (home / part).symlink_to(Path(pyspark.__file__).parent / part)
-    own = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()}
+    # Of PYTHONPATH, another Spark than the installed one.
+    path = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
+    own = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path}
     own["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     return os.environ | own | {"SPARK_LOCAL_IP": "127.0.0.1"}
 

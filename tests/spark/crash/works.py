@@ -16,12 +16,13 @@ from typing import BinaryIO
 
 import pyarrow.dataset
 from pyspark import TaskContext
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_nsq
 from pyspark_nsq.nodes import HttpFailed, ask
 from pyspark_nsq.parquet_table import ParquetTable, by_hour
 from pyspark_nsq.reader import Message
+from pyspark_nsq.spark_versions import reading_available_now, start_available_now
 
 COMMAND = 250
 """Messages in an MPUB."""
@@ -119,13 +120,17 @@ def waiting(options: dict[str, str]) -> tuple[int, int]:
 # --- A table ----------------------------------------------------------------------------------------------------------
 
 
+def streamed(spark: SparkSession, options: dict[str, str], folder: Path) -> DataFrame:
+    return spark.readStream.format("nsq").options(**options, **reading_available_now(), diary=str(folder)).load()
+
+
 def copy_all(spark: SparkSession, options: dict[str, str], folder: Path) -> tuple[int, int]:
     """Copy until no message waits; returns the numbers of rows and distinct bodies in the table."""
 
     def copy_waiting() -> None:
-        stream = spark.readStream.format("nsq").options(**options, diary=str(folder)).load()
+        stream = streamed(spark, options, folder)
         writer = stream.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
-        writer.option("path", str(folder / "table")).trigger(availableNow=True).start().awaitTermination()
+        start_available_now(writer.option("path", str(folder / "table"))).awaitTermination()
 
     until_nothing_waits(options, copy_waiting)
     # Read by way of the sink's log, which leaves out files of uncommitted batches.
@@ -135,9 +140,9 @@ def copy_all(spark: SparkSession, options: dict[str, str], folder: Path) -> tupl
 
 def copy_log(spark: SparkSession, options: dict[str, str], folder: Path) -> tuple[int, int]:
     """As `copy_all`, by offset: what the logs have at the start."""
-    stream = spark.readStream.format("nsq").options(**options, diary=str(folder)).load()
+    stream = streamed(spark, options, folder)
     writer = stream.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
-    writer.option("path", str(folder / "table")).trigger(availableNow=True).start().awaitTermination()
+    start_available_now(writer.option("path", str(folder / "table"))).awaitTermination()
     bodies = spark.read.parquet(str(folder / "table")).select("body")
     return bodies.count(), bodies.distinct().count()
 
@@ -145,9 +150,9 @@ def copy_log(spark: SparkSession, options: dict[str, str], folder: Path) -> tupl
 def fill_lake(spark: SparkSession, options: dict[str, str], folder: Path) -> tuple[int, int]:
     """As `copy_log`, with the table of ``spark/jobs/lake.py``, and counted by a reader that is not Spark."""
     with ParquetTable(str(folder / "lake")) as table:
-        stream = by_hour(spark.readStream.format("nsq").options(**options, diary=str(folder)).load())
+        stream = by_hour(streamed(spark, options, folder))
         writer = stream.writeStream.option("checkpointLocation", str(folder / "checkpoint"))
-        writer.foreachBatch(table.write).trigger(availableNow=True).start().awaitTermination()
+        start_available_now(writer.foreachBatch(table.write)).awaitTermination()
         table.compact(spark, datetime.now(UTC) + timedelta(days=1))
     rows = pyarrow.dataset.dataset(folder / "lake", format="parquet", partitioning="hive")
     bodies = rows.to_table(["body"]).column("body")
@@ -183,10 +188,9 @@ def republish_all(spark: SparkSession, options: dict[str, str], folder: Path) ->
     }
 
     def republish_waiting() -> None:
-        stream = spark.readStream.format("nsq").options(**source, diary=str(folder)).load().select("body")
+        stream = streamed(spark, source, folder).select("body")
         writer = stream.writeStream.format("nsq").options(**target)
-        writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
-        writer.start().awaitTermination()
+        start_available_now(writer.option("checkpointLocation", str(folder / "checkpoint"))).awaitTermination()
 
     until_nothing_waits(source, republish_waiting)
     copies = waiting_bodies(spark, options, target["topic"])
