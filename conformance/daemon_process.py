@@ -94,6 +94,7 @@ class DaemonProcess:
         self._addresses: dict[str, str] = {}
         self._last_lines: deque[str] = deque(maxlen=30)
         self._ready_or_gone = threading.Event()
+        self._reader: threading.Thread
 
     @property
     def tcp_address(self) -> str:
@@ -148,6 +149,8 @@ class DaemonProcess:
         where_it_was = [
             f"--{flags.get(name, name.lower())}-address={address}" for name, address in self._addresses.items()
         ]
+        if self._ready_or_gone.is_set():
+            self._reader.join()  # it notes the end of the daemon before, which a signal may have ended
         self._addresses.clear()
         self._ready_or_gone.clear()
         try:

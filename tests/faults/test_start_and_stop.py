@@ -3,14 +3,17 @@
 F15: starts with much data, with many waiting clients, and on a data path that is in use.
 """
 
+import io
 import signal
 import subprocess
+import threading
 import time
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
 
-from nsq_conformance.nsqd_process import installed_nsqd
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon
 from tests.faults.traffic import Traffic
@@ -156,3 +159,30 @@ def test_a_data_path_in_use_is_refused(start: StartDaemon, tmp_path):
     # A killed process leaves no lock.
     daemon.kill()
     assert start().unfinished("t") == {}
+
+
+def test_a_start_waits_for_the_log_of_the_daemon_that_ended_before(tmp_path, monkeypatch):
+    """The end of that daemon is not taken for the end of the new one."""
+    released = threading.Event()
+
+    class SlowLog(io.StringIO):
+        def write(self, line: str) -> int:
+            if line.endswith("bye\n"):
+                released.wait()
+            return super().write(line)
+
+    with NsqdProcess(installed_nsqd(), tmp_path, log=SlowLog()) as nsqd:
+        reader, ended, popen = nsqd._reader, nsqd._process, subprocess.Popen
+        ended.terminate()
+        ended.wait()
+
+        def start_and_read(*arguments: Any, **settings: Any) -> Any:
+            process = popen(*arguments, **settings)
+            released.set()
+            reader.join()
+            return process
+
+        monkeypatch.setattr(subprocess, "Popen", start_and_read)
+        threading.Timer(0.2, released.set).start()  # if the start waits
+        nsqd.start()
+        assert nsqd.asks("GET", "/ping").status == 200
