@@ -267,7 +267,8 @@ def test_an_nsqd_registers_with_its_token_and_asks_for_channels(access, tmp_path
             nsqd("one", "--broadcast-address=127.0.0.1", own) as one,
             nsqd("two", "--broadcast-address=127.0.0.1", own) as two,
         ):
-            eventually(lambda: nodes() == 2)  # an nsqd asks the nsqlookupds that it is connected to
+            eventually(lambda: nodes() == 2)
+            assert two.logs("peer info")  # an nsqd asks the nsqlookupds that have told it their HTTP ports
             one.create_channel("orders", "archive")
             eventually(lambda: b"archive" in asked("/channels?topic=orders"))
             assert status(two, "POST", "/pub?topic=orders", "", b"m") == 200
