@@ -100,6 +100,7 @@ class ReplayingCursor(Cursor):
             return super().remove_logged(ids)
         offsets = sorted(offsets_of(self._history, ids).values())
         found = {offset: OffsetReader(self._history, offset).read(1) for offset in offsets}
+        numbered = self._history.numbered(ids)
         frames = self.remove(ids)  # after everything is read, because that may take several calls
         for offset, groups in found.items():
             for place, (begin, end) in enumerate(self._ranges):
@@ -115,7 +116,11 @@ class ReplayingCursor(Cursor):
                     break
         self._offset_reader = None
         self._count_left()
-        return frames
+        # Those that follow the replay.
+        later = {seq: frame for seq, frame in numbered.items() if self.position <= seq < self.end}
+        later = {seq: frame for seq, frame in later.items() if not self._is_in_gap(seq)}
+        self._skip(sorted(later))
+        return [*frames, *later.values()]
 
     def has(self, sought: bytes, logged: Logged | None) -> bool:
         replay = self.replay()

@@ -188,3 +188,24 @@ def test_many_deferred_messages_are_searched_in_parts(busy):
     assert {message.message_id(frame) for frame in found} == wanted
     left = [message.message_id(frame) for _, frame in channel.backlog.deferred.peek(200)]
     assert left == [each for frame in frames if (each := message.message_id(frame)) not in wanted]
+
+
+@pytest.mark.parametrize("read", [0, 2])
+@pytest.mark.parametrize("memory", [2, 100])
+def test_messages_that_follow_a_replay_are_taken_as_those_of_the_replay_are(data_path, memory, read):
+    daemon = data_path.start(mem_queue_size=memory)
+    consumer = daemon.consumer()
+    daemon.channel("other")
+    daemon.publishes(*(b"%d" % number for number in range(10)))
+    consumer.finishes(*consumer.takes_all())
+    daemon.topic().move_channel("archive", 6, daemon.now_ns)
+    daemon.publishes(*(b"%d" % number for number in range(10, 20)))
+    taken = consumer.takes(read) if read else []
+    assert take_out(daemon, *ids_of(daemon, b"10", b"19", b"9", b"15", channel="other")) == (
+        {b"9": 1, b"10": 1, b"15": 1, b"19": 1},
+        [],
+    )
+    assert daemon.channel().depth == 10 - len(taken)
+    left = [b"%d" % number for number in range(6, 20) if number not in (9, 10, 15, 19)]
+    assert taken + consumer.takes_all() == left
+    assert daemon.channel().depth == 0
