@@ -276,9 +276,13 @@ class Cursor:
         found = self._log.numbered(ids)
         frames = self.remove(ids)
         (begin,) = self._numbers([self.window.length])
-        behind = {seq: frame for seq, frame in found.items() if begin <= seq < self.end and not self._is_in_gap(seq)}
-        self._skip(sorted(behind))
-        return [*frames, *behind.values()]
+        return [*frames, *self._remove_numbered(found, begin)]
+
+    def _remove_numbered(self, found: Mapping[int, bytes], begin: int) -> Iterable[bytes]:
+        """Pass over those of these messages of the log that wait from `begin` on; returns their frames."""
+        waiting = {seq: frame for seq, frame in found.items() if begin <= seq < self.end and not self._is_in_gap(seq)}
+        self._skip(sorted(waiting))
+        return waiting.values()
 
     def _numbers(self, places: Sequence[int]) -> list[int]:
         """The numbers of the messages at these places in memory, given in order; the last may be behind them."""

@@ -116,11 +116,7 @@ class ReplayingCursor(Cursor):
                     break
         self._offset_reader = None
         self._count_left()
-        # Those that follow the replay.
-        later = {seq: frame for seq, frame in numbered.items() if self.position <= seq < self.end}
-        later = {seq: frame for seq, frame in later.items() if not self._is_in_gap(seq)}
-        self._skip(sorted(later))
-        return [*frames, *later.values()]
+        return [*frames, *self._remove_numbered(numbered, self.position)]  # also those that follow the replay
 
     def has(self, sought: bytes, logged: Logged | None) -> bool:
         replay = self.replay()
