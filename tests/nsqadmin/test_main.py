@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 import pytest
 
 from nsq_compat.web.admin.users import Users, make_line
+from nsq_conformance.cluster import producers
 from nsq_conformance.lookup_peer import RawLookupPeer
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
@@ -223,7 +224,7 @@ def test_an_nsqd_that_registers_an_invalid_address_hides_no_other(tmp_path, star
             registered(nsqlookupd, address, "orders"),
         ):
             nsqd.create_channel("orders", "archive")
-            until(lambda: len(nsqlookupd.get("/lookup", topic="orders")["producers"]) == 2, "both registrations")
+            until(lambda: producers(nsqlookupd, "orders") == 2, "both registrations")
             nsqadmin = start(f"--lookupd-http-address={nsqlookupd.http_address}", "--sample-interval=0s")
             for path in ("/nodes", "/topics/orders", "/topics/orders/archive", "/api/topics/orders", "/api/counter"):
                 assert "invalid broadcast address" in nsqadmin.get(path)

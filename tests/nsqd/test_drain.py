@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq_conformance.cluster import eventually
+from nsq_conformance.cluster import eventually, producers
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.nsqd.conftest import connect
@@ -43,7 +43,7 @@ def subscribed(nsqd: NsqdProcess) -> Client:
 def test_a_drain_refuses_publishes_unregisters_and_ends_with_the_last_fin(tmp_path, nsqlookupd):
     with start(tmp_path, f"--lookupd-tcp-address={nsqlookupd.tcp_address}") as nsqd:
         filled(nsqd, b"1", b"2")
-        eventually(lambda: nsqlookupd.get("/lookup", topic="orders")["producers"])
+        eventually(lambda: producers(nsqlookupd, "orders"))
         with subscribed(nsqd) as consumer:
             (first,) = consumer.takes(1)
             put_drain(nsqd)
