@@ -14,6 +14,7 @@ Invariants:
 """
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
@@ -32,8 +33,9 @@ MAX_IDS: Final = 1_000_000
 MAX_IN_PART: Final = 4096
 _PARTS: Final = 64
 """In a window."""
-_SHARDS: Final = 64
-"""Of the table; one of MAX_IDS is copied in less than a millisecond."""
+_SHARD_BITS: Final = 6
+"""The table has 64 shards; one of MAX_IDS is copied in less than a millisecond."""
+_SHARD_SHIFT: Final = sys.hash_info.width - _SHARD_BITS
 _FORGOTTEN_AT_ONCE: Final = 4096
 _PAUSE_SECONDS: Final = 0.001
 _NS_PER_SECOND: Final = 1_000_000_000
@@ -72,7 +74,7 @@ class PublishIds:
         self._topic_name = topic_name
         self._now_ns = now_ns
         self._max_ids = max_ids
-        self._numbers: list[dict[bytes, int]] = [{} for _ in range(_SHARDS)]
+        self._numbers: list[dict[bytes, int]] = [{} for _ in range(1 << _SHARD_BITS)]
         """The number of the part, by digest; a dict of bytes and integers has nothing to collect."""
         self._times: dict[int, int] = {}
         """When the last id of a part was published, by number. The ids of a part that is not here are unknown."""
@@ -168,7 +170,7 @@ class PublishIds:
         """The messages with these ids, or those of this part, may be lost, so they may be published again."""
         self.failed_commits += 1
         for digest in digests:
-            self._numbers[digest[0] % _SHARDS].pop(digest, None)
+            self._shard(digest).pop(digest, None)
         if part is not None:
             self._times.pop(part.number, None)
 
@@ -196,7 +198,7 @@ class PublishIds:
         begin = part.forgotten
         end = min(len(part.digests), begin + (_FORGOTTEN_AT_ONCE if is_old else min(excess, _FORGOTTEN_AT_ONCE)))
         for digest in part.digests[begin:end]:
-            numbers = self._numbers[digest[0] % _SHARDS]
+            numbers = self._shard(digest)
             if numbers.get(digest) == part.number:
                 del numbers[digest]
         part.forgotten = end
@@ -246,8 +248,12 @@ class PublishIds:
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
+    def _shard(self, digest: bytes) -> dict[bytes, int]:
+        # Python's hash has a random key. By the digest itself, a producer could choose ids that fill a single shard.
+        return self._numbers[hash(digest) >> _SHARD_SHIFT]  # from -32 to 31
+
     def _number_of(self, digest: bytes) -> int:
-        return self._numbers[digest[0] % _SHARDS].get(digest, 0)
+        return self._shard(digest).get(digest, 0)
 
     def _is_known(self, digest: bytes, since: int) -> bool:
         return self._times.get(self._number_of(digest), since) > since
@@ -264,7 +270,7 @@ class PublishIds:
         own = part.digests
         assert isinstance(own, list), "a part that gets ids is not closed"
         for digest in digests:
-            numbers = self._numbers[digest[0] % _SHARDS]
+            numbers = self._shard(digest)
             if self._pending:
                 other = self._pending.get(numbers.get(digest, 0))
                 if other is not None and other is not part:
