@@ -14,8 +14,8 @@ between two steps, and may publish to the same topic. Their messages come before
 The last step publishes all messages of the batch; before it none is published.
 
 Ids grow in the order of publishing. So a large batch reserves ids that are ahead of those of other publishes. If other
-publishes reach these ids before the last step, or have the publish id of a message of the batch, the frames are created
-again, with ids further ahead.
+publishes reach these ids before the last step, the frames are created again, with ids further ahead. If they have the
+publish id of a message of the batch, the frames are created again a few times, without that message.
 """
 
 import logging
@@ -54,6 +54,9 @@ _AHEAD_NS: Final = 60_000_000_000
 """How far the ids of a batch are ahead of the clock, which the ids of other publishes follow."""
 _ROOM: Final = 1 << 14
 """Ids left for other publishes, if ids are ahead of the clock already."""
+_MAX_OVERTAKEN: Final = 8
+"""Times that a batch is made again because others publish its publish ids. Without a limit they could hold it up, and
+the large batches behind it, for ever."""
 
 
 class Producer(Protocol):
@@ -206,6 +209,7 @@ class LargeBatch:
         self._first_id = -1
         self._ahead_ns = _AHEAD_NS
         self._room = max(_ROOM, self.count >> 2)
+        self._overtaken = 0
         topic.large_batches.append(self)
 
     def step(self) -> bool:
@@ -226,7 +230,15 @@ class LargeBatch:
                 return False
             if self._store is not None and not self._store.spill_some():
                 return False
-            if ids.has_reached(self._first_id) or self._is_overtaken():
+            if ids.has_reached(self._first_id):
+                self._ahead_ns *= 2
+                self._room *= 2
+                self._start_again()
+                return False
+            if self._is_overtaken():
+                self._overtaken += 1
+                if self._overtaken > _MAX_OVERTAKEN:
+                    raise Refused("its publish ids are being published by others")
                 self._start_again()
                 return False
             if self._fresh:
@@ -316,8 +328,6 @@ class LargeBatch:
         self._next, self._first_id = 0, -1
         self.size = 0
         self._fresh = 0
-        self._ahead_ns *= 2
-        self._room *= 2
 
     def _discard(self) -> None:
         self.kept.clear()
@@ -325,5 +335,5 @@ class LargeBatch:
             self.staged.discard()
             self.staged = None
         if self._ids is not None and self._part is not None:
-            self._ids.drop(self._part)
+            self._topic.drop_ids(self._ids, self._part)
         self._ids = self._part = None

@@ -251,6 +251,12 @@ class Topic:
             self.publish_ids.settle(part, duplicate_count)
             self._schedule.at(self.publish_ids.next_alarm(now), self.publish_ids)
 
+    def drop_ids(self, ids: PublishIds, part: Part) -> None:
+        """Forget the ids of a publish in steps, of which the messages were not published."""
+        ids.drop(part)
+        if ids is self.publish_ids:
+            self._schedule.at(AT_ONCE, ids)
+
     def note_ids(self, digests: Sequence[bytes], now: float, time_ns: int) -> None:
         """Know the ids of messages that are in the log."""
         if self.publish_ids is not None:

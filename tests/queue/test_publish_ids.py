@@ -12,6 +12,7 @@ from nsq_compat.protocol.headers import HeaderError, encode, with_no_headers
 from nsq_compat.queue.broker import snapshot
 from nsq_compat.queue.publish_batch import LargeBatch
 from nsq_compat.queue.publish_ids import PublishIds, digest_of
+from nsq_compat.queue.values import Refused
 
 WINDOW = 60
 POLICY = {"topic": "orders", "dedup_window": f"{WINDOW}s"}
@@ -389,6 +390,14 @@ def test_old_ids_leave_the_memory_when_nothing_is_published(daemon):
     assert ids.forgotten_count == 0
 
 
+def test_chosen_ids_do_not_fill_a_single_shard():
+    ids = ids_of_at_most(10_000)
+    alike = [digest for number in range(10_000) if (digest := digest_of(b"%d" % number))[0] % 64 == 7]
+    assert len(alike) > 100
+    ids.note(alike, 0)
+    assert max(map(len, ids._numbers)) < len(alike) / 4
+
+
 def test_ids_are_forgotten_a_few_thousand_at_a_time(daemon):
     ids = daemon.topic().publish_ids
     for begin in range(0, 20_000, 1000):
@@ -475,6 +484,34 @@ def test_the_ids_of_a_batch_that_was_not_published_are_unknown(daemon):
     for _ in range(80):
         daemon.waits(1)
     assert len(daemon.topic().publish_ids) == 0
+
+
+def test_the_ids_of_batches_that_fail_leave_the_memory_although_nothing_was_ever_published(daemon):
+    for number in range(3):
+        invalid = [payload(f"{number} {each}") for each in MANY] + [b"\0"]
+        batch = LargeBatch(daemon.topic(), invalid, daemon.now, daemon.now_ns, with_headers=True)
+        with pytest.raises(HeaderError):
+            steps(batch)
+        for _ in range(3):
+            daemon.waits(0.002)
+        assert len(daemon.topic().publish_ids) == 0
+
+
+def test_ids_published_meanwhile_neither_move_message_ids_ahead_nor_hold_a_batch_up_for_ever(daemon):
+    batch, behind = begins(daemon), begins(daemon, [f"behind {each}" for each in MANY])
+
+    def overtake():
+        for each in MANY:
+            batch.step()
+            publish(daemon, each)
+
+    with pytest.raises(Refused, match="its publish ids are being published by others"):
+        overtake()
+    assert daemon.topic().message_count < 100
+    steps(behind)
+    publish(daemon, "later")
+    latest = message.publish_tick(daemon.topic().frames.ids.last)
+    assert latest < message.tick_of(daemon.now_ns + 2 * 60 * 10**9)
 
 
 def test_a_window_that_is_set_or_ended_in_the_middle_of_a_batch(data_path):
