@@ -38,7 +38,7 @@ from nsq_compat.log.segment import (
 from nsq_compat.protocol.frames import FRAME_HEADER, FRAME_TYPE_MESSAGE, FRAME_TYPE_MESSAGE_WITH_HEADERS
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id
-from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, MAGIC_PREFIX, MESSAGES
+from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, KINDS, MAGIC_PREFIX, MESSAGES
 
 BLOCK_SIZE: Final = 1 << 18
 
@@ -48,6 +48,11 @@ MESSAGE_KINDS: Final = (MESSAGES, DEFERRED)
 NEAR: Final = 1 << 16
 """Distance in bytes from which on a group is found by reading instead of by bisection."""
 _PROBE: Final = 1 << 14
+MAX_CANDIDATES: Final = 1024
+"""Places that may be a header by their first bytes, examined in a millisecond or two. By chance there are few."""
+_NO_LIMIT: Final = 1 << 62
+_NUMBERED: Final = frozenset(KINDS) - {DEFERRED}
+"""The kinds of groups whose `first_seq` is a number."""
 
 _SECTOR: Final = 512
 """Bytes that a disk writes atomically: after a power cut each sector is written or is not."""
@@ -67,6 +72,10 @@ _INDEXED_BYTES: Final = 1 << 22
 _SEARCHED_BYTES: Final = 1 << 22
 """Bytes of damage that one step searches for the next group, some 3 milliseconds of work."""
 _MESSAGE_ID: Final = MESSAGE_HEADER.slices["id"]
+
+
+class TooManyCandidates(Exception):
+    """Much of what is between two headers looks like a header, because messages were made so."""
 
 
 class GroupReader:
@@ -104,7 +113,7 @@ class GroupReader:
     def seek(self, position: int) -> None:
         """Go to a group near this offset, which may be anywhere in the file."""
         begin, segment = max(position, FIRST_GROUP), self._segment
-        if self._damage.quiet:  # what is found now would not be reported
+        if self._damage.quiet:  # an index may find damage, which would not be reported
             header, _ = self._search(begin, FIRST_GROUP)
             self.offset = header.offset if header else segment.end
         else:
@@ -120,7 +129,7 @@ class GroupReader:
     def _read_block(self, max_bytes: int) -> list[Group]:
         """Read the sound groups at the beginning of the next block."""
         # Hot: runs for everything that is read back, so the header's checks are repeated inline.
-        base = self.offset
+        base, salt = self.offset, self._segment.salt
         block = self._segment.pread(min(max_bytes, self._segment.end - base), base)
         groups: list[Group] = []
         origin = place_of(self._segment.number, base)
@@ -128,7 +137,8 @@ class GroupReader:
         while at <= last:
             magic, header_crc, payload_crc, first_seq, due_ns, size, count, kind = unpack_header(block, at)
             begin = at + HEADER_SIZE
-            if magic != GROUP_MAGIC or crc32c(block[at + MARK_SIZE : begin]) != header_crc ^ ((base + at) & LOW_32):
+            header_crc ^= salt ^ ((base + at) & LOW_32)
+            if magic != GROUP_MAGIC or crc32c(block[at + MARK_SIZE : begin]) != header_crc:
                 break
             if count == 1:
                 stop = begin + size
@@ -154,7 +164,7 @@ class GroupReader:
 
     def _read_one(self) -> list[Group]:
         """Read the next group if it is larger than a block, or its sound frames; none after moving past damage."""
-        header = decode_header(self._segment.pread(HEADER_SIZE, self.offset), 0, self.offset)
+        header = decode_header(self._segment.pread(HEADER_SIZE, self.offset), 0, self.offset, self._segment.salt)
         return self._find_next() if header is None else self._read_group(header)
 
     def _read_group(self, header: GroupHeader) -> list[Group]:
@@ -228,7 +238,7 @@ class GroupReader:
 
     def _is_end(self, offset: int) -> bool:
         data = self._segment.pread(_SECTOR, offset)
-        if is_hole(data, offset) or decode_header(data, 0, offset):
+        if is_hole(data, offset) or decode_header(data, 0, offset, self._segment.salt):
             return True
         # An unfinished write may end within a header.
         start = data[: len(GROUP_MAGIC)].rstrip(b"\0")
@@ -239,7 +249,7 @@ class GroupReader:
 
         Returns the header, and whether it is from the trailer.
         """
-        end, search = self._segment.end, (position, lowest)
+        end, salt, search = self._segment.end, self._segment.salt, (position, lowest)
         position = self._segment.searches.pop(search, position)
         stop = position + _SEARCHED_BYTES if self._in_steps else end
         while end - position >= HEADER_SIZE:
@@ -249,9 +259,9 @@ class GroupReader:
             block = self._segment.pread(BLOCK_SIZE, position)[: end - position]
             at = block.find(MAGIC_PREFIX)
             while 0 <= at <= len(block) - HEADER_SIZE:
-                if header := decode_header(block, at, position + at):
+                if header := decode_header(block, at, position + at, salt):
                     return header, False
-                header = decode_trailer(block, at, position + at)
+                header = decode_trailer(block, at, position + at, salt)
                 if header and header.offset >= lowest:
                     return header, True
                 at = block.find(MAGIC_PREFIX, at + 1)
@@ -261,10 +271,13 @@ class GroupReader:
         return None, False
 
 
-def next_header(segment: Segment, position: int, limit: int, kinds: Container[int]) -> GroupHeader | None:
-    """The header of the first sound group of these kinds from the group at `position` on and before `limit`.
+def next_header(
+    segment: Segment, position: int, limit: int, kinds: Container[int], most: int = _NO_LIMIT
+) -> GroupHeader | None:
+    """The header of the first sound group of these kinds that begins from `position` on and before `limit`.
 
-    A group must begin at `position`, because messages may contain what looks like a header.
+    If the segment has no salt, a group must begin at `position`, because messages may contain what looks like a header.
+    Raises ``TooManyCandidates`` after `most` places that only look like one. Where a group begins, there are none.
     """
     while position < limit:
         block = segment.pread(_PROBE, position)
@@ -272,9 +285,12 @@ def next_header(segment: Segment, position: int, limit: int, kinds: Container[in
             return None
         at = block.find(GROUP_MAGIC)
         while 0 <= at <= len(block) - HEADER_SIZE:
-            header = decode_header(block, at, position + at)
+            header = decode_header(block, at, position + at, segment.salt)
             if header is None:
                 at = block.find(GROUP_MAGIC, at + 1)
+                most -= 1
+                if most < 0:
+                    raise TooManyCandidates
                 continue
             if header.offset >= limit:
                 return None
@@ -288,13 +304,24 @@ def next_header(segment: Segment, position: int, limit: int, kinds: Container[in
 def seek_number(segment: Segment, seq: int, damage: Damage, in_steps: bool = False) -> tuple[int, int]:
     """The offset at which to begin reading to find a message by its number, and the first number after it.
 
-    By the index, which is built unless the segment is small: what looks like a header in the middle of a segment may be
-    part of a message that was made so. Raises ``OSError``, and with `in_steps` ``BlockingIOError`` as ``index_of``.
+    By the index if there is one, else by bisection; without a salt, or if messages look like headers, by an index that
+    is built. Raises ``OSError``, and with `in_steps` ``BlockingIOError`` as ``index_of``.
     """
     if segment.index is not None:
         return segment.index.seek(seq)
-    if segment.end <= NEAR:
-        return FIRST_GROUP, segment.first_seq
+    low, high, first = FIRST_GROUP, segment.end, segment.first_seq
+    if segment.salt or high <= NEAR:
+        try:
+            while high - low > NEAR:
+                middle = (low + high) // 2
+                header = next_header(segment, middle, high, _NUMBERED, MAX_CANDIDATES)
+                if header is None or header.first_seq > seq:
+                    high = middle
+                else:
+                    low, first = header.offset, header.first_seq
+            return low, first
+        except TooManyCandidates:
+            pass
     return index_of(segment, damage, in_steps).seek(seq)
 
 
@@ -349,7 +376,7 @@ def extend_index(segment: Segment, damage: Damage) -> bool:
 def _index_block(segment: Segment, damage: Damage, index: Index, limit: int) -> int:
     """Index at most `limit` groups that begin in the next block; returns how many."""
     base, block = index.offset, segment.pread(BLOCK_SIZE, index.offset)
-    header = decode_header(block, 0, base)
+    header = decode_header(block, 0, base, segment.salt)
     if header is None:
         _step_over(segment, damage, index)
         return 1
@@ -358,7 +385,7 @@ def _index_block(segment: Segment, damage: Damage, index: Index, limit: int) -> 
         _index_group(segment, index, header)
         count += 1
         at = header.end - base
-        header = decode_header(block, at, header.end) if at < len(block) else None
+        header = decode_header(block, at, header.end, segment.salt) if at < len(block) else None
     return count
 
 

@@ -39,8 +39,10 @@ class KeptFile(Segment):
     def read_some(self) -> bool:
         """Read a few megabytes of the file for `ranges`; returns whether all of it is read. Raises ``OSError``."""
         if self._ranges is None:
+            if self.index is None:
+                self.read_header()
+                self._reader = GroupReader(self, Damage(quiet=True), in_steps=True)
             self._ranges = []
-            self._reader = None if self.index else GroupReader(self, Damage(quiet=True), in_steps=True)
         reader = self._reader
         if reader is None:
             return True
@@ -104,7 +106,7 @@ class Kept:
             if protects:
                 self._protected.add(active)
             offset = active.end
-            active.append(encode_group(MESSAGES, 0, 0, group, offset), self._segment_size)
+            active.append(encode_group(MESSAGES, 0, 0, group, offset, active.salt), self._segment_size)
             active.ranges().append(IdRange(message_id(group[0]), message_id(group[-1]), offset, len(group)))
 
     def read_ranges(self, pause: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ from nsq_compat.log.segment import (
     encode_headers,
     encode_segment_header,
 )
-from nsq_compat.protocol.storage_schema import DEFERRED, MAGIC_PREFIX, SEGMENT_MAGIC_1
+from nsq_compat.protocol.storage_schema import DEFERRED, MAGIC_PREFIX, SEGMENT_MAGIC_1, SEGMENT_MAGIC_2
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +42,10 @@ def migrate(files: Files, folder: str, names: list[str]) -> None:
         path = os.path.join(folder, name)
         with _opened(files, path, os.O_RDWR) as fd:
             size = files.size(path)
-            numbering = _Numbering(files, fd, size, count, is_old=name in old)
-            numbering.run(None)
             header = decode_segment_header(read_up_to(files, fd, FIRST_GROUP, 0))
-            front = b"" if header is None else encode_segment_header(header[0])
+            numbering = _Numbering(files, fd, size, count, is_old=name in old, salt=header.salt if header else 0)
+            numbering.run(None)
+            front = b"" if header is None else encode_segment_header(header.first_seq, SEGMENT_MAGIC_2)
             if numbering.changes:
                 _copy(files, fd, path, size, count, front)
             elif name in old and front:
@@ -82,7 +82,7 @@ def _copy(files: Files, fd: int, path: str, size: int, count: int, front: bytes)
         for offset in range(0, size, _BLOCK):
             write_all(files, target, read_up_to(files, fd, min(_BLOCK, size - offset), offset), offset)
         write_all(files, target, front, 0)
-        _Numbering(files, fd, size, count, is_old=True).run(target)
+        _Numbering(files, fd, size, count, is_old=True, salt=0).run(target)
         files.fsync(target)
     adopt_temporary(files, path)
 
@@ -93,13 +93,14 @@ class _Numbering:
     `changes`: whether a group of an old segment needs other numbers.
     """
 
-    def __init__(self, files: Files, fd: int, size: int, count: int, is_old: bool) -> None:
+    def __init__(self, files: Files, fd: int, size: int, count: int, is_old: bool, salt: int) -> None:
         self.count = count
         self.changes = False
         self._files = files
         self._fd = fd
         self._size = size
         self._is_old = is_old
+        self._salt = salt
 
     def run(self, target: int | None) -> None:
         """Write the headers with the numbers of version 2 to the file `target`."""
@@ -113,12 +114,12 @@ class _Numbering:
                 if len(block) < HEADER_SIZE:
                     break
             at = offset - base
-            header = decode_header(block, at, offset)
+            header = decode_header(block, at, offset, self._salt)
             if header is not None and header.end <= self._size:
                 self._number(header, target, is_sound=True)
                 offset = header.end
                 continue
-            trailer = decode_trailer(block, at, offset)
+            trailer = decode_trailer(block, at, offset, self._salt)
             if trailer is not None and trailer.offset >= FIRST_GROUP:  # its header is damaged
                 self._number(trailer, target, is_sound=False)
                 offset += HEADER_SIZE
@@ -138,7 +139,7 @@ class _Numbering:
         if self._is_old and numbered != header:
             self.changes = True
             if target is not None:
-                front, trailer = encode_headers(numbered)
+                front, trailer = encode_headers(numbered, self._salt)
                 if is_sound:
                     write_all(self._files, target, front, header.offset)
                 if trailer:

@@ -1,8 +1,9 @@
 """Finds messages by offset or by time of publishing, and reads them in the order of their offsets, deferred ones too.
 
-A place is found among the segments by bisection of their first messages, and then within one by bisection of its index,
-where a few guesses come before the bisection. The index of a segment of an earlier run is built for that. The headers
-in the middle of a segment are not searched for without it: a message may contain the bytes of one.
+A group's header says its offset, so a place is found without an index: first among the segments, by bisection of their
+first messages, then within one, by the first group after a position, where a few guesses come before the bisection. If
+there is an index it is used. It is built if messages look like headers, because a search among them would take seconds,
+and if the segment has no salt, because then a message may contain the bytes of a sound header.
 Each step reads a few kilobytes, and only the first message of each segment is remembered. Times are those of the ids,
 which never go back, as far as they differ.
 """
@@ -18,9 +19,11 @@ from google_crc32c import value as crc32c
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.group_reader import (
     BLOCK_SIZE,
+    MAX_CANDIDATES,
     MESSAGE_KINDS,
     NEAR,
     GroupReader,
+    TooManyCandidates,
     index_of,
     next_header,
     seek_number,
@@ -380,7 +383,7 @@ class OffsetReader:
         if segment is not None and reader is not None and not (segment.removed or segment.released):
             base = reader.offset
             block = segment.pread(min(max_bytes, segment.end - base), base)
-            frames = _cut_payloads(block, base, self.offset, self._limit(self._after(segment)))
+            frames = _cut_payloads(block, base, segment.salt, self.offset, self._limit(self._after(segment)))
             if frames is not None:
                 reader.offset, self.offset = frames.end, frames.next_offset
                 reader.next_seq = frames.next_seq or reader.next_seq
@@ -460,8 +463,8 @@ class Frames(NamedTuple):
         return Frames(self.offset, end, frames[: max(0, end - self.offset)])
 
 
-def _cut_payloads(block: bytes, base: int, expected: int, limit: int) -> Frames | None:
-    """The frames of the sound whole groups at the beginning of a block, which is at `base` of its file.
+def _cut_payloads(block: bytes, base: int, salt: int, expected: int, limit: int) -> Frames | None:
+    """The frames of the sound whole groups at the beginning of a block, which is at `base` of a segment with `salt`.
 
     None unless the first of them has the expected offset. It ends before a gap, and before the offset `limit`.
     """
@@ -483,7 +486,8 @@ def _cut_payloads(block: bytes, base: int, expected: int, limit: int) -> Frames 
     while at <= last:
         magic, header_crc, payload_crc, first_seq, due_ns, size, length, kind = unpack(block, at)
         begin = at + header_size
-        if magic != group_magic or crc(block[at + mark_size : begin]) != header_crc ^ ((base + at) & LOW_32):
+        header_crc ^= salt ^ ((base + at) & LOW_32)
+        if magic != group_magic or crc(block[at + mark_size : begin]) != header_crc:
             break
         frames_begin = begin if length == 1 else begin + length * CHECKSUM_SIZE
         end = frames_begin + size
@@ -507,7 +511,16 @@ def _cut_payloads(block: bytes, base: int, expected: int, limit: int) -> Frames 
 def _next_group(
     log: ReadableLog, segment: Segment, position: int, limit: int, *, in_steps: bool
 ) -> tuple[int, First] | None:
-    """The first group with an entry in the index from `position` on and before `limit`, and its first message."""
+    """A group with messages that begins from `position` on and before `limit`, and its first message.
+
+    None if there is none in the index, or without an index none at all.
+    """
+    if segment.index is None and segment.salt:
+        try:
+            header = next_header(segment, position, limit, MESSAGE_KINDS, MAX_CANDIDATES)
+            return _with_first(segment, header)
+        except TooManyCandidates:
+            pass
     index = index_of(segment, log.damage, in_steps)
     return _with_first(segment, next_header(segment, index.first_from(position), limit, MESSAGE_KINDS))
 

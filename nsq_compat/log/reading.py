@@ -343,7 +343,7 @@ def find_in_span(segment: Segment, span: tuple[int, int], wanted: set[bytes]) ->
         if count == 1 and (kind not in MESSAGE_KINDS or block[at + _ID_BEGIN : at + _ID_END] not in wanted):
             at += HEADER_SIZE + size  # if `size` is damaged, no group begins there
             continue
-        header = decode_header(block, at, base + at)
+        header = decode_header(block, at, base + at, segment.salt)
         if header is None or header.end > segment.end:
             break
         if header.end > base + len(block):

@@ -10,6 +10,7 @@ the first access to each page, and a dozen pages at once cost a fifth of that pe
 """
 
 import logging
+import secrets
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -24,7 +25,17 @@ from nsq_compat.log.files import read_up_to, write_all
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import cut_uniform, message_id
-from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, KINDS, MESSAGES, TRAILER_MAGIC
+from nsq_compat.protocol.storage_schema import (
+    DEFERRED,
+    GROUP_MAGIC,
+    KINDS,
+    MAGIC_PREFIX,
+    MESSAGES,
+    RELEASED_MAGIC,
+    SALT_SIZE,
+    SEGMENT_MAGIC,
+    TRAILER_MAGIC,
+)
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +49,7 @@ HEADER_SIZE: Final = _GROUP_HEADER.size
 MARK_SIZE: Final = _MARK.size
 CHECKSUM_SIZE: Final = 4
 LOW_32: Final = 0xFFFFFFFF
-"""Mask of the bits of a group's offset that are mixed into its header's checksum."""
+"""Mask of the bits of a group's offset that are mixed into its header's checksum, as the segment's salt is."""
 
 unpack_header: Final = _GROUP_HEADER.unpack_from
 _frame_size: Final = struct.Struct(">I").unpack_from
@@ -56,7 +67,7 @@ _LOCATION: Final = derive(storage_schema.CHECKPOINT_LOCATION)
 _HEADER: Final = derive(storage_schema.SEGMENT_HEADER)
 FIRST_GROUP: Final = _HEADER.size
 """The offset of the first group."""
-_MAGICS: Final = (storage_schema.SEGMENT_MAGIC, storage_schema.SEGMENT_MAGIC_1, storage_schema.RELEASED_MAGIC)
+_WITHOUT_SALT: Final = (storage_schema.SEGMENT_MAGIC_2, storage_schema.SEGMENT_MAGIC_1, RELEASED_MAGIC)
 
 INDEX_STEP: Final = 1 << 16
 """Minimum distance in bytes between two index entries."""
@@ -68,6 +79,9 @@ much memory."""
 _ZERO_AHEAD: Final = 1 << 17
 _ZEROS: Final = bytes(_ZERO_AHEAD)
 _NO_OFFSET: Final = 1 << 62  # greater than every offset
+_SALT_BLOCK: Final = 1 << 18
+_SALT_SEARCH: Final = 16
+"""The search for a lost salt ends after reading this many times the size of the file."""
 UNKNOWN_SEQ: Final = (1 << 64) - 1
 """Stands for a number that is not known yet: of a file that was just found, or of an index entry after damage."""
 
@@ -156,61 +170,65 @@ class GroupHeader(NamedTuple):
 
 
 def encode_group(
-    kind: int, first_seq: int, due_ns: int, frames: Sequence[bytes], offset: int, joined: bytes = b""
+    kind: int, first_seq: int, due_ns: int, frames: Sequence[bytes], offset: int, salt: int, joined: bytes = b""
 ) -> bytes:
-    """The bytes of a group of at least one frame, to be written at `offset`. `joined`: the joined frames, if known."""
+    """The bytes of a group of at least one frame, to be written at `offset` of a segment with this `salt`.
+
+    `joined`: the joined frames, if known.
+    """
     # Hot: runs for every publish.
     count = len(frames)
     if count == 1:
         payload = frames[0]
         fields = _FIELDS.pack(_crc32c(payload), first_seq, due_ns, len(payload), 1, kind)
         crc: int = _crc32c(fields)
-        return _MARK.pack(_MAGIC, crc ^ (offset & LOW_32)) + fields + payload
+        return _MARK.pack(_MAGIC, crc ^ (offset & LOW_32) ^ salt) + fields + payload
     # zip reuses one argument tuple, and starmap passes it on unchanged, which is a seventh faster than map.
     checksums = struct.pack(f">{count}I", *starmap(_crc32c, zip(frames)))  # noqa: RUF058
     joined = joined or b"".join(frames)
     fields = _FIELDS.pack(_extend(_crc32c(checksums), joined), first_seq, due_ns, len(joined), count, kind)
-    header_crc = _crc32c(fields) ^ (offset & LOW_32)
+    header_crc = _crc32c(fields) ^ (offset & LOW_32) ^ salt
     header, trailer = _MARK.pack(_MAGIC, header_crc), _MARK.pack(TRAILER_MAGIC, header_crc)
     return b"".join((header, fields, checksums, joined, trailer, fields))
 
 
-def encode_headers(header: GroupHeader) -> tuple[bytes, bytes]:
+def encode_headers(header: GroupHeader, salt: int) -> tuple[bytes, bytes]:
     """The bytes before a group's checksums and frames, and the trailer, which is empty for a group of one frame."""
     fields = _FIELDS.pack(
         header.payload_crc, header.first_seq, header.due_ns, header.size, header.record_count, header.kind
     )
-    crc = _crc32c(fields) ^ (header.offset & LOW_32)
+    crc = _crc32c(fields) ^ (header.offset & LOW_32) ^ salt
     front = _MARK.pack(_MAGIC, crc) + fields
     return front, _MARK.pack(TRAILER_MAGIC, crc) + fields if header.record_count > 1 else b""
 
 
-def decode_header(data: bytes, at: int, offset: int) -> GroupHeader | None:
-    """The header at `data[at:]`, which is at `offset` of the file; None if there is no sound header."""
-    if len(data) - at < HEADER_SIZE or not data.startswith(GROUP_MAGIC, at):
-        return None
-    _, header_crc, *fields = unpack_header(data, at)
-    header = GroupHeader(offset, *fields)
-    return header if _is_sound(header, data, at, header_crc) else None
+def decode_header(data: bytes, at: int, offset: int, salt: int) -> GroupHeader | None:
+    """The header at `data[at:]`, which is at `offset` of a file with this `salt`; None if there is no sound header."""
+    found = _header_with_salt(data, at, offset) if data.startswith(GROUP_MAGIC, at) else None
+    return found[0] if found is not None and found[1] == salt else None
 
 
-def decode_trailer(data: bytes, at: int, offset: int) -> GroupHeader | None:
+def decode_trailer(data: bytes, at: int, offset: int, salt: int) -> GroupHeader | None:
     """The header in the trailer at `data[at:]`; None if there is no sound trailer."""
-    if len(data) - at < HEADER_SIZE or not data.startswith(TRAILER_MAGIC, at):
+    found = _header_with_salt(data, at, offset) if data.startswith(TRAILER_MAGIC, at) else None
+    return found[0] if found is not None and found[1] == salt else None
+
+
+def _header_with_salt(data: bytes, at: int, offset: int) -> tuple[GroupHeader, int] | None:
+    """The header or trailer at `data[at:]`, and the salt with which it is sound; None if there can be none."""
+    if len(data) - at < HEADER_SIZE:
         return None
-    _, header_crc, *fields = unpack_header(data, at)
-    header = GroupHeader(0, *fields)
-    begin = offset - header.payload_end
-    header = header._replace(offset=begin)
-    return header if begin >= 0 and header.record_count > 1 and _is_sound(header, data, at, header_crc) else None
-
-
-def _is_sound(header: GroupHeader, data: bytes, at: int, header_crc: int) -> bool:
-    return (
-        header.kind in KINDS
-        and header.record_count > 0
-        and _crc32c(data[at + MARK_SIZE : at + HEADER_SIZE]) == header_crc ^ (header.offset & LOW_32)
-    )
+    magic, header_crc, *fields = unpack_header(data, at)
+    header = GroupHeader(offset, *fields)
+    if magic == TRAILER_MAGIC:
+        header = header._replace(offset=2 * offset - header.payload_end)
+        if header.offset < 0 or header.record_count < 2:
+            return None
+    elif magic != GROUP_MAGIC:
+        return None
+    if header.kind not in KINDS or header.record_count < 1:
+        return None
+    return header, header_crc ^ _crc32c(data[at + MARK_SIZE : at + HEADER_SIZE]) ^ (header.offset & LOW_32)
 
 
 def cut_frames(data: bytes, at: int, end: int, count: int) -> list[bytes]:
@@ -306,6 +324,7 @@ class Segment:
         self.path = path
         self.file = File(path)
         self.first_seq = first_seq
+        self.salt = 0
         self.end = end
         self.index: Index | None = None  # of an earlier run's segment: built when it is needed
         self.partial_index: Index | None = None
@@ -319,7 +338,7 @@ class Segment:
         self.released = False
         self.removed = False
         self.settled = 0  # a sync of the data up to here has succeeded or failed
-        self.header_lost = False  # the header is damaged: `first_seq` is that of the first message found
+        self.header_lost = False  # the header is damaged: `first_seq` and `salt` are those of the first group found
         self.acknowledged = 0
         self._descriptors = descriptors
         self._files = descriptors.files
@@ -333,10 +352,11 @@ class Segment:
         """Create a file with a header and no groups. Raises ``OSError``, and then removes the file if it can."""
         segment = cls(descriptors, path, number, first_seq, 0)
         segment.index = Index()
+        segment.salt = secrets.randbelow(LOW_32) + 1
         segment.acknowledged = _NO_OFFSET
         descriptors.create(segment.file)
         try:
-            segment.append(encode_segment_header(first_seq), max_size)
+            segment.append(encode_segment_header(first_seq, salted(segment.salt)), max_size)
         except OSError:
             with suppress(OSError):
                 segment.remove()
@@ -405,7 +425,7 @@ class Segment:
     def release(self) -> None:
         """Discard all groups, and mark the header accordingly. Raises ``OSError``."""
         fd = self._descriptors.use(self.file)
-        write_all(self._files, fd, encode_segment_header(self.first_seq, storage_schema.RELEASED_MAGIC), 0)
+        write_all(self._files, fd, encode_segment_header(self.first_seq, RELEASED_MAGIC), 0)
         self._note_released()
         self._files.ftruncate(fd, FIRST_GROUP)
 
@@ -414,9 +434,10 @@ class Segment:
         header = decode_segment_header(self.pread(FIRST_GROUP, 0))
         if header is None:
             self.header_lost = True
+            self.salt = self._find_salt()
         else:
-            self.first_seq, is_released = header
-            if is_released:
+            self.first_seq, self.salt = header.first_seq, header.salt
+            if header.is_released:
                 self._note_released()
 
     def forget_index(self) -> None:
@@ -428,6 +449,28 @@ class Segment:
             self.index = None
         else:
             self.partial_index = None
+
+    def _find_salt(self) -> int:
+        """The salt of the first group that is sound with it, because the header is damaged; 0 if there is none."""
+        of_trailer = 0  # used if there is one damaged group only
+        position, left = FIRST_GROUP, _SALT_SEARCH * self.end
+        while self.end - position >= HEADER_SIZE and left > 0:
+            block = self.pread(_SALT_BLOCK, position)
+            left -= len(block)
+            at = block.find(MAGIC_PREFIX)
+            while 0 <= at <= len(block) - HEADER_SIZE and left > 0:
+                found = _header_with_salt(block, at, position + at)
+                if found is not None and found[0].offset >= FIRST_GROUP and found[0].end <= self.end:
+                    header, salt = found
+                    payload = self.pread(header.payload_end - header.payload_begin, header.payload_begin)
+                    if _crc32c(payload) == header.payload_crc:
+                        return salt
+                    left -= len(payload)
+                    if block.startswith(TRAILER_MAGIC, at):
+                        of_trailer = of_trailer or salt
+                at = block.find(MAGIC_PREFIX, at + 1)
+            position += max(1, len(block) - HEADER_SIZE + 1)
+        return of_trailer
 
     def _note_released(self) -> None:
         self._descriptors.read_faults.forget(self)
@@ -476,20 +519,35 @@ class Segment:
             self.abandoned = True
 
 
-def encode_segment_header(first_seq: int, magic: bytes = storage_schema.SEGMENT_MAGIC) -> bytes:
+class SegmentHeader(NamedTuple):
+    """The decoded header of a segment. `salt` is 0 if its group headers have none."""
+
+    first_seq: int
+    salt: int
+    is_released: bool
+
+
+def encode_segment_header(first_seq: int, magic: bytes) -> bytes:
     """The header as it is written at the beginning of a file."""
     unsigned = _HEADER.pack(magic, first_seq, 0)[: _HEADER.offset("crc")]
     return _HEADER.pack(magic, first_seq, _crc32c(unsigned))
 
 
-def decode_segment_header(data: bytes) -> tuple[int, bool] | None:
-    """The first number, and whether the segment is released; None if the header is damaged or of another version."""
+def salted(salt: int) -> bytes:
+    """The magic of a segment with this salt."""
+    return SEGMENT_MAGIC + salt.to_bytes(SALT_SIZE, "big")
+
+
+def decode_segment_header(data: bytes) -> SegmentHeader | None:
+    """None if the header is damaged or of another version."""
     if len(data) < FIRST_GROUP:
         return None
     magic, first_seq, _ = _HEADER.unpack_from(data)
-    if magic not in _MAGICS or data[:FIRST_GROUP] != encode_segment_header(first_seq, magic):
+    if data[:FIRST_GROUP] != encode_segment_header(first_seq, magic):
         return None
-    return first_seq, magic == storage_schema.RELEASED_MAGIC
+    if magic.startswith(SEGMENT_MAGIC):
+        return SegmentHeader(first_seq, int.from_bytes(magic[len(SEGMENT_MAGIC) :], "big"), is_released=False)
+    return SegmentHeader(first_seq, 0, magic == RELEASED_MAGIC) if magic in _WITHOUT_SALT else None
 
 
 class StagedBatch:
@@ -509,9 +567,9 @@ class StagedBatch:
 
     def add(self, frames: Sequence[bytes]) -> None:
         offset = self.segment.end
-        data = encode_group(MESSAGES, self.count, 0, frames, offset)
+        data = encode_group(MESSAGES, self.count, 0, frames, offset, self.segment.salt)
         self.segment.append(data, self._max_size)
-        header = decode_header(data, 0, offset)
+        header = decode_header(data, 0, offset, self.segment.salt)
         assert header is not None, "it was encoded just now"
         self._groups.append((header, message_id(frames[0])))
         self.count += len(frames)
@@ -527,13 +585,13 @@ class StagedBatch:
         index = Index()
         for header, first_id in self._groups:
             numbered = header._replace(first_seq=first_seq + header.first_seq, due_ns=deferred_count)
-            front, trailer = encode_headers(numbered)
+            front, trailer = encode_headers(numbered, segment.salt)
             write_all(files, fd, front, header.offset)
             if trailer:
                 write_all(files, fd, trailer, header.end - HEADER_SIZE)
             if header.offset >= index.next_offset:
                 index.add(numbered.first_seq, first_id, header.offset)
-        write_all(files, fd, encode_segment_header(log_seq), 0)
+        write_all(files, fd, encode_segment_header(log_seq, salted(segment.salt)), 0)
         index.count = self.count
         segment.index = index
         segment.first_seq = log_seq

@@ -140,11 +140,11 @@ class TopicLog(ReadableLog):
         else:
             due_ns = self.deferred_count
         offset = segment.end
-        data = encode_group(kind, number, due_ns, frames, offset, joined)
+        data = encode_group(kind, number, due_ns, frames, offset, segment.salt, joined)
         if offset + len(data) > self._segment_size and offset > FIRST_GROUP:
             segment = self._begin_segment()
             offset = segment.end
-            data = encode_group(kind, number, due_ns, frames, offset, joined)
+            data = encode_group(kind, number, due_ns, frames, offset, segment.salt, joined)
         if kind == MESSAGES and first_seq < self.next_seq:
             raise ValueError(f"message number {first_seq} again: the next one is {self.next_seq}")
         segment.append(data, self._segment_size)

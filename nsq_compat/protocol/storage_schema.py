@@ -15,13 +15,17 @@ from nsq_compat.protocol.schema import MESSAGE_HEADER
 # A segment is a file: a segment header, then one group after the other. Zeros where a group should begin mean that the
 # rest was reserved and never written. ``log.group_reader`` describes how damage is distinguished from the end.
 
-SEGMENT_MAGIC: Final = b"nsqlog\x00\x02"
+SEGMENT_MAGIC: Final = b"nsq\x03"
 """The last byte is the version of the log's layouts."""
+SEGMENT_MAGIC_2: Final = b"nsqlog\x00\x02"
+"""In the place of SEGMENT_MAGIC and the salt in version 2, which differs only in that it has no salt."""
 SEGMENT_MAGIC_1: Final = b"nsqlog\x00\x01"
-"""Version 1, in which only messages that are due at once have a number: in MESSAGES and control groups `due_ns` is 0,
-and `first_seq` of a DEFERRED group is the number of the next message. ``log.migration`` turns it into version 2."""
+"""The same in version 1, where only messages that are due at once have a number: in MESSAGES and control groups
+`due_ns` is 0, and `first_seq` of a DEFERRED group is the number of the next message. ``log.migration`` turns it into
+version 2."""
 RELEASED_MAGIC: Final = b"nsqgone\x01"
-"""Replaces SEGMENT_MAGIC in a file that has no message that is still needed."""
+"""Replaces SEGMENT_MAGIC and the salt in a file that has no message that is still needed."""
+SALT_SIZE: Final = 4
 
 GROUP_MAGIC: Final = b"\xabNg\xd5"
 TRAILER_MAGIC: Final = b"\xabNt\xd5"
@@ -45,16 +49,18 @@ PUBLISH_IDS: Final = 14
 KINDS: Final = range(MESSAGES, PUBLISH_IDS + 1)
 
 SEGMENT_HEADER: Final = cs.Struct(
-    "magic" / cs.Bytes(len(SEGMENT_MAGIC)),
+    "magic" / cs.Bytes(len(SEGMENT_MAGIC) + SALT_SIZE),
     "first_seq" / cs.Int64ub,
     "crc" / cs.Int32ub,
 )
-"""`first_seq`: messages in this file have this number or a greater one, messages in earlier files have smaller ones.
-`crc`: CRC-32C of the preceding fields."""
+"""`magic`: SEGMENT_MAGIC and the salt, a random number that is not zero, or a magic without a salt. `first_seq`:
+messages in this file have this number or a greater one, messages in earlier files have smaller ones. `crc`: CRC-32C of
+the preceding fields."""
 
 GROUP_MARK: Final = cs.Struct("magic" / cs.Bytes(4), "header_crc" / cs.Int32ub)
-"""`header_crc`: CRC-32C of the GROUP_FIELDS that follow, xor the low 32 bits of the group's offset in the file. The
-offset distinguishes a group from a copy of it in a message body."""
+"""`header_crc`: CRC-32C of the GROUP_FIELDS that follow, xor the low 32 bits of the group's offset in the file, xor the
+segment's salt, which is zero if it has none. The offset distinguishes a group from a copy of it in a message body. The
+salt keeps a producer from computing what a header would be at some offset."""
 
 GROUP_FIELDS: Final = cs.Struct(
     "payload_crc" / cs.Int32ub,

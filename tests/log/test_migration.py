@@ -1,6 +1,7 @@
 """Segments of version 1, which 0.1.0 wrote, become those of this version, whatever happens meanwhile."""
 
 import errno
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -12,6 +13,7 @@ from nsq_compat.log.migration import migrate, version_1_files
 from nsq_compat.log.segment import (
     FIRST_GROUP,
     HEADER_SIZE,
+    GroupHeader,
     decode_header,
     decode_segment_header,
     encode_headers,
@@ -19,7 +21,8 @@ from nsq_compat.log.segment import (
 )
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import storage_schema as records
-from nsq_compat.protocol.storage_schema import DEFERRED, SEGMENT_MAGIC_1
+from nsq_compat.protocol.message import make_frames
+from nsq_compat.protocol.storage_schema import DEFERRED, SEGMENT_MAGIC_1, SEGMENT_MAGIC_2
 from tests.faults.disk import Crash, DyingDisk, FaultyFiles, SimulatedDisk
 from tests.log.test_last_release import extract
 from tests.log.test_topic_log import FOLDER, NOW_NS, Writer
@@ -36,7 +39,37 @@ def written(*, deferred: bool = True) -> dict[str, bytes]:
     writer.publish(5)
     writer.log.close()
     disk = cast("SimulatedDisk", writer.files)
-    return {path: disk.content(path) for name in writer.paths() for path in [f"{FOLDER}/{name}"]}
+    return {path: as_version_2(disk.content(path)) for name in writer.paths() for path in [f"{FOLDER}/{name}"]}
+
+
+def groups_in(data: bytes) -> Iterator[GroupHeader]:
+    """The headers of the groups of a segment."""
+    start = decode_segment_header(data)
+    assert start is not None
+    offset = FIRST_GROUP
+    while offset < len(data):
+        header = decode_header(data, offset, offset, start.salt)
+        assert header is not None
+        yield header
+        offset = header.end
+
+
+def with_headers(content: bytearray, header: GroupHeader) -> None:
+    """Replace the header and the trailer of a group by those of a file without a salt."""
+    front, trailer = encode_headers(header, 0)
+    content[header.offset : header.offset + HEADER_SIZE] = front
+    content[header.end - len(trailer) : header.end] = trailer
+
+
+def as_version_2(data: bytes) -> bytes:
+    """The same segment without a salt."""
+    content = bytearray(data)
+    for header in groups_in(data):
+        with_headers(content, header)
+    start = decode_segment_header(data)
+    assert start is not None
+    content[:FIRST_GROUP] = encode_segment_header(start.first_seq, SEGMENT_MAGIC_2)
+    return bytes(content)
 
 
 def as_version_1(segments: dict[str, bytes]) -> dict[str, bytes]:
@@ -45,23 +78,17 @@ def as_version_1(segments: dict[str, bytes]) -> dict[str, bytes]:
     count = 0
     for path, data in segments.items():
         content = bytearray(data)
-        offset = FIRST_GROUP
-        while offset < len(data):
-            header = decode_header(data, offset, offset)
-            assert header is not None
+        for header in groups_in(data):
             if header.kind == DEFERRED:
                 numbered = header._replace(first_seq=header.first_seq - count)
                 count += header.record_count
             else:
                 assert header.due_ns == count
                 numbered = header._replace(due_ns=0)
-            front, trailer = encode_headers(numbered)
-            content[offset : offset + HEADER_SIZE] = front
-            content[header.end - len(trailer) : header.end] = trailer
-            offset = header.end
+            with_headers(content, numbered)
         start = decode_segment_header(data)
         assert start is not None
-        content[:FIRST_GROUP] = encode_segment_header(start[0], SEGMENT_MAGIC_1)
+        content[:FIRST_GROUP] = encode_segment_header(start.first_seq, SEGMENT_MAGIC_1)
         old[path] = bytes(content)
     return old
 
@@ -165,6 +192,21 @@ def test_damage_is_copied_as_it_is_and_what_can_be_read_is_numbered():
         frames = [[(each.kind, each.frames) for each in log.recovered()] for log in logs]
         assert frames[0] == frames[1]
         assert logs[0].damage.records == logs[1].damage.records
+
+
+def test_a_log_without_salts_goes_on_with_one():
+    old = written()
+    disk = disk_with(old)
+    log = TopicLog(cast("Files", disk), FOLDER, migrates=True)
+    before = [frame for group in log.recovered() for frame in group.frames]
+    log.append(make_frames([b"f" * 16], NOW_NS, [b"with a salt"]), log.next_seq)
+    log.close()
+    assert contents(disk).items() > old.items()
+    log = TopicLog(cast("Files", disk), FOLDER, migrates=True)
+    assert [segment.salt > 0 for segment in log.segments] == [False] * len(old) + [True]
+    after = [frame for group in log.recovered() for frame in group.frames]
+    assert after[:-1] == before
+    assert after[-1].endswith(b"with a salt")
 
 
 def test_files_of_version_1_are_named():

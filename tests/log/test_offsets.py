@@ -25,6 +25,7 @@ from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import FrameFactory, make_frames, message_id
 from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, GROUP_MAGIC, MAGIC_PREFIX, MESSAGES
 from tests.faults.disk import SimulatedDisk
+from tests.log.test_migration import as_version_2
 from tests.log.test_topic_log import FOLDER, NOW_NS
 
 TICK = 1 << 20
@@ -257,6 +258,15 @@ def test_offsets_go_on_after_a_restart(count):
 # --- Messages that look like headers ----------------------------------------------------------------------------------
 
 
+def without_salts(history: History) -> TopicLog:
+    """The log as the version before wrote it."""
+    history.log.close()
+    for name in history.disk.listdir(FOLDER):
+        path = f"{FOLDER}/{name}"
+        history.disk.put(path, as_version_2(history.disk.content(path)))
+    return history.open()
+
+
 def history_with(body_at: Callable[[int], bytes]) -> History:
     """One message with the body that `body_at` makes for its position, among others."""
     history = History(count=0, segment_size=1 << 22)
@@ -274,10 +284,10 @@ def forged(victim: int, frame: bytes) -> Callable[[int], bytes]:
     """A body that consists of groups as they would be at its position, with another message of the number `victim`."""
 
     def body_at(position: int) -> bytes:
-        begin = position + len(encode_group(MESSAGES, 0, 0, make_frames([b"f" * 16], NOW_NS, [b""]), 0))
+        begin = position + len(encode_group(MESSAGES, 0, 0, make_frames([b"f" * 16], NOW_NS, [b""]), 0, 0))
         made = b""
         while len(made) < 900_000:
-            made += encode_group(MESSAGES, victim, 0, [frame], begin + len(made))
+            made += encode_group(MESSAGES, victim, 0, [frame], begin + len(made), 0)
         return made
 
     return body_at
@@ -285,9 +295,12 @@ def forged(victim: int, frame: bytes) -> Callable[[int], bytes]:
 
 @pytest.mark.parametrize("in_steps", [False, True])
 @pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("salts", [True, False])
 @pytest.mark.parametrize("victim", [5, 9, 12])
-def test_a_message_that_contains_groups_does_not_replace_others(victim, reopened, in_steps):
+def test_a_message_that_contains_groups_does_not_replace_others(victim, salts, reopened, in_steps):
     history = history_with(forged(victim, make_frames([b"f" * 16], NOW_NS, [b"forged"])[0]))
+    if not salts:
+        without_salts(history)
     expected = dict(enumerate(history.frames))
     for offset in range(20):
         log = history.open() if reopened else history.log
@@ -300,15 +313,15 @@ def test_a_message_that_contains_groups_does_not_replace_others(victim, reopened
         assert patiently(partial(numbers.read, 1))[0].frames[0] == expected[offset]
 
 
-@pytest.mark.parametrize("offset", [1 << 61, (1 << 63) - 2])
-def test_a_message_that_contains_groups_does_not_use_up_the_offsets(offset):
+@pytest.mark.parametrize(("offset", "salts"), [(1 << 61, False), ((1 << 63) - 2, False), (1 << 60, True)])
+def test_a_message_that_contains_groups_does_not_use_up_the_offsets(offset, salts):
     frame = make_frames([b"f" * 16], NOW_NS, [b"forged"])[0]
     history = History(count=0, segment_size=1 << 22)
     factory = FrameFactory(2)
     for number in range(11):
         body = forged(offset, frame)(history.log.segments[-1].end) if number == 10 else b"x" * 1000
         history.log.append(factory.make([body], history.now_ns)[0], number)
-    assert history.open().deferred_count == 0
+    assert (history.open() if salts else without_salts(history)).deferred_count == 0
 
 
 def patiently(read: Callable[[], Any]) -> Any:
@@ -326,10 +339,10 @@ def test_messages_that_look_like_headers_are_not_searched_for_one(monkeypatch, b
     log = history.open() if reopened else history.log
     examined = 0
 
-    def decode(data: bytes, at: int, offset: int) -> GroupHeader | None:
+    def decode(data: bytes, at: int, offset: int, salt: int) -> GroupHeader | None:
         nonlocal examined
         examined += 1
-        return decode_header(data, at, offset)
+        return decode_header(data, at, offset, salt)
 
     monkeypatch.setattr(group_reader, "decode_header", decode)
     assert offsets_of(log, map(message_id, history.frames)) == {
@@ -339,4 +352,4 @@ def test_messages_that_look_like_headers_are_not_searched_for_one(monkeypatch, b
     assert offset_at(log, published_since(history.now_ns - 5 * 10**9), 20) == 14
     assert offset_of_number(log, 12, 20) == 12
     assert log.latest(1)[-1].frames == history.frames[-1:]
-    assert examined < 1000
+    assert examined < (20_000 if reopened else 1000)

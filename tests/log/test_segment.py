@@ -15,6 +15,7 @@ from nsq_compat.log.segment import (
     FIRST_GROUP,
     HEADER_SIZE,
     INDEX_STEP,
+    LOW_32,
     Group,
     Segment,
     cut_frames,
@@ -23,10 +24,11 @@ from nsq_compat.log.segment import (
     decode_trailer,
     encode_group,
     encode_segment_header,
+    salted,
 )
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.message import make_frames
-from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, RELEASED_MAGIC
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, RELEASED_MAGIC, SEGMENT_MAGIC_2
 from tests.faults.disk import SimulatedDisk
 
 PATH = "/log"
@@ -84,7 +86,10 @@ def segment(disk: CountingDisk) -> Segment:
 
 def found(disk: SimulatedDisk, first_seq: int = 0) -> Segment:
     """The same file in the next run."""
-    return Segment(Descriptors(cast("Files", disk), reserve=0), PATH, 1, first_seq, disk.size(PATH))
+    segment = Segment(Descriptors(cast("Files", disk), reserve=0), PATH, 1, first_seq, disk.size(PATH))
+    segment.read_header()
+    segment.first_seq = first_seq
+    return segment
 
 
 def frames_of(first: int, count: int, size: int = 100) -> tuple[bytes, ...]:
@@ -94,12 +99,22 @@ def frames_of(first: int, count: int, size: int = 100) -> tuple[bytes, ...]:
 def test_the_header_of_a_new_file_has_the_next_message_number(disk, segment):
     header = decode_segment_header(disk.content(PATH))
     assert header is not None
-    assert header == (7, False)
+    assert header == (7, segment.salt, False)
+    assert 0 < segment.salt <= LOW_32
     assert segment.end == FIRST_GROUP
 
 
+def test_each_file_has_a_salt_of_its_own(disk):
+    descriptors = Descriptors(cast("Files", disk), reserve=0)
+    assert len({Segment.create(descriptors, f"{PATH}.{number}", number, 7, MIB).salt for number in range(9)}) == 9
+
+
+def test_files_of_version_2_have_no_salt():
+    assert decode_segment_header(encode_segment_header(7, SEGMENT_MAGIC_2)) == (7, 0, False)
+
+
 def test_a_damaged_header_is_not_decoded():
-    wire = encode_segment_header(7)
+    wire = encode_segment_header(7, salted(0x1234))
     for offset in range(len(wire)):
         damaged = bytearray(wire)
         damaged[offset] ^= 4
@@ -285,7 +300,7 @@ def test_a_released_file_keeps_only_its_header(disk, segment):
     segment.append(b"x" * 20_000, MIB)
     segment.release()
     assert disk.content(PATH) == encode_segment_header(7, RELEASED_MAGIC)
-    assert decode_segment_header(disk.content(PATH)) == (7, True)
+    assert decode_segment_header(disk.content(PATH)) == (7, 0, True)
 
 
 def publish(segment: Segment, counts, size: int = 100) -> None:
@@ -293,7 +308,7 @@ def publish(segment: Segment, counts, size: int = 100) -> None:
     for position, count in enumerate(counts):
         kind = (MESSAGES, CHANNEL_CREATED, DEFERRED)[position % 3]
         frames = [b"archive"] if kind == CHANNEL_CREATED else frames_of(number, count, size)
-        segment.append(encode_group(kind, seq, 0, frames, segment.end), 100 * MIB)
+        segment.append(encode_group(kind, seq, 0, frames, segment.end, segment.salt), 100 * MIB)
         number += len(frames)
         seq += count if kind == MESSAGES else 0
 
@@ -353,16 +368,17 @@ def test_a_damaged_id_is_not_indexed(disk, segment):
 
 bodies = st.lists(st.binary(max_size=50), min_size=1, max_size=8)
 kinds = st.sampled_from(storage_schema.KINDS)
+salts = st.integers(0, LOW_32)
 
 
 def frames_with(*bodies: bytes) -> tuple[bytes, ...]:
     return make_frames([b"%016x" % number for number in range(len(bodies))], NOW_NS, bodies)
 
 
-@given(bodies, kinds, st.integers(0, 1 << 50), st.integers(0, 1 << 62), st.integers(0, 1 << 40))
-def test_a_group_is_what_is_declared(bodies, kind, first_seq, due_ns, offset):
+@given(bodies, kinds, st.integers(0, 1 << 50), st.integers(0, 1 << 62), st.integers(0, 1 << 40), salts)
+def test_a_group_is_what_is_declared(bodies, kind, first_seq, due_ns, offset, salt):
     frames = frames_with(*bodies)
-    data = encode_group(kind, first_seq, due_ns, frames, offset)
+    data = encode_group(kind, first_seq, due_ns, frames, offset, salt)
     if len(frames) == 1:
         parsed = storage_schema.SINGLE_GROUP.parse(data)
         assert parsed.frame == frames[0]
@@ -374,30 +390,30 @@ def test_a_group_is_what_is_declared(bodies, kind, first_seq, due_ns, offset):
         assert data[-HEADER_SIZE + 8 :] == data[8:HEADER_SIZE]
     fields = data[8:HEADER_SIZE]
     assert parsed.magic == storage_schema.GROUP_MAGIC
-    assert parsed.header_crc == crc32c(fields) ^ (offset & 0xFFFFFFFF)
+    assert parsed.header_crc == crc32c(fields) ^ (offset & 0xFFFFFFFF) ^ salt
     payload = data[HEADER_SIZE : len(data) - (HEADER_SIZE if len(frames) > 1 else 0)]
     assert parsed.payload_crc == crc32c(payload)
     assert (parsed.kind, parsed.first_seq, parsed.due_ns) == (kind, first_seq, due_ns)
     assert (parsed.count, parsed.size) == (len(frames), sum(map(len, frames)))
 
 
-@given(bodies, st.integers(0, 1 << 40), st.binary(max_size=20))
-def test_header_and_trailer_are_decoded_at_any_offset_of_a_block(bodies, offset, before):
+@given(bodies, st.integers(0, 1 << 40), salts, st.binary(max_size=20))
+def test_header_and_trailer_are_decoded_at_any_offset_of_a_block(bodies, offset, salt, before):
     frames = frames_with(*bodies)
-    data = before + encode_group(storage_schema.MESSAGES, 7, 0, frames, offset) + b"behind"
-    header = decode_header(data, len(before), offset)
+    data = before + encode_group(storage_schema.MESSAGES, 7, 0, frames, offset, salt) + b"behind"
+    header = decode_header(data, len(before), offset, salt)
     assert header is not None
     assert header.end - offset == len(data) - len(before) - len(b"behind")
     begin, end = header.frames_begin - offset + len(before), header.payload_end - offset + len(before)
     assert tuple(cut_frames(data, begin, end, len(frames))) == frames
     if len(frames) > 1:
-        assert decode_trailer(data, end, header.payload_end) == header
+        assert decode_trailer(data, end, header.payload_end, salt) == header
 
 
 @given(bodies, kinds, st.integers(0, 1 << 40))
 def test_joined_frames_make_the_same_group(bodies, kind, offset):
     frames = frames_with(*bodies)
-    assert encode_group(kind, 7, 0, frames, offset, b"".join(frames)) == encode_group(kind, 7, 0, frames, offset)
+    assert encode_group(kind, 7, 0, frames, offset, 9, b"".join(frames)) == encode_group(kind, 7, 0, frames, offset, 9)
 
 
 @pytest.mark.parametrize("sizes", [[4] * 300, [4, 3, 5], [4, 5, 3], [3, 4, 5], [0, 256, 512, 256], [256, 0, 512]])
@@ -407,26 +423,29 @@ def test_frames_of_any_sizes_are_cut_at_their_beginnings(sizes):
     assert tuple(cut_frames(b"!" + joined, 1, 1 + len(joined), len(frames))) == frames
 
 
-def test_a_header_is_valid_only_at_the_offset_where_it_was_written():
-    data = encode_group(storage_schema.MESSAGES, 7, 0, frames_with(b"a", b"b"), 1000)
-    assert decode_header(data, 0, 1000)
-    assert decode_header(data, 0, 1001) is None
-    assert decode_trailer(data, len(data) - HEADER_SIZE, 1000 + len(data) - HEADER_SIZE)
-    assert decode_trailer(data, len(data) - HEADER_SIZE, 999 + len(data) - HEADER_SIZE) is None
+def test_a_header_is_valid_only_in_the_file_and_at_the_offset_where_it_was_written():
+    data = encode_group(storage_schema.MESSAGES, 7, 0, frames_with(b"a", b"b"), 1000, 5)
+    end = len(data) - HEADER_SIZE
+    assert decode_header(data, 0, 1000, 5)
+    assert decode_header(data, 0, 1001, 5) is None
+    assert decode_header(data, 0, 1000, 0) is None
+    assert decode_trailer(data, end, 1000 + end, 5)
+    assert decode_trailer(data, end, 999 + end, 5) is None
+    assert decode_trailer(data, end, 1000 + end, 0) is None
 
 
 @pytest.mark.parametrize("size", [0, 3, HEADER_SIZE - 1])
 def test_a_part_of_a_header_is_no_header(size):
-    data = encode_group(storage_schema.MESSAGES, 7, 0, frames_with(b"a"), 0)[:size]
-    assert decode_header(data, 0, 0) is None
-    assert decode_trailer(data, 0, 0) is None
+    data = encode_group(storage_schema.MESSAGES, 7, 0, frames_with(b"a"), 0, 0)[:size]
+    assert decode_header(data, 0, 0, 0) is None
+    assert decode_trailer(data, 0, 0, 0) is None
 
 
 def salvaged(damage) -> list[Group] | None:
     frames = frames_with(b"zero", b"one!", b"two!", b"three", b"four")
-    data = bytearray(encode_group(storage_schema.MESSAGES, 10, 0, frames, 20))
+    data = bytearray(encode_group(storage_schema.MESSAGES, 10, 0, frames, 20, 0))
     damage(data)
-    header = decode_header(bytes(data), 0, 20)
+    header = decode_header(bytes(data), 0, 20, 0)
     assert header is not None
     return salvage(header, bytes(data))
 
@@ -458,18 +477,18 @@ def test_a_group_with_a_sector_of_zeros_was_never_written():
         data[begin : begin + 512] = bytes(min(512, len(data) - begin))
 
     frames = frames_with(*[b"x" * 200] * 6)
-    data = bytearray(encode_group(storage_schema.MESSAGES, 10, 0, frames, 20))
+    data = bytearray(encode_group(storage_schema.MESSAGES, 10, 0, frames, 20, 0))
     damage(data)
-    header = decode_header(bytes(data), 0, 20)
+    header = decode_header(bytes(data), 0, 20, 0)
     assert header is not None
     assert salvage(header, bytes(data)) is None
 
 
 def test_the_search_for_frames_in_a_crafted_message_ends():
     trap = b"\x00\x00\x00\x30\x00\x00\x00\x02" * 50_000
-    data = bytearray(encode_group(storage_schema.MESSAGES, 0, 0, frames_with(trap, b"behind"), 0))
+    data = bytearray(encode_group(storage_schema.MESSAGES, 0, 0, frames_with(trap, b"behind"), 0, 0))
     data[60] ^= 1
-    header = decode_header(bytes(data), 0, 0)
+    header = decode_header(bytes(data), 0, 0, 0)
     assert header is not None
     assert salvage(header, bytes(data)) is not None
 

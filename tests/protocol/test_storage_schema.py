@@ -33,8 +33,8 @@ ENTRY_WIRE = b"\x3f\xf8" + b"\0" * 6 + b"\0" * 7 + b"\5" + b"fedcba9876543210" +
 
 LAYOUTS: dict[str, tuple[dict[str, Any], bytes]] = {
     "SEGMENT_HEADER": (
-        {"magic": schema.SEGMENT_MAGIC, "first_seq": 0x0102, "crc": 3},
-        b"nsqlog\0\2" + b"\0" * 6 + b"\1\2" + b"\0\0\0\3",
+        {"magic": schema.SEGMENT_MAGIC + b"salt", "first_seq": 0x0102, "crc": 3},
+        b"nsq\3salt" + b"\0" * 6 + b"\1\2" + b"\0\0\0\3",
     ),
     "GROUP_MARK": ({"magic": schema.GROUP_MAGIC, "header_crc": 7}, b"\xabNg\xd5\0\0\0\7"),
     "GROUP_FIELDS": (FIELDS, FIELDS_WIRE),
@@ -117,7 +117,7 @@ def test_no_header_is_taken_for_zeros_and_none_for_a_trailer():
     assert len({schema.GROUP_MAGIC, schema.TRAILER_MAGIC, b"\0" * 4}) == 3
     assert schema.GROUP_MAGIC.startswith(schema.MAGIC_PREFIX)
     assert schema.TRAILER_MAGIC.startswith(schema.MAGIC_PREFIX)
-    assert len(schema.SEGMENT_MAGIC) == len(schema.RELEASED_MAGIC)
+    assert len(schema.SEGMENT_MAGIC) + schema.SALT_SIZE == len(schema.SEGMENT_MAGIC_2) == len(schema.RELEASED_MAGIC)
     assert 0 not in schema.KINDS
 
 
