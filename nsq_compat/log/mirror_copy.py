@@ -1,14 +1,14 @@
 """A standby's copy of a data path: applied changes on its side, and what the primary sends to complete it.
 
 The files of a topic are copied in an order that leaves the copy usable at any moment, as after a crash: first the log,
-then the checkpoint that needs it, and only then files are deleted that the checkpoint before needed.
+then the checkpoint that needs it, and only then what the checkpoint before needed is deleted or released.
 """
 
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Generator, Iterable
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final
 
 import google_crc32c
@@ -19,6 +19,7 @@ from nsq_compat.log.files import TEMPORARY, Files, opened, read_up_to, write_all
 from nsq_compat.log.mirrored_files import METADATA, Changes, unit_of
 from nsq_compat.protocol import mirror
 from nsq_compat.protocol.mirror import Change, command
+from nsq_compat.protocol.storage_schema import RELEASED_MAGIC
 
 CHUNK: Final = 1 << 19
 """Bytes that are compared, and copied, at once."""
@@ -27,6 +28,7 @@ _MAX_FILE: Final = 1 << 40
 """A larger file is an error of the primary. Summing up a sparse one would take hours."""
 _FOLDER_KINDS: Final = (mirror.MAKE_FOLDER, mirror.REMOVE_FOLDER)
 _LOG_PREFIX: Final = "log."
+_APPENDED: Final = (_LOG_PREFIX, "kept.")
 _COPIED: Final = ".copied" + TEMPORARY
 
 Steps = Generator[bytes | list[Change], bytes, None]
@@ -199,7 +201,12 @@ def _is_log(path: str) -> bool:
 
 
 class _Copying:
-    """Copies one unit. `theirs` are the sizes of the standby's files, None if it has no such unit."""
+    """Copies one unit. `theirs` are the sizes of the standby's files, None if it has no such unit.
+
+    The primary may be lost in the middle of this, and the standby then has the checkpoint of an earlier connection. So
+    files do not lose anything before the next checkpoint is there: segments that were released since are released after
+    it. What is released while the unit is copied is among the changes that are held.
+    """
 
     def __init__(
         self, files: Files, data_path: str, unit: str, theirs: dict[str, int] | None, equal: dict[str, int]
@@ -207,17 +214,18 @@ class _Copying:
         self._files = files
         self._data_path = data_path
         self._unit = unit
+        self._state = METADATA if unit == METADATA else f"{FOLDER}/{unit}/{CHECKPOINT}"
         self._theirs = theirs or {}
         self._has_folder = theirs is not None or unit == METADATA
         self._equal = equal
+        self._after_state: list[Change] = []
 
     def steps(self, changes: Changes) -> Steps:
         yield from self._forget_another()
         with suppress(FileNotFoundError):
             # The bulk first, so that few changes have to be held.
             ours = sizes_of(self._files, self._data_path, self._unit)
-            sealed = sorted(path for path in ours if _is_log(path))[:-1]
-            for path in sealed:
+            for path in sorted(path for path in ours if _is_log(path))[:-1]:
                 if not self._is_equal(path, ours[path]):
                     self._equal[path] = ours[path]  # first, so that it is removed if the file is replaced meanwhile
                     yield from self._copy(path, ours[path])
@@ -229,15 +237,26 @@ class _Copying:
                     yield from self._remove()
                     break
                 yield from self._make_folder()
-                for path in sorted(ours, key=lambda path: (path.endswith(f"/{CHECKPOINT}"), path)):
-                    if not self._is_equal(path, ours[path]):
-                        yield from self._copy(path, ours[path])
-                if gone := [Change(mirror.REMOVE, path) for path in self._theirs if path not in ours]:
-                    yield gone
+                yield from self._copy_all(ours)
                 break
             except FileNotFoundError:
                 continue  # a file was renamed or deleted before it was read
         changes.make_live(self._unit)
+
+    def _copy_all(self, ours: dict[str, int]) -> Steps:
+        """Copy all files, and delete others. Whatever changes from the call on is held."""
+        self._after_state.clear()
+        state = ours.get(self._state)
+        # Opened at once: a later checkpoint would name messages that the logs do not have when they are copied.
+        with self._opened(self._state) if state is not None else nullcontext(-1) as state_fd:
+            for path in sorted(ours.keys() - {self._state}):
+                if not self._is_equal(path, ours[path]):
+                    yield from self._copy(path, ours[path])
+            if state is not None:
+                yield from self._replace(self._state, state, state_fd)
+        self._after_state += [Change(mirror.REMOVE, path) for path in self._theirs if path not in ours]
+        if self._after_state:
+            yield [*self._after_state]
 
     def _is_equal(self, path: str, size: int) -> bool:
         return size == self._theirs.get(path) == self._equal.get(path)
@@ -252,10 +271,10 @@ class _Copying:
         if common:
             sums: list[int] = json.loads((yield command(f"sums {common[0]}")))
             with suppress(FileNotFoundError):
-                first = min(ours[common[0]], self._theirs[common[0]], CHUNK)
                 if ours[common[0]] >= CHUNK <= self._theirs[common[0]]:
-                    if sums[:1] == [google_crc32c.value(self._read(common[0], 0, first))]:
-                        return
+                    with self._opened(common[0]) as fd:
+                        if sums[:1] == [google_crc32c.value(read_up_to(self._files, fd, CHUNK, 0))]:
+                            return
                 else:
                     return  # one chunk, which is copied as a whole
         yield from self._remove()
@@ -275,30 +294,46 @@ class _Copying:
             yield [Change(mirror.MAKE_FOLDER, f"{FOLDER}/{self._unit}")]
 
     def _copy(self, path: str, size: int) -> Steps:
-        known = self._theirs.get(path)
+        """Copy a file, which had this size when it was listed."""
+        known = self._theirs.get(path, 0)
         yield from self._make_folder()
-        in_place = os.path.basename(path).startswith((_LOG_PREFIX, "kept."))
-        sums: list[int] = []
-        target = path if in_place else path + (TEMPORARY if self._unit == METADATA else _COPIED)
-        if known and in_place:
-            sums = json.loads((yield command(f"sums {path}")))
-        for number, begin in enumerate(range(0, size, CHUNK)):
-            data = self._read(path, begin, CHUNK)
-            if number < len(sums) and google_crc32c.value(data) == sums[number]:
-                continue
-            if data.strip(b"\0"):
-                change = Change(mirror.WRITE, target, begin, data)
-            else:
-                change = Change(mirror.ZEROS, target, begin + len(data))
-                if number < len(sums):
-                    change = Change(mirror.WRITE, target, begin, data)
-            yield [change]
-        last = [Change(mirror.TRUNCATE, target, size)]
-        if not in_place:
-            last.append(Change(mirror.RENAME, target, data=path.encode("utf-8")))
-        yield last
+        with self._opened(path) as fd:
+            if not os.path.basename(path).startswith(_APPENDED):
+                yield from self._replace(path, size, fd)
+                return
+            sums: list[int] = json.loads((yield command(f"sums {path}"))) if known else []
+            first = read_up_to(self._files, fd, CHUNK, 0)
+            if first.startswith(RELEASED_MAGIC) and known > size:
+                if len(first) >= size:  # else it was released after that
+                    self._after_state += [Change(mirror.WRITE, path, 0, first), Change(mirror.TRUNCATE, path, size)]
+                return
+            if known and sums[:1] != [google_crc32c.value(first)]:
+                yield from self._replace(path, size, fd)  # at once, because it may be another file
+                return
+            yield from self._write(path, size, fd, sums)
+        if known > size:
+            self._after_state.append(Change(mirror.TRUNCATE, path, size))
+        else:
+            yield [Change(mirror.TRUNCATE, path, size)]
+            self._theirs[path] = size
+
+    def _replace(self, path: str, size: int, fd: int) -> Steps:
+        """Copy a file whose content is replaced as a whole."""
+        copied = path + (TEMPORARY if self._unit == METADATA else _COPIED)
+        yield from self._write(copied, size, fd, ())
+        yield [Change(mirror.TRUNCATE, copied, size), Change(mirror.RENAME, copied, data=path.encode("utf-8"))]
         self._theirs[path] = size
 
-    def _read(self, path: str, begin: int, size: int) -> bytes:
-        with opened(self._files, os.path.join(self._data_path, path)) as fd:
-            return read_up_to(self._files, fd, size, begin)
+    def _write(self, target: str, size: int, fd: int, sums: Sequence[int]) -> Steps:
+        """Write the chunks that do not have these `sums`."""
+        for number, begin in enumerate(range(0, size, CHUNK)):
+            data = read_up_to(self._files, fd, CHUNK, begin)
+            if number < len(sums) and google_crc32c.value(data) == sums[number]:
+                continue
+            if data.strip(b"\0") or number < len(sums):
+                yield [Change(mirror.WRITE, target, begin, data)]
+            else:
+                yield [Change(mirror.ZEROS, target, begin + len(data))]
+
+    def _opened(self, path: str) -> AbstractContextManager[int]:
+        return opened(self._files, os.path.join(self._data_path, path))

@@ -360,6 +360,8 @@ class Mirror:
         except BaseException:
             self._changes.equal.clear()  # it may have files that the standby has not got
             raise
+        finally:
+            steps.close()  # and the file that is being copied
 
     def _forget_adopted(self, session: MirrorSession, answer: Mapping[str, object]) -> None:
         standby, takeover = str(answer.get("identity", "")), str(answer.get("takeover", ""))

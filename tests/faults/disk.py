@@ -134,12 +134,14 @@ class SimulatedDisk:
         self.open_files: dict[int, Inode | Folder] = {}
         self.failing_syncs = 0
         self._next_fd = 100
+        self._last_killed = 0
 
     # --- Accidents ----------------------------------------------------------------------------------------------------
 
     def kill(self) -> "SimulatedDisk":
         """The process ends; the disk is as it was."""
         self.open_files.clear()
+        self._last_killed = self._next_fd
         return self
 
     def power_cut(self, random: Random) -> Self:
@@ -184,7 +186,8 @@ class SimulatedDisk:
         return inode
 
     def close(self, fd: int) -> None:
-        del self.open_files[fd]
+        if fd > self._last_killed:  # otherwise a generator of a process that was killed is deleted
+            del self.open_files[fd]
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         return bytes(self._file(fd).now[offset : offset + size])

@@ -11,8 +11,10 @@ import pytest
 from nsq_compat.log.files import Files, OsFiles, read_file
 from nsq_compat.log.mirror_copy import CHUNK, MirrorCopy, catch_up
 from nsq_compat.log.mirrored_files import Changes, MirroredFiles, unit_of
-from nsq_compat.protocol import mirror
+from nsq_compat.log.recovery import StoredTopic
+from nsq_compat.protocol import message, mirror
 from nsq_compat.protocol.mirror import Change
+from tests.broker import DataPath
 
 SEGMENT = "nsq_compat/t.topic/log.00000000000000000001"
 CHECKPOINT = "nsq_compat/t.topic/checkpoint"
@@ -269,3 +271,114 @@ def test_a_write_of_many_bytes_is_several_changes(pair):
     assert max(len(change.data) for change in changes) == CHUNK
     pair.copy.apply(changes)
     pair.assert_equal()
+
+
+# --- A primary that is lost while it catches up -----------------------------------------------------------------------
+
+
+class LosablePrimary(DataPath):
+    """A topic with small segments, of which `unfinished` are the bodies that a channel still needs."""
+
+    segment_size = 400
+
+    def __init__(self, pair: Pair, folder) -> None:
+        super().__init__(pair.files, str(pair.paths[0]))
+        self.pair = pair
+        self.folder_for_copies = folder
+        self.daemon = self.start()
+        self.consumer = self.daemon.consumer("c", "t")
+        self.names = iter(range(1000))
+        self.unfinished: set[bytes] = set()
+
+    def publish(self, count: int) -> None:
+        for _ in range(count):
+            body = b"%03d" % next(self.names) + bytes(20)
+            self.daemon.publishes(body, topic="t")
+            self.unfinished.add(body)
+
+    def finish_all_but(self, *kept: bytes) -> None:
+        taken = self.consumer.takes_all()
+        finished = [each for each in taken if each[:3] not in kept]
+        assert self.consumer.finishes(*finished) == []
+        self.unfinished -= set(finished)
+
+    def check_copy(self, mirrored: set[bytes]) -> None:
+        """If the primary were lost now, the standby would report no loss, and would deliver what was mirrored."""
+        copy = self.folder_for_copies / f"copy{next(self.names)}"
+        shutil.copytree(self.pair.paths[1] / "nsq_compat/t.topic", copy)
+        with StoredTopic(cast(Files, OsFiles()), str(copy)) as stored:
+            bodies = {message.body(frame) for _, frames in stored.backlogs() for frame in frames}
+            assert stored.log.damage.records == 0
+            assert stored.checkpoint_error == ""
+        assert self.unfinished & mirrored <= bodies
+        shutil.rmtree(copy)
+
+
+@pytest.fixture
+def losable(tmp_path):
+    pair = Pair(tmp_path)
+    primary = LosablePrimary(pair, tmp_path)
+    yield primary
+    primary.close()
+    pair.copy.close()
+
+
+def test_a_copy_is_usable_while_it_follows_segments_that_are_released(losable):
+    losable.publish(30)
+    losable.checkpoint(losable.daemon, "t")
+    losable.pair.catch_up()
+    losable.check_copy(losable.unfinished)
+    mirrored = losable.unfinished.copy()
+    losable.finish_all_but(*KEPT)
+    losable.publish(5)
+    losable.checkpoint(losable.daemon, "t")
+    assert losable.daemon.topic("t").store.log.released_count, "otherwise the test would prove nothing"
+    while changes := losable.pair.changes.take(1):
+        losable.pair.copy.apply(changes)
+        losable.check_copy(mirrored)
+    losable.check_copy(losable.unfinished)
+    losable.pair.assert_equal()
+
+
+KEPT = (b"000", b"001", b"002", b"004", b"017")  # the first three are a whole segment
+
+
+def test_a_copy_is_usable_while_it_catches_up_with_segments_that_were_released(losable):
+    losable.publish(30)
+    losable.checkpoint(losable.daemon, "t")
+    losable.pair.catch_up()
+    mirrored = losable.unfinished.copy()
+    losable.pair.changes.forget()
+    losable.finish_all_but(*KEPT)
+    losable.publish(30)
+    losable.checkpoint(losable.daemon, "t")
+    files = sorted((losable.pair.paths[0] / "nsq_compat/t.topic").iterdir())
+    assert files[1].name.startswith("kept."), "otherwise the test would prove nothing"
+    assert [each.stat().st_size > 100 for each in files[2:6]] == [True, False, False, False]
+    losable.pair.catch_up(between=lambda: losable.check_copy(mirrored))
+    losable.check_copy(losable.unfinished)
+    losable.pair.assert_equal()
+
+
+@pytest.mark.parametrize("release_at", range(1, 16))
+def test_a_copy_is_usable_while_segments_are_released_that_it_catches_up_with(losable, release_at):
+    losable.publish(15)
+    losable.checkpoint(losable.daemon, "t")
+    losable.pair.catch_up()
+    mirrored = losable.unfinished.copy()
+    losable.pair.changes.forget()
+    losable.publish(15)
+    losable.checkpoint(losable.daemon, "t")
+    steps = iter(range(1000))
+
+    def between() -> None:
+        if next(steps) == release_at:
+            losable.finish_all_but(*KEPT)
+            losable.publish(3)
+            losable.checkpoint(losable.daemon, "t")
+        losable.check_copy(mirrored)
+
+    losable.pair.catch_up(between)
+    assert next(steps) > release_at, "otherwise the test would prove nothing"
+    losable.check_copy(losable.unfinished)
+    losable.pair.assert_equal()
