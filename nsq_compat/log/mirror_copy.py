@@ -15,7 +15,7 @@ import google_crc32c
 
 from nsq_compat.log.checkpoint import CHECKPOINT
 from nsq_compat.log.data_path import FOLDER, TOPIC_SUFFIX, remove_topic_folder
-from nsq_compat.log.files import TEMPORARY, Files, opened, read_up_to, write_all
+from nsq_compat.log.files import TEMPORARY, Files, opened, read_file, read_up_to, write_all
 from nsq_compat.log.mirrored_files import METADATA, Changes, unit_of
 from nsq_compat.protocol import mirror
 from nsq_compat.protocol.mirror import Change, command
@@ -254,9 +254,26 @@ class _Copying:
                     yield from self._copy(path, ours[path])
             if state is not None:
                 yield from self._replace(self._state, state, state_fd)
+        if self._unit == METADATA:
+            yield from self._copy_temporary()
         self._after_state += [Change(mirror.REMOVE, path) for path in self._theirs if path not in ours]
         if self._after_state:
             yield [*self._after_state]
+
+    def _copy_temporary(self) -> Steps:
+        """Complete the file that replaces nsqd.dat, because a thread may have written some of it before.
+
+        The end of that, which is held, renames it.
+        """
+        temporary = METADATA + TEMPORARY
+        try:
+            data = self._read_all(temporary)
+        except FileNotFoundError:
+            data = self._read_all(METADATA)  # it was renamed just now
+        yield [
+            Change(mirror.TRUNCATE, temporary),
+            *(Change(mirror.WRITE, temporary, at, data[at : at + CHUNK]) for at in range(0, len(data), CHUNK)),
+        ]
 
     def _is_equal(self, path: str, size: int) -> bool:
         return size == self._theirs.get(path) == self._equal.get(path)
@@ -334,6 +351,9 @@ class _Copying:
                 yield [Change(mirror.WRITE, target, begin, data)]
             else:
                 yield [Change(mirror.ZEROS, target, begin + len(data))]
+
+    def _read_all(self, path: str) -> bytes:
+        return read_file(self._files, os.path.join(self._data_path, path))
 
     def _opened(self, path: str) -> AbstractContextManager[int]:
         return opened(self._files, os.path.join(self._data_path, path))

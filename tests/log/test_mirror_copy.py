@@ -3,12 +3,15 @@
 import json
 import os
 import shutil
+from functools import partial
 from random import Random
 from typing import cast
 
+import greenlet
 import pytest
 
 from nsq_compat.log.files import Files, OsFiles, read_file
+from nsq_compat.log.metadata import TopicMetadata, load_metadata, save_metadata
 from nsq_compat.log.mirror_copy import CHUNK, MirrorCopy, catch_up
 from nsq_compat.log.mirrored_files import Changes, MirroredFiles, unit_of
 from nsq_compat.log.recovery import StoredTopic
@@ -271,6 +274,53 @@ def test_a_write_of_many_bytes_is_several_changes(pair):
     assert max(len(change.data) for change in changes) == CHUNK
     pair.copy.apply(changes)
     pair.assert_equal()
+
+
+# --- nsqd.dat, which a thread replaces --------------------------------------------------------------------------------
+
+
+class InterruptedFiles(OsFiles):
+    """Switches to the parent greenlet before and after each operation, as a thread may be interrupted there."""
+
+    def __init__(self) -> None:
+        for name in ("open", "pwrite", "fsync", "rename", "close"):
+            setattr(self, name, partial(self._interrupted, getattr(self, name)))
+
+    def _interrupted(self, operation, *arguments):
+        self._switch()
+        result = operation(*arguments)
+        self._switch()
+        return result
+
+    def _switch(self) -> None:
+        current = greenlet.getcurrent()
+        if current.parent is not None:
+            current.parent.switch()
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_copy_has_the_topics_of_a_save_that_goes_on_while_it_catches_up(pair, seed):
+    random = Random(seed)
+    path = str(pair.paths[0])
+    save_metadata(pair.files, path, [TopicMetadata("old")])
+    if random.random() < 0.5:
+        pair.catch_up()
+        pair.changes.forget()
+    files = MirroredFiles(cast(Files, InterruptedFiles()), path, pair.changes)
+    saving = greenlet.greenlet(lambda: save_metadata(files, path, [TopicMetadata("new")]))
+
+    def save_some(steps: int) -> None:
+        for _ in range(steps):
+            if not saving.dead:
+                saving.switch()
+
+    save_some(random.randrange(14))
+    pair.catch_up(lambda: save_some(random.randrange(4)))
+    while not saving.dead:
+        save_some(1)
+    pair.send()
+    assert load_metadata(cast(Files, OsFiles()), path) == (TopicMetadata("new"),)
+    assert load_metadata(cast(Files, OsFiles()), str(pair.paths[1])) == (TopicMetadata("new"),)
 
 
 # --- A primary that is lost while it catches up -----------------------------------------------------------------------
