@@ -6,6 +6,7 @@ fetched by their ids. Only messages that were finished after the checkpoint was 
 
 import os
 import struct
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -83,6 +84,17 @@ def decode_replay(data: bytes, at: int) -> tuple[Replay, int]:
     return Replay(ranges, moved_ns, again_from, again_to), at + 16 * count
 
 
+class Prepared(NamedTuple):
+    """Entries as a backlog has them (``queue.backlog.prepare``)."""
+
+    immediate: deque[tuple[bytes, int]]
+    """Ids, and numbers of the next deliveries."""
+    deferred: list[bytes]
+    """A heap of keys."""
+    first_id: bytes
+    """The lowest of all ids, if there is one."""
+
+
 @dataclass(slots=True)
 class ChannelState:
     """The messages that a channel, or a topic that holds messages back, still has to deliver.
@@ -95,6 +107,8 @@ class ChannelState:
     in flight, so their entries are created in steps.
 
     What `replay` has is delivered before the stream.
+
+    `prepared`, if set, takes the place of the entries.
     """
 
     position: int
@@ -102,6 +116,7 @@ class ChannelState:
     gaps: list[tuple[int, int]] = field(default_factory=list)
     unfinished: Iterator[tuple[bytes, int]] = field(default_factory=lambda: iter(()), compare=False, repr=False)
     replay: Replay | None = None
+    prepared: Prepared | None = field(default=None, compare=False, repr=False)
 
     def add_entries(self) -> bool:
         """Create entries for the next few of `unfinished`; returns whether there were any."""

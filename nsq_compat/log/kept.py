@@ -90,6 +90,12 @@ class Kept:
         self.files.append(KeptFile(self._descriptors, self._path_of(number), number, 0, size))
         self._last_number = number
 
+    def move(self, descriptors: Descriptors) -> None:
+        """As `Segment.move`, for all files."""
+        self._descriptors = descriptors
+        for file in self.files:
+            file.move(descriptors, self._path_of(file.number))
+
     def begin_checkpoint(self) -> None:
         """Note that a checkpoint is being created, which contains all unfinished messages that were added so far."""
         self._protected.clear()

@@ -14,7 +14,7 @@ sound groups is found, and counted, when it is read.
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, pairwise
 from typing import Final, NamedTuple
@@ -45,6 +45,8 @@ from nsq_compat.protocol.names import is_ephemeral
 
 _NS_PER_SECOND = 1_000_000_000
 _NO_ID = b"0" * 16
+
+Sort = Callable[[Iterable[bytes]], list[bytes]]
 
 
 class _History:
@@ -159,10 +161,10 @@ _REASONS = {
 }
 
 
-def recover(last: TopicState | None, log: TopicLog) -> TopicState:
+def recover(last: TopicState | None, log: TopicLog, sort: Sort = sorted) -> TopicState:
     """Replay the log from the checkpoint `last` on, or all of it if that is None, and audit it. Raises ``OSError``.
 
-    The channel states of `last` are changed, and become those of the result.
+    The channel states of `last` are changed, and become those of the result. `sort` sorts ids.
     """
     if last is None:
         topic = _state_without_checkpoint(log)
@@ -193,7 +195,7 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
         if history.requeued.earliest_due() <= topic.clock_offset:
             _use_unix_time(topic)
         history.requeued.apply(topic.channels, topic.clock_offset, log)
-    _audit(log, last, topic)
+    _audit(log, last, topic, sort)
     topic.is_current = topic.is_current and not log.damage.records  # else every start would report the loss again
     return topic
 
@@ -246,7 +248,7 @@ class _Missing(NamedTuple):
     where: str
 
 
-def _audit(log: TopicLog, last: TopicState | None, topic: TopicState) -> None:
+def _audit(log: TopicLog, last: TopicState | None, topic: TopicState, sort: Sort) -> None:
     """Remove from the states of `topic` the messages that the log has lost. Raises ``OSError``."""
     end = last.end if last is not None else None
     is_cut = end is not None and _is_cut(log, end)
@@ -262,7 +264,7 @@ def _audit(log: TopicLog, last: TopicState | None, topic: TopicState) -> None:
                 if begin < end_of_part:
                     state.skip([(begin, end_of_part)])
     if last is not None and not last.incomplete:
-        _remove_ids(log, topic.backlogs)
+        _remove_ids(log, topic.backlogs, sort)
 
 
 def _is_cut(log: TopicLog, end: LogEnd) -> bool:
@@ -304,10 +306,10 @@ def _missing_behind(segment: Segment, limit: int, seq: int, first: int, has_next
             yield _Missing(found, seq, segment.path, "its end" if has_next else "its end: the next file is missing")
 
 
-def _remove_ids(log: TopicLog, states: Sequence[ChannelState]) -> None:
+def _remove_ids(log: TopicLog, states: Sequence[ChannelState], sort: Sort) -> None:
     """Remove the entries of messages that are neither kept nor between the first and last id of a segment."""
     lost = {entry_id(key) for state in states for key in state.entries}
-    for segment, ids in split_by_segment(log.segments, sorted(lost), log.damage) if lost else ():
+    for segment, ids in split_by_segment(log.segments, sort(lost), log.damage) if lost else ():
         if ids:
             _, last_id = _last_in(segment, segment.end, 1 << 64, any_kind=True)
             lost.difference_update(ids[: bisect_right(ids, last_id)])
@@ -344,13 +346,21 @@ _FETCHED_AT_ONCE: Final = 1024
 
 
 class StoredTopic:
-    """A topic's log and recovered state, read by a tool or an import. Must be closed. Raises ``OSError``.
+    """A topic's log and recovered state, read by a tool, an import or a take-over. Must be closed. Raises ``OSError``.
 
     No other process may use the folder meanwhile. A damaged checkpoint is described in `checkpoint_error`; damage in
-    the log is counted in `log`.
+    the log is counted in `log`. `migrates`: as for ``TopicLog``; `sort`: as for ``recover``.
     """
 
-    def __init__(self, files: Files, folder: str, segment_size: int = DEFAULT_SEGMENT_SIZE) -> None:
+    def __init__(
+        self,
+        files: Files,
+        folder: str,
+        segment_size: int = DEFAULT_SEGMENT_SIZE,
+        *,
+        migrates: bool = False,
+        sort: Sort = sorted,
+    ) -> None:
         self.checkpoint_error = ""
         self._files = files
         last = None
@@ -359,9 +369,11 @@ class StoredTopic:
         except BadCheckpoint as error:
             self.checkpoint_error = str(error)
         start = last.end if last is not None else None
-        self.log = TopicLog(files, folder, segment_size=segment_size, start=start)
+        self.has_checkpoint = last is not None
+        self.log = TopicLog(files, folder, segment_size=segment_size, start=start, migrates=migrates)
         try:
-            self.state = replace(recover(last, self.log), everything=None)
+            self.recovered = recover(last, self.log, sort)
+            self.state = replace(self.recovered, everything=None)
         except OSError:
             self.log.close()
             raise

@@ -386,6 +386,11 @@ class Segment:
             raise
         self.end = stop
 
+    def move(self, descriptors: Descriptors, path: str) -> None:
+        """The file, which is not open, was renamed. It is opened with these descriptors from now on."""
+        self._descriptors = descriptors
+        self.path = self.file.path = path
+
     def prepare(self, max_size: int) -> None:
         """Reserve blocks and write zeros before the next appends have to, if the file is large enough for that."""
         if self.end >= _ZERO_AHEAD_FROM and not self.abandoned and self.end + _ZERO_AHEAD > self._prepared < max_size:

@@ -178,6 +178,12 @@ class Storage:
         )
         return TopicStore(self, folder, topic_log), last
 
+    def adopt(self, name: str, topic_log: TopicLog) -> "TopicStore":
+        """The store of a topic whose log was opened in another folder, which is renamed. Raises ``OSError``."""
+        folder = topic_folder(self.data_path, name)
+        topic_log.move(folder, self._descriptors, self._later)
+        return TopicStore(self, folder, topic_log)
+
     def create(self, name: str) -> "TopicStore":
         """Return the store of a new topic. Raises ``OSError``."""
         self.check_folder()

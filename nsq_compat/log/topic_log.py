@@ -105,6 +105,20 @@ class TopicLog(ReadableLog):
         self._closed = False
         self._open(start, migrates)
 
+    def move(self, folder: str, descriptors: Descriptors, later: Later) -> None:
+        """Rename the folder of a log that was opened with descriptors of its own, and continue with these."""
+        assert self._own_descriptors, "otherwise files of other logs would be closed"
+        self._descriptors.close_all()
+        self._files.rename(self.folder, folder)
+        self.folder = folder
+        self._own_descriptors, self._descriptors, self._later = False, descriptors, later
+        for segment in self.segments:
+            segment.move(descriptors, self.path_of("log", segment.number))
+        self.kept.move(descriptors)
+        self._unsynced = Unsynced(descriptors)
+        self._unsynced.segments.update(dict.fromkeys(self.segments[-1:]))
+        self._unsynced.add_folder(os.path.dirname(folder))
+
     # --- State --------------------------------------------------------------------------------------------------------
 
     @property

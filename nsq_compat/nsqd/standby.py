@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Final
@@ -31,6 +31,7 @@ from nsq_compat.log.files import Files, read_file, replace_file
 from nsq_compat.log.metadata import MetadataError, TopicMetadata, recover_metadata
 from nsq_compat.log.mirror_copy import MirrorCopy
 from nsq_compat.log.offsets import id_at
+from nsq_compat.log.reading import sorted_ids
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.log.storage import Storage
 from nsq_compat.net.event_loop import yield_to_loop
@@ -39,6 +40,7 @@ from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.go_json import INT64, STRING, Fields, loads_object
 from nsq_compat.protocol.mirror import decode_changes
 from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.queue.backlog import prepare
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.publish_ids import PublishIds
 from nsq_compat.queue.topic import Topic
@@ -62,6 +64,7 @@ _HELLO: Final[Fields] = {
     "http_port": INT64,
 }
 _MERGED_AT_ONCE: Final = 500
+_PAUSE_SECONDS: Final = 1e-4
 E_MIRROR_FAILED: Final = "E_MIRROR_FAILED"
 
 
@@ -101,6 +104,7 @@ class Mirrored:
         self.last_seen = time.time()
         self.lost_at = time.monotonic()
         self.retry_at = 0.0
+        self.is_adopting = False
         self.merged: set[str] = set()
         """Topics whose messages are in those of this nsqd, but not in a checkpoint yet."""
 
@@ -227,7 +231,7 @@ class Standby:
             raise ValueError(f"there are {_MAX_COPIES} copies of other nsqds in {self._folder}; delete the old ones")
         mirrored = self.mirrors.get(identity) or self._open(identity)
         state = mirrored.state
-        if state.adopting:
+        if state.adopting or mirrored.is_adopting:
             raise ValueError("its topics are being taken over")
         if epoch < state.epoch:
             raise ValueError(f"epoch {epoch} is over, this is epoch {state.epoch}")
@@ -334,11 +338,11 @@ class Standby:
         state = mirrored.state
         if self._is_adopting:
             raise ValueError("another take-over is going on")
-        self._is_adopting = True
+        self._is_adopting = mirrored.is_adopting = True
         try:
             return self._adopt(mirrored, state)
         finally:
-            self._is_adopting = False
+            self._is_adopting = mirrored.is_adopting = False
 
     def _adopt(self, mirrored: Mirrored, state: MirrorState) -> list[str]:
         mirrored.session = None
@@ -348,7 +352,7 @@ class Standby:
             raise ValueError("there is no copy of a topic")
         log.warning("MIRROR(%s): taking over %d topics of epoch %d", mirrored.name, len(names), state.epoch)
         try:
-            known = {topic.name: topic for topic in recover_metadata(self._files, mirrored.folder)}
+            known = {topic.name: topic for topic in in_thread(recover_metadata, self._files, mirrored.folder)}
         except MetadataError as error:
             raise ValueError(str(error)) from None
         if not state.adopting:
@@ -361,7 +365,7 @@ class Standby:
             ]
         for name in names:  # a primary that returns keeps the messages of an incomplete copy
             state.adopted[name] = in_thread(self._end_of, mirrored, name) if state.is_complete else (0, "")
-        mirrored.save()
+        in_thread(mirrored.save)
         self._pause(state)
         failure: OSError | None = None
         for name in names:
@@ -380,39 +384,40 @@ class Standby:
         with suppress(FileNotFoundError):
             self._files.unlink(os.path.join(mirrored.folder, "nsqd.dat"))
         state.adopting, state.paused = False, []
-        mirrored.save()
+        in_thread(mirrored.save)
         log.info("MIRROR(%s): has taken over %d topics", mirrored.name, len(names))
         return names
 
     def _end_of(self, mirrored: Mirrored, name: str) -> tuple[int, str]:
         """The offset of the next message of a copy, and the id of the last one."""
         try:
-            with StoredTopic(self._files, topic_folder(mirrored.folder, name)) as stored:
+            folder = topic_folder(mirrored.folder, name)
+            with StoredTopic(self._files, folder, sort=_sorted_ids) as stored:
                 offset = stored.state.end.seq + stored.log.deferred_count
                 return offset, id_at(stored.log, offset - 1).decode("ascii")
         except OSError:
             return 0, ""  # the primary keeps its messages; the take-over of the topic logs the error
 
     def _move(self, mirrored: Mirrored, metadata: TopicMetadata) -> None:
-        """The copy becomes the topic."""
-        name = metadata.name
-        files, copy, own = (
-            self._storage.files, topic_folder(mirrored.folder, name), topic_folder(self._storage.data_path, name)
-        )  # fmt: skip
-        ids = None
-        if self._new_ids(name) is not None:
-            with in_thread(StoredTopic, self._files, copy) as stored:
-                ids = self._read_ids(name, stored)
+        """The copy becomes the topic. What may take long is done in threads, before that."""
+        name, storage = metadata.name, self._storage
+        copy, own = topic_folder(mirrored.folder, name), topic_folder(storage.data_path, name)
+        stored = in_thread(_read_copy, storage, copy)
+        try:
+            ids = self._read_ids(name, stored)
             if name in self._broker.topics:  # created meanwhile
+                stored.log.close()
                 self._merge(mirrored, name)
                 return
-        files.rename(copy, own)
-        try:
-            topic = self._broker.adopt(
-                name, [channel.name for channel in metadata.channels], time.monotonic(), time.time_ns()
-            )
+            store = storage.adopt(name, stored.log)
         except OSError:
-            files.rename(own, copy)
+            stored.log.close()
+            raise
+        channels = [channel.name for channel in metadata.channels]
+        try:
+            topic = self._broker.adopt(name, store, stored, channels, time.monotonic(), time.time_ns())
+        except OSError:
+            storage.files.rename(own, copy)
             raise
         if ids is not None:
             topic.take_ids(ids, time.monotonic())
@@ -431,7 +436,7 @@ class Standby:
         """The unfinished messages of the copy become those of the topic of this nsqd."""
         folder = topic_folder(mirrored.folder, name)
         if name not in mirrored.merged:
-            with in_thread(StoredTopic, self._files, folder) as stored:
+            with in_thread(StoredTopic, self._files, folder, sort=_sorted_ids) as stored:
                 topic = self._broker.topic(name, checked=False)
                 if (ids := self._read_ids(name, stored)) is not None:
                     for time_ns, digests in ids.parts():
@@ -462,6 +467,28 @@ class Standby:
             while batch := in_thread(next, batches, None):
                 topic.take_in(receivers, batch, time.monotonic(), time.time_ns())
                 yield_to_loop()
+
+
+def _read_copy(storage: Storage, folder: str) -> StoredTopic:
+    """Open a copy in order to move it, in a thread: there may be a million messages. Raises ``OSError``."""
+    stored = StoredTopic(storage.files, folder, storage.segment_size, migrates=True, sort=_sorted_ids)
+    if stored.checkpoint_error:
+        log.error("the checkpoint in %s is damaged (%s): all messages in the log are delivered again",
+            folder, stored.checkpoint_error)  # fmt: skip
+    shift = stored.recovered.clock_offset - storage.clock_offset()
+    for state in stored.recovered.backlogs:
+        if state is not stored.recovered.everything:  # channels without a state get a copy of that
+            prepare(state, shift, _pause_thread)
+    return stored
+
+
+def _pause_thread() -> None:
+    """Let the event loop run, because compiled code keeps the interpreter's lock."""
+    time.sleep(_PAUSE_SECONDS)
+
+
+def _sorted_ids(ids: Iterable[bytes]) -> list[bytes]:
+    return sorted_ids(ids, _pause_thread)
 
 
 def _batches(messages: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:

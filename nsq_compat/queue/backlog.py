@@ -23,15 +23,24 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from itertools import accumulate, chain, islice, repeat
+from itertools import accumulate, chain, filterfalse, islice, repeat
 from typing import Final, NamedTuple
 
-from nsq_compat.log.checkpoint import ChannelState, Replay, copied_messages
+from nsq_compat.log.checkpoint import (
+    ENTRY,
+    ChannelState,
+    Prepared,
+    Replay,
+    copied_messages,
+    entry_id,
+    is_immediate,
+)
 from nsq_compat.log.offsets import Logged
 from nsq_compat.log.segment import Group
 from nsq_compat.log.topic_log import LogReader, TopicLog
 from nsq_compat.protocol.message import attempts, message_id, with_attempts
 from nsq_compat.queue.deferred import Deferred, Fetch
+from nsq_compat.queue.deferred import prepare as prepare_keys
 from nsq_compat.queue.in_flight import InFlight
 
 MAX_IN_MEMORY: Final = 50_000
@@ -44,6 +53,7 @@ _RESTORED_BATCH: Final = 256
 """Restored messages that are in memory before they are delivered."""
 _SEARCHED_AT_ONCE: Final = 16
 """Restored messages that are read at once, about 5 ms of work if they are far apart in the log."""
+_PREPARED_AT_ONCE: Final = 2048
 MAX_SEARCHED: Final = 50_000
 """Messages that a search for one examines, some milliseconds of work."""
 
@@ -408,6 +418,28 @@ class Peek(NamedTuple):
     """With deadlines."""
 
 
+def prepare(state: ChannelState, shift: float, pause: Callable[[], None]) -> None:
+    """Do the long part of `Backlog.restore` before it, in a thread: there may be a million entries.
+
+    `pause` is called every few milliseconds.
+    """
+    entries, state.entries = state.all_entries(), []
+    if not entries:
+        return
+    # Filters, because a compiled generator expression is a list.
+    immediate: deque[tuple[bytes, int]] = deque()
+    for _, _, each_id, attempt in map(ENTRY.unpack_from, prepare_keys(filter(is_immediate, entries), 0.0, pause)):
+        immediate.append((each_id, attempt))
+        if not len(immediate) % _PREPARED_AT_ONCE:
+            pause()
+    first_id = entry_id(entries[0])
+    for begin in range(0, len(entries), _PREPARED_AT_ONCE):
+        first_id = min(first_id, *map(entry_id, entries[begin : begin + _PREPARED_AT_ONCE]))
+        pause()
+    deferred = prepare_keys(filterfalse(is_immediate, entries), shift, pause)
+    state.prepared = Prepared(immediate, deferred, first_id)
+
+
 class Backlog:
     """`cursor` is the part in the stream. `fetch` reads restored messages from the log, if there is one."""
 
@@ -592,6 +624,10 @@ class Backlog:
     def restore(self, state: ChannelState, end: int, shift: float) -> None:
         """Restore a state, in a stream that ends at `end`; `shift` is added to due times."""
         self.cursor.move(state.position, end, state.gaps)
+        if state.prepared is not None:
+            self._restored, deferred, _ = state.prepared
+            self.deferred.take_over(deferred)
+            return
         self._restored.extend(state.immediate())
         self.deferred.restore(state.take_deferred(), shift)
 

@@ -5,8 +5,9 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from nsq_compat.log.recovery import recover
-from nsq_compat.log.storage import Storage
+from nsq_compat.log.checkpoint import TopicState
+from nsq_compat.log.recovery import StoredTopic, recover
+from nsq_compat.log.storage import Storage, TopicStore
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.schedule import Schedule
@@ -81,16 +82,29 @@ class Broker:
         except OSError:
             store.log.close()
             raise
+        if last is None:
+            _log_missing_checkpoint(name, store, before)
+        return self._restore(name, store, before, channels, now, now_ns)
+
+    def _restore(
+        self, name: str, store: TopicStore, before: TopicState, channels: Iterable[str], now: float, now_ns: int
+    ) -> Topic:
         topic = Topic(name, self.limits, self.schedule, self, store)
-        if last is None and before.end.seq and before.channels:
-            _log_missing_checkpoint(name, store.log.is_whole)
         topic.restore(before, channels, now, now_ns)
         self._add(topic)
         return topic
 
-    def adopt(self, name: str, channels: Iterable[str], now: float, now_ns: int) -> Topic:
-        """Restore a topic whose folder was put into the storage just now. Raises ``OSError``."""
-        topic = self.restore(name, channels, now, now_ns)
+    def adopt(
+        self, name: str, store: TopicStore, stored: StoredTopic, channels: Iterable[str], now: float, now_ns: int
+    ) -> Topic:
+        """Restore a topic that was put into the storage just now, as the `store`. Raises ``OSError``."""
+        if not stored.has_checkpoint:
+            _log_missing_checkpoint(name, store, stored.recovered)
+        try:
+            topic = self._restore(name, store, stored.recovered, channels, now, now_ns)
+        except OSError:
+            store.log.close()
+            raise
         for observer in self.observers:
             observer.topic_created(topic)
             for channel in list(topic.channels.values()):
@@ -148,9 +162,11 @@ class Broker:
             self.delete_topic(topic.name)
 
 
-def _log_missing_checkpoint(topic: str, log_is_whole: bool) -> None:
-    """Log that a topic with channels has no checkpoint. The first one is written soon after its first channel."""
-    if log_is_whole:
+def _log_missing_checkpoint(topic: str, store: TopicStore, before: TopicState) -> None:
+    """Log if a topic with channels has no checkpoint. The first one is written soon after its first channel."""
+    if not before.end.seq or not before.channels:
+        return
+    if store.log.is_whole:
         log.warning(
             "TOPIC(%s): there is no checkpoint, all messages in the log are delivered again, finished or not (expected "
             "only if nsqd ended right after the topic got its first channel)",

@@ -570,9 +570,13 @@ class Topic:
         assert self.store is not None, "a state was read from a store"
         with self.store.log.at_once():
             first = offset_of_number(self.store.log, held.position, self.next_offset)
-            if not held.entries:
+            if held.prepared is not None:
+                first_id = held.prepared.first_id
+            elif held.entries:
+                first_id = min(map(entry_id, held.entries))
+            else:
                 return first
-            return min([first, *offsets_of(self.store.log, [min(map(entry_id, held.entries))]).values()])
+            return min([first, *offsets_of(self.store.log, [first_id]).values()])
 
     def _held_from(self) -> int:
         """The offset of the first message that the topic holds, or the next one."""

@@ -13,16 +13,22 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import gevent
 import pytest
 
+from nsq_compat.log.data_path import make_our_folder
+from nsq_compat.log.files import Files, OsFiles
+from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
 from nsq_conformance.auth_server import AuthServer
+from tests.broker import DataPath
 from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon, wait_until
 from tests.faults.watched_nsqd import LoopWatchdog, watched_nsqd
 from tests.v2_client import Refused, dpub, identify, pub, sized
 
+FILES = cast(Files, OsFiles())
 LINES = 500_000
 TINY = 500_000
 NOPS = 60_000
@@ -239,6 +245,54 @@ def test_checkpoints_of_many_topics_and_a_stop(start: StartDaemon, tmp_path: Pat
     written = [daemon.checkpoint_written_at(name) for name in names]
     assert daemon.stop() == 0
     assert [daemon.checkpoint_written_at(name) for name in names] == written, "they were current"
+
+
+# --- Taking over ------------------------------------------------------------------------------------------------------
+
+PRIMARY = "1" * 32
+TAKES_OVER = ("--mirror-accept", "--mirror-takeover-after=manual")
+MESSAGES = 200_000
+
+
+def write_copy(data_path: Path, topics: Sequence[str], messages: int, defer: float) -> None:
+    """A standby's copy of a primary with these topics, each with a paused channel and this many messages."""
+    folder = data_path / "nsq_compat" / "mirrors" / PRIMARY
+    folder.mkdir(parents=True)
+    for path in (data_path, folder):
+        make_our_folder(FILES, str(path))
+    primary = DataPath(FILES, str(folder))
+    primary.now, primary.segment_size = time.monotonic(), 100 << 20
+    primary.clock = time.time() - primary.now
+    daemon = primary.start()
+    for name in topics:
+        daemon.channel("c", name)
+        for _ in range(0, messages, BURST):
+            daemon.publishes(*[b"x"] * min(BURST, messages), topic=name, defer=defer)
+    primary.stop(daemon)
+    primary.close()
+    channels = (ChannelMetadata("c", paused=True),)
+    save_metadata(FILES, str(folder), [TopicMetadata(name, channels=channels) for name in topics])
+    (folder / "mirror.json").write_text(json.dumps({"identity": PRIMARY, "is_complete": True}))
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+@pytest.mark.parametrize(
+    ("topics", "messages", "defer"), [(2000, 2, 0.0), (1, MESSAGES, 0.0), (1, MESSAGES, 3600.0)], ids=str
+)
+def test_a_take_over(
+    start: StartDaemon, tmp_path: Path, topics: int, messages: int, defer: float, is_merged: bool
+) -> None:
+    names = TOPIC_NAMES[: min(topics, 200) if is_merged else topics]
+    write_copy(tmp_path, names, messages, defer)
+    daemon = start(*TAKES_OVER, command=f"env FAULT_HELD_MS=10 {watched_nsqd()}")
+    if is_merged:
+        with daemon.client() as producer:
+            producer.pipelines(to_each(names, b"own"), len(names))
+    status, answer = daemon.http("mirror/adopt", b"", identity=PRIMARY)
+    assert (status, json.loads(answer)["topics"]) == (200, sorted(names))
+    for topic in daemon.stats():
+        (channel,) = topic["channels"]
+        assert channel["depth"] + channel["deferred_count"] == messages + is_merged
 
 
 # --- The watchdog -----------------------------------------------------------------------------------------------------

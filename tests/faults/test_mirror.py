@@ -35,10 +35,7 @@ TAKES_OVER_SOON = "--mirror-takeover-after=300ms"
 
 
 class Machines:
-    """nsqds, each with a data path and a node id of its own, without the watchdog of the event loop.
-
-    A take-over restores topics as a start does, and holds the event loop meanwhile.
-    """
+    """nsqds, each with a data path and a node id of its own."""
 
     def __init__(self, start: StartDaemon, folder: Path) -> None:
         self._start = start
@@ -50,7 +47,7 @@ class Machines:
         if data_path is None:
             data_path = self._folder / f"machine{self._count}"
             data_path.mkdir()
-        return self._start(f"--node-id={self._count}", *options, data_path=data_path, command=installed_nsqd())
+        return self._start(f"--node-id={self._count}", *options, data_path=data_path)
 
     def standby(self, *options: str, data_path: Path | None = None) -> Daemon:
         return self.start("--mirror-accept", "--mirror-takeover-after=manual", *options, data_path=data_path)

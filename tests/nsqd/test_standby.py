@@ -271,8 +271,8 @@ def test_a_topic_that_is_created_while_the_ids_of_its_copy_are_read_is_merged(no
     start_with_window(node)
     in_thread = vars(module)["in_thread"]
 
-    def in_thread_and_meanwhile(work, *arguments):
-        found = in_thread(work, *arguments)
+    def in_thread_and_meanwhile(work, *arguments, **options):
+        found = in_thread(work, *arguments, **options)
         if getattr(work, "__name__", "") == "recall":
             node.broker.topic("a").channel("c")
         return found

@@ -4,9 +4,9 @@ from contextlib import suppress
 
 import pytest
 
-from nsq_compat.log.checkpoint import ChannelState, immediate_entries
+from nsq_compat.log.checkpoint import ENTRY, ChannelState, immediate_entries, pack_key
 from nsq_compat.protocol.message import attempts, body, make_frames, message_id, with_attempts
-from nsq_compat.queue.backlog import Backlog, Cursor
+from nsq_compat.queue.backlog import Backlog, Cursor, prepare
 from nsq_compat.queue.deferred import Deferred
 from tests.broker import Log
 
@@ -176,6 +176,26 @@ def test_its_state_restores_returned_and_deferred_messages(backlog, cursor):
     assert (backlog.state().position, backlog.state().immediate()) == (2, ids)
     after.restore(backlog.state(), 2, shift=1.0)
     assert (after.state().immediate(), after.deferred.next_due()) == (ids, 6.0)
+
+
+def test_a_state_that_was_prepared_restores_the_same(log):
+    immediate = immediate_entries([(b"%016x" % number, 2) for number in range(9)])
+    deferred = [pack_key(100.0 + number % 7, number, b"%016x" % number, 1) for number in range(5000, 9, -1)]
+    states = [ChannelState(2, immediate + deferred) for _ in range(2)]
+    pauses: list[None] = []
+    prepare(states[1], -50.0, lambda: pauses.append(None))
+    assert pauses
+    assert states[1].prepared is not None
+    assert states[1].prepared.first_id == b"%016x" % 0
+    restored: list[tuple[object, ...]] = []
+    for state in states:
+        backlog = Backlog(Cursor(None, 100), Deferred(log.fetch, 0), 2, log.fetch)
+        backlog.restore(state, 2, shift=-50.0)
+        keys = sorted(backlog.deferred.keys())
+        entries = [(due, each, attempt) for due, _, each, attempt in map(ENTRY.unpack_from, keys)]
+        restored.append((len(backlog), backlog.state().immediate(), backlog.deferred.next_due(), entries))
+    assert restored[0] == restored[1]
+    assert len(entries) == len(deferred)
 
 
 def test_its_state_names_what_consumers_have(backlog):
