@@ -112,12 +112,15 @@ class GroupReader:
 
     def seek(self, position: int) -> None:
         """Go to a group near this offset, which may be anywhere in the file."""
-        begin, segment = max(position, FIRST_GROUP), self._segment
-        if self._damage.quiet:  # an index may find damage, which would not be reported
-            header, _ = self._search(begin, FIRST_GROUP)
-            self.offset = header.offset if header else segment.end
-        else:
-            self.offset = index_of(segment, self._damage, self._in_steps).last_until(begin)
+        begin, segment, quiet = max(position, FIRST_GROUP), self._segment, self._damage.quiet
+        if segment.salt or quiet:  # an index may find damage, which would not be reported
+            try:
+                header, _ = self._search(begin, FIRST_GROUP, _NO_LIMIT if quiet else MAX_CANDIDATES)
+                self.offset = header.offset if header else segment.end
+                return
+            except TooManyCandidates:
+                pass
+        self.offset = index_of(segment, self._damage, self._in_steps).last_until(begin)
 
     def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
         """Read the next groups, about `max_bytes`; none at the end. Raises ``OSError``."""
@@ -244,10 +247,10 @@ class GroupReader:
         start = data[: len(GROUP_MAGIC)].rstrip(b"\0")
         return GROUP_MAGIC.startswith(start) and not any(data[HEADER_SIZE - 1 :])
 
-    def _search(self, position: int, lowest: int) -> tuple[GroupHeader | None, bool]:
+    def _search(self, position: int, lowest: int, most: int = _NO_LIMIT) -> tuple[GroupHeader | None, bool]:
         """Find the next sound header or trailer from `position` on, of a group that begins at `lowest` or later.
 
-        Returns the header, and whether it is from the trailer.
+        Returns the header, and whether it is from the trailer. Raises ``TooManyCandidates`` as ``next_header`` does.
         """
         end, salt, search = self._segment.end, self._segment.salt, (position, lowest)
         position = self._segment.searches.pop(search, position)
@@ -264,6 +267,9 @@ class GroupReader:
                 header = decode_trailer(block, at, position + at, salt)
                 if header and header.offset >= lowest:
                     return header, True
+                most -= 1
+                if most < 0:
+                    raise TooManyCandidates
                 at = block.find(MAGIC_PREFIX, at + 1)
             if len(block) < HEADER_SIZE:
                 break

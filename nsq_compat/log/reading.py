@@ -64,7 +64,7 @@ _NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
 _LOOK_BACK: Final = (1 << 16, 1 << 18, 1 << 20)
 """Bytes read from the end of a segment to find its last messages: the next step if one does not suffice."""
 _MAX_LATEST_BYTES: Final = 1 << 21
-_MAX_LATEST_SEGMENTS: Final = 3
+_MAX_LATEST_SEGMENTS: Final = 100
 
 
 class LogEnd(NamedTuple):
@@ -427,13 +427,13 @@ class ReadableLog:
     def latest(self, count: int) -> list[Group]:
         """Return the last groups of messages, also deferred ones, oldest first: `count` messages, or 2 MiB."""
         groups = self.tail.latest(count) if self.tail is not None else []
+        size = 0
         for segment in reversed(self.segments[-_MAX_LATEST_SEGMENTS:]):
             missing = count - _messages(groups)
-            if missing <= 0:
+            if missing <= 0 or size > _MAX_LATEST_BYTES:
                 break
             groups = _last_groups(segment, missing, self.damage) + groups
-            if segment.end > _MAX_LATEST_BYTES:
-                break
+            size += segment.end
         return groups
 
     def fetch(self, ids: Iterable[bytes], locations: Mapping[bytes, bytes] = _NO_LOCATIONS) -> dict[bytes, bytes]:

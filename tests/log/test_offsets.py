@@ -255,6 +255,36 @@ def test_offsets_go_on_after_a_restart(count):
     assert everything(history.log) == dict(enumerate(history.frames))
 
 
+class ReadCountingDisk(SimulatedDisk):
+    read = 0
+
+    def pread(self, fd, size, offset):
+        self.read += size
+        return super().pread(fd, size, offset)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_the_first_searches_after_a_restart_read_little(deferred):
+    disk = ReadCountingDisk()
+    factory, log = FrameFactory(1), TopicLog(cast("Files", disk), FOLDER)
+    for number in range(5000):
+        frames = factory.make([bytes(2000)], NOW_NS + number * TICK)[0]
+        log.append(frames, 0 if deferred else number, NOW_NS if deferred else 0, DEFERRED if deferred else MESSAGES)
+    log.close()
+    searches: dict[str, Callable[[TopicLog], object]] = {
+        "time": lambda log: offset_at(log, published_since(NOW_NS + 1234 * TICK), 0) == 1234,
+        "offset": lambda log: OffsetReader(log, 1234).read(1)[0].offset == 1234,
+        "number": lambda log: offset_of_number(log, 1234, 5000) in (1234, 5000),
+        "cursor": lambda log: log.reader(1234).read(1) or deferred,
+        "last": lambda log: log.latest(1)[-1].offset == 4999,
+    }
+    for name, search in searches.items():
+        log = TopicLog(cast("Files", disk), FOLDER)
+        disk.read = 0
+        assert search(log)
+        assert disk.read < 1 << 20, name
+
+
 # --- Messages that look like headers ----------------------------------------------------------------------------------
 
 

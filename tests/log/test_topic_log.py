@@ -118,6 +118,9 @@ def test_the_last_messages_are_found_from_the_end_of_the_log(writer):
     assert {group.kind for group in groups} == {MESSAGES, DEFERRED}
     assert len(groups) < 30
     assert [frame for group in writer.open().latest(4) for frame in group.frames][-4:] == frames[-4:]
+    for _ in range(9):
+        writer.open().append([b"archive"], writer.log.end.seq, kind=CHANNEL_CREATED)
+    assert [frame for group in writer.log.latest(4) for frame in group.frames][-4:] == frames[-4:]
 
 
 def test_the_last_messages_of_a_long_log_are_found_without_reading_it():
