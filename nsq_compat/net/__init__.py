@@ -4,7 +4,8 @@
     connection    one socket and its session
     event_loop    work at the end of an iteration, alarms, the loop's lag, busy polling, long work in steps
     sockets       sockets for addresses: listening, connecting, resolving names
-    tls           TLS as a codec; NSQ's names of versions and suites
+    tls_codec     TLS as a codec
+    tls           TLS with the standard library; NSQ's names of versions and suites
     tls_lenient   TLS that accepts any client certificate, with pyOpenSSL
     certificates  TLS from certificate files, which SIGHUP reads again
     process       the daemon's own process: signals, descriptors, systemd

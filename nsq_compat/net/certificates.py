@@ -2,16 +2,20 @@
 
 The files are read at the start and again at SIGHUP. Open connections keep their certificate. If a file cannot be used,
 the previous certificates stay in force.
+
+`ssl` is imported with the first certificate, because it takes 6 MB of memory.
 """
 
 import logging
-import ssl
 import warnings
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nsq_compat import missing_package
-from nsq_compat.net.tls import MakeTls, StandardTls, Tls
+from nsq_compat.net.tls_codec import MakeTls, Tls
+
+if TYPE_CHECKING:
+    import ssl
 
 log = logging.getLogger(__name__)
 
@@ -20,8 +24,9 @@ REQUIRE_VERIFY: Final = "require-verify"
 
 # For TLS 1.2 and older. nsqd: forward secrecy only.
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES"
-# These versions need SHA-1 in signatures, which OpenSSL refuses by default.
-_OLD_VERSIONS: Final = frozenset({ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1})
+_TLS_1_0: Final = 0x0301
+# Older versions need SHA-1 in signatures, which OpenSSL refuses by default.
+_TLS_1_2: Final = 0x0303
 _OLD_LEVEL: Final = ":@SECLEVEL=0"
 
 
@@ -34,14 +39,15 @@ class TlsFiles:
     """PEM files, and the options that apply to them.
 
     `client_policy` is ``require`` (any client certificate), ``require-verify`` (one signed by an authority in `root_ca`
-    or in the system's store), or anything else: nsqd then asks for no certificate.
+    or in the system's store), or anything else: nsqd then asks for no certificate. `min_version` is TLS's number on
+    the wire.
     """
 
     certificate: str
     key: str
     root_ca: str = ""
     client_policy: str = ""
-    min_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1
+    min_version: int = _TLS_1_0
 
 
 class TlsOptions(Protocol):
@@ -63,7 +69,7 @@ def load_certificates(options: TlsOptions) -> "Certificates | None":
         options.tls_key,
         options.tls_root_ca_file,
         options.tls_client_auth_policy,
-        ssl.TLSVersion(options.tls_min_version),
+        options.tls_min_version,
     )
     try:
         return Certificates(files)
@@ -106,16 +112,20 @@ def _read_pem(path: str) -> str:
 
 
 def _read(files: TlsFiles) -> MakeTls:
+    import ssl
+
+    from nsq_compat.net.tls import StandardTls
+
     # The standard library checks the files, also if pyOpenSSL uses them.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
     # The client's order of ciphers: Go's begins with AES-128, cheaper than the AES-256 that OpenSSL prefers in TLS 1.3.
     context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
-    ciphers = _CIPHERS + (_OLD_LEVEL if files.min_version in _OLD_VERSIONS else "")
+    ciphers = _CIPHERS + (_OLD_LEVEL if files.min_version < _TLS_1_2 else "")
     context.set_ciphers(ciphers)
     with warnings.catch_warnings():  # old versions cause a warning, but --tls-min-version allows them
         warnings.simplefilter("ignore", DeprecationWarning)
-        context.minimum_version = files.min_version
+        context.minimum_version = ssl.TLSVersion(files.min_version)
     _load_certificate(context, files)
     if files.root_ca:
         _read_pem(files.root_ca)
@@ -138,7 +148,9 @@ def _read(files: TlsFiles) -> MakeTls:
     return lambda: StandardTls(context)
 
 
-def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
+def _load_certificate(context: "ssl.SSLContext", files: TlsFiles) -> None:
+    import ssl
+
     for path, noun in ((files.certificate, "certificate"), (files.key, "key")):
         if "-----BEGIN" not in _read_pem(path):
             raise CertificateError(f"tls: failed to find any PEM data in {noun} input")

@@ -39,7 +39,7 @@ import gevent
 
 from nsq_compat.log.data_path import reason
 from nsq_compat.net.event_loop import BusyPoll, LoopTick, endings, yield_to_loop
-from nsq_compat.net.tls import MakeTls, Tls, TlsError
+from nsq_compat.net.tls_codec import MakeTls, Tls, TlsError
 from nsq_compat.protocol.compression import Codec, CompressionError
 from nsq_compat.session.conversation import Conversation, Upgrade
 

@@ -1,14 +1,11 @@
-"""TLS as a codec, without a socket, and NSQ's names for versions, suites and errors.
-
-`StandardTls` uses the standard library, `tls_lenient.LenientTls` pyOpenSSL. Like nsqd, we never send close_notify: the
-stream ends with the connection.
-"""
+"""TLS with the standard library, and NSQ's names for versions, suites and errors."""
 
 import ssl
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from nsq_compat.protocol.compression import MAX_PIECE, Codec
+from nsq_compat.net.tls_codec import Tls, TlsError
+from nsq_compat.protocol.compression import MAX_PIECE
 from nsq_compat.session.conversation import TlsFacts
 
 _VERSIONS: Final = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
@@ -41,10 +38,6 @@ _FAILURES: Final = {
 }
 
 
-class TlsError(Exception):
-    """The peer's TLS is invalid or refused, so the connection is unusable. The text is Go's, where Go has one."""
-
-
 _ALL_SUITES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 _ALL_SUITES.set_ciphers("ALL:COMPLEMENTOFALL:@SECLEVEL=0")
 _NUMBERS: Final = {cipher["name"]: cipher["id"] & 0xFFFF for cipher in _ALL_SUITES.get_ciphers()}
@@ -71,30 +64,6 @@ def failure(reason: str, detail: str = "") -> str:
 
 
 _RECORD_SIZE: Final = 1 << 14  # plain bytes
-
-
-class Tls(Codec):
-    """One side of a connection's TLS. All methods raise ``TlsError``.
-
-    `encode` also returns TLS's own bytes, for the handshake and alerts: call it after feeding received bytes, with b""
-    if there is nothing to send. After an error it returns only those.
-    """
-
-    def do_handshake(self, data: bytes) -> bool:
-        """Feed received bytes; return whether the handshake is complete."""
-        raise NotImplementedError
-
-    @property
-    def pending(self) -> int:
-        """The number of TLS's own bytes that are not sent yet."""
-        raise NotImplementedError
-
-    def facts(self) -> TlsFacts:
-        """The facts for /stats, once the handshake is complete."""
-        raise NotImplementedError
-
-
-MakeTls = Callable[[], Tls]
 
 
 class StandardTls(Tls):

@@ -4,7 +4,6 @@ The standard library cannot require a certificate without verifying it, so this 
 write takes a few microseconds longer than with the standard library.
 """
 
-import ssl
 from collections.abc import Iterator
 from typing import Final
 
@@ -12,7 +11,8 @@ from cryptography.x509 import InvalidVersion
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 
-from nsq_compat.net.tls import Tls, TlsError, failure, suite_name, version_name
+from nsq_compat.net.tls import failure, suite_name, version_name
+from nsq_compat.net.tls_codec import Tls, TlsError
 from nsq_compat.protocol.compression import MAX_PIECE
 from nsq_compat.session.conversation import TlsFacts
 
@@ -101,7 +101,7 @@ class LenientTls(Tls):
         return TlsError(failure(reason.upper().replace(" ", "_")))
 
 
-def lenient_context(certificate: str, key: str, min_version: ssl.TLSVersion, ciphers: str) -> SSL.Context:
+def lenient_context(certificate: str, key: str, min_version: int, ciphers: str) -> SSL.Context:
     """The context of all connections. Raises ``SSL.Error``."""
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
     context.set_min_proto_version(min_version)

@@ -8,15 +8,14 @@ a failing server:
   thread, which therefore ends too (`bounded_http`).
 - *A bound for every answer*, in bytes as received: nothing is decompressed.
 
-Many nsqd never make a call, so `requests` is imported at the start only if servers are configured: it takes a third of
-the time of a start.
+Many nsqd never make a call, so `requests` and `ssl` are imported at the start only if servers are configured: they take
+a third of the time of a start, and 6 MB of memory or more.
 
 A call has a connection of its own (nsqd). URLs may have a secret in their query: no error text shows any part of them,
 and the libraries' own logging is off.
 """
 
 import random
-import ssl
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -36,6 +35,8 @@ from nsq_compat.session.authorization import MAX_ANSWER_BYTES as MAX_GRANTS_BYTE
 from nsq_compat.session.authorization import AuthFailed, Credentials, Grants, read_answer
 
 if TYPE_CHECKING:
+    import ssl
+
     from nsq_compat.bounded_http import Deadline
 
 MAX_ANSWER_BYTES: Final = 4 << 20
@@ -56,12 +57,14 @@ class CallFailed(Exception):
     """There is no usable answer. The text has the reason, and no part of the URL."""
 
 
-def client_tls(root_ca_file: str, min_version: int, certificate: str = "", key: str = "") -> ssl.SSLContext:
+def client_tls(root_ca_file: str, min_version: int, certificate: str = "", key: str = "") -> "ssl.SSLContext":
     """The verification of servers' certificates, with the authorities in a PEM file, by default with the system's.
 
     `min_version` is TLS's number on the wire, at least that of 1.2. `certificate` and `key` are PEM files for servers
     that ask for a client certificate. Raises ``OSError``.
     """
+    import ssl
+
     context = ssl.create_default_context(cafile=root_ca_file or None)
     if certificate:
         # Without this argument, OpenSSL asks for the password of an encrypted key at the terminal.
@@ -73,6 +76,8 @@ def client_tls(root_ca_file: str, min_version: int, certificate: str = "", key: 
 
 def tls_reason(error: OSError) -> str:
     """Why `client_tls` failed. An error of OpenSSL has a number that is none of the system's."""
+    import ssl
+
     return (error.reason or str(error)).lower() if isinstance(error, ssl.SSLError) else reason(error)
 
 
@@ -83,7 +88,7 @@ class HttpCalls:
     """
 
     def __init__(
-        self, *, connect_timeout: float, request_timeout: float, make_tls: Callable[[], ssl.SSLContext]
+        self, *, connect_timeout: float, request_timeout: float, make_tls: Callable[[], "ssl.SSLContext"]
     ) -> None:
         self._connect_timeout = connect_timeout
         self._request_timeout = request_timeout
@@ -105,7 +110,7 @@ class HttpCalls:
         body: bytes | None = None,
         *,
         max_answer: int = MAX_ANSWER_BYTES,
-        tls: ssl.SSLContext | None = None,
+        tls: "ssl.SSLContext | None" = None,
         token: str = "",
     ) -> bytes:
         """The body of the answer to a GET, or to a POST of a `body` of JSON; at most `max_answer` bytes.
@@ -141,7 +146,7 @@ class HttpCalls:
         body: bytes | None,
         max_answer: int,
         deadline: "Deadline",
-        tls: ssl.SSLContext | None,
+        tls: "ssl.SSLContext | None",
         token: str,
     ) -> bytes | CallFailed:
         """Make the call, in a thread. An exception that leaves a thread is printed by gevent, so it is returned."""
@@ -158,7 +163,7 @@ class HttpCalls:
             return CallFailed(self._too_late if deadline.left <= 0 else reason_of(error))
 
     def _ask(
-        self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline", tls: ssl.SSLContext, token: str
+        self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline", tls: "ssl.SSLContext", token: str
     ) -> bytes:
         from nsq_compat.bounded_http import bearer, bounded_session, exchange
 

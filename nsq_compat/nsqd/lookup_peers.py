@@ -8,11 +8,10 @@ registered when it returns.
 
 import logging
 import random
-import ssl
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
@@ -25,8 +24,8 @@ from nsq_compat.log.data_path import reason
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import LoopTick
 from nsq_compat.net.sockets import Dialer, split_host_port
-from nsq_compat.net.tls import StandardTls, Tls
-from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls, tls_reason
+from nsq_compat.net.tls_codec import Tls
+from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls, client_tls, tls_reason
 from nsq_compat.protocol.go_json import INT64, STRING, Fields, JsonError, list_of, loads_object, object_of
 from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo
 from nsq_compat.protocol.names import address_error, is_valid_name
@@ -34,6 +33,9 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import Exiting
 from nsq_compat.session.lookup_peer import LookupPeer
+
+if TYPE_CHECKING:
+    import ssl
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +59,12 @@ _NODES: Final[Fields] = {"producers": list_of(object_of({"broadcast_address": ST
 class LookupdTls:
     """nsqd's side of TLS to nsqlookupds: made when it is first needed, by `make`, which may raise ``OSError``."""
 
-    def __init__(self, make: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(self, make: Callable[[], "ssl.SSLContext"]) -> None:
         self._make = make
         self._context: ssl.SSLContext | None = None
 
     @property
-    def context(self) -> ssl.SSLContext:
+    def context(self) -> "ssl.SSLContext":
         """Raises ``OSError``."""
         if self._context is None:
             self._context = self._make()
@@ -130,6 +132,8 @@ class Peer:
 
     def _make_tls(self) -> Tls:
         assert self._tls is not None, "the session asks for TLS"
+        from nsq_compat.net.tls import StandardTls  # not without TLS: see `net.tls_codec`
+
         host, _ = split_host_port(self._host_and_port) or ("", "")
         return StandardTls(self._tls.context, host or "localhost")
 
@@ -209,7 +213,7 @@ class LookupPeers:
     ) -> None:
         self._token = token
         self._broker = broker
-        self._tls = tls or LookupdTls(ssl.create_default_context)
+        self._tls = tls or LookupdTls(partial(client_tls, "", 0))
         self._tick = tick
         self._new_session = partial(LookupPeer, broker, info, max_reply_size=max_reply_size, token=token)
         self._peers: dict[str, Peer] = {}

@@ -16,7 +16,7 @@ from nsq_compat.net.certificates import Certificates, TlsFiles
 from nsq_compat.net.event_loop import AlarmClock, BusyPoll, LoopTick
 from nsq_compat.net.server import TcpServer
 from nsq_compat.net.sockets import listen
-from nsq_compat.net.tls import Tls
+from nsq_compat.net.tls_codec import Tls
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.publish_batch import PublishBatch

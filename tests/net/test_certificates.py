@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from nsq_compat.net.certificates import CertificateError, Certificates
-from nsq_compat.net.tls import StandardTls, TlsError
+from nsq_compat.net.tls import StandardTls
+from nsq_compat.net.tls_codec import TlsError
 
 VERSIONS = {
     "TLS1.0": ssl.TLSVersion.TLSv1,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from OpenSSL import SSL
 
 from nsq_compat.net.certificates import Certificates
-from nsq_compat.net.tls import TlsError, failure, suite_name, version_name
+from nsq_compat.net.tls import failure, suite_name, version_name
+from nsq_compat.net.tls_codec import TlsError
 from nsq_compat.net.tls_lenient import LenientTls
 
 V2, V3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
