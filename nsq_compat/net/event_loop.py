@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary
 import gevent
 from gevent.hub import Hub, get_hub
 
-from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.schedule import Schedule
+from nsq_compat.queue.schedule import NEVER, Schedule
 
 log = logging.getLogger(__name__)
 

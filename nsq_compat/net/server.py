@@ -10,7 +10,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from ipaddress import ip_network
 from typing import Final, Generic
 
 import gevent
@@ -19,8 +18,8 @@ from nsq_compat.net.connection import RECEIVE_SIZE, Connection, Session
 from nsq_compat.net.event_loop import BusyPoll, LoopTick
 from nsq_compat.net.process import ClientDescriptors
 from nsq_compat.net.sockets import address_of, close_listener, peer_of, prepare_client
-from nsq_compat.net.tls import MakeTls
-from nsq_compat.policy.dead_letters import LogThrottle
+from nsq_compat.net.tls_codec import MakeTls
+from nsq_compat.policy.log_throttle import LogThrottle
 from nsq_compat.session.http_message import HttpHandler, HttpLimits
 from nsq_compat.session.http_session import HttpSession, ImmediateHandler
 
@@ -35,6 +34,12 @@ _MAX_PAUSE: Final = 1.0
 _CLIENT_GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EINTR, errno.EPERM})
 
 SessionFactory = Callable[[Connection[Session], str, float, int], Session]
+
+
+def _network_of(host: str) -> str:
+    from ipaddress import ip_network  # 0.3 MB
+
+    return str(ip_network(f"{host.partition('%')[0]}/64", strict=False))
 
 
 class ConnectionLimits:
@@ -58,7 +63,7 @@ class ConnectionLimits:
         """The key for `release`. Raises ``TooManyConnections``."""
         if not host or (self._per_address <= 0 and self._per_second <= 0):
             return ""
-        key = str(ip_network(f"{host.partition('%')[0]}/64", strict=False)) if ":" in host else host
+        key = _network_of(host) if ":" in host else host
         if 0 < self._per_address <= self._open[key]:
             raise self._refusal("per_address", f"{key} has {self._per_address}", now)
         if self._per_second > 0:

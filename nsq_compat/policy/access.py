@@ -10,18 +10,14 @@ The file is TOML, with a table for each token. It has only hashes, which give no
     expires = 2027-01-01T00:00:00Z       # without this, never
 
 Tokens are random and long, so a plain hash cannot be reversed, and needs no salt.
+
+Every daemon imports this module, and few have an access file: what only that needs is imported where it is used.
 """
 
-import hashlib
 import logging
-import secrets
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
-
-import re2
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +74,8 @@ class Tokens:
     """The tokens of an access file. Raises ``AccessError``."""
 
     def __init__(self, text: str = "") -> None:
+        import tomllib
+
         try:
             tables = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -142,6 +140,8 @@ class AccessFile:
 
 
 def hash_of(secret: bytes) -> str:
+    import hashlib
+
     return _HASH + hashlib.sha256(secret).hexdigest()
 
 
@@ -151,6 +151,8 @@ def is_token(text: str) -> bool:
 
 
 def make_token() -> str:
+    import secrets
+
     return _PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
 
 
@@ -204,6 +206,8 @@ def _permissions(value: object) -> frozenset[str]:
 def _patterns(value: object) -> tuple[Any, ...]:
     if not isinstance(value, list) or not value:
         raise ValueError("must be a list with at least one regular expression")
+    import re2
+
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _PATTERN_MEMORY
@@ -220,6 +224,8 @@ def _matches(patterns: tuple[Any, ...], text: str) -> bool:
 
 
 def _time(value: object) -> float:
+    from datetime import UTC, datetime
+
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise ValueError("must be a time with its zone, such as 2027-01-01T00:00:00Z")
     try:

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Final
 
 from nsq_compat.log.data_path import reason
+from nsq_compat.policy.log_throttle import LogThrottle
 from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
 from nsq_compat.protocol.headers import EXPIRES, HeaderError, encode, with_origin_id
 from nsq_compat.protocol.message import (
@@ -36,8 +37,6 @@ from nsq_compat.queue.values import Exiting, Refused
 log = logging.getLogger(__name__)
 
 REDRIVE_CHANNEL: Final = "redrive"
-LOG_SECONDS: Final = 10.0
-"""Minimum time between two log lines about the same event."""
 _BATCH_SIZE: Final = 256
 _UNLIMITED: Final = 1 << 16  # attempts has 16 bits
 ORIGIN_TOPIC: Final = "nsq-origin-topic"
@@ -46,23 +45,6 @@ ATTEMPTS: Final = "nsq-attempts"
 ORIGIN_EXPIRES: Final = "nsq-origin-expires"
 FIRST_PUBLISHED: Final = "nsq-first-published"
 """Nanoseconds since 1970. A message that fails again after it was redriven keeps it."""
-
-
-class LogThrottle:
-    """Counts events that are too frequent to be logged one by one."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._silent_until = 0.0
-
-    def add(self, count: int, now: float) -> int:
-        """Count events. Returns the number of events to log now; 0 while the last log line is recent."""
-        self._count += count
-        if now < self._silent_until:
-            return 0
-        to_log, self._count = self._count, 0
-        self._silent_until = now + LOG_SECONDS
-        return to_log
 
 
 class Transfer:

@@ -19,15 +19,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from nsq_compat.policy.dead_letters import DeadLetterQueues, LogThrottle
+from nsq_compat.policy.dead_letters import DeadLetterQueues
+from nsq_compat.policy.log_throttle import LogThrottle
 from nsq_compat.policy.policies import Applied, Bounds, Policies
 from nsq_compat.protocol.message import timestamp_ns
 from nsq_compat.queue.backlog import ANY_SIZE
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.publish_ids import PublishIds
-from nsq_compat.queue.schedule import Schedule
+from nsq_compat.queue.schedule import NEVER, Schedule
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import Refused, refuse_all
 

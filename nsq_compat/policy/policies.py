@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-import re2
-
 from nsq_compat.log.offsets import Retention
 from nsq_compat.protocol.durations import SECOND, format_duration, parse_duration
 from nsq_compat.protocol.names import EPHEMERAL_SUFFIX, is_valid_name
@@ -275,6 +273,8 @@ def _integer(largest: int) -> Callable[[object], int]:
 def _pattern(value: object) -> Any:
     if not isinstance(value, str):
         raise ValueError("must be a regular expression")
+    import re2  # 1.6 MB, which an nsqd without such a policy does not need
+
     options = re2.Options()
     options.log_errors = False
     try:

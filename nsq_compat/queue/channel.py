@@ -23,9 +23,9 @@ from nsq_compat.protocol.message import attempts, expires_ns, next_attempts
 from nsq_compat.protocol.message import message_id as id_of
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, Cursor, Peek
-from nsq_compat.queue.in_flight import NEVER, InFlight
+from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.latency import Latency
-from nsq_compat.queue.schedule import AT_ONCE, Schedule
+from nsq_compat.queue.schedule import AT_ONCE, NEVER, Schedule
 from nsq_compat.queue.values import ClientStats, Exiting, QueueLimits
 from nsq_compat.queue.wait_queue import NO_LIMITS, DeliveryLimits, Throttle, Waiting, WaitQueue, ZoneWaitQueue
 

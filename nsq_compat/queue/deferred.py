@@ -21,8 +21,7 @@ from nsq_compat.log.checkpoint import ENTRY, entry_id, key_location, pack_key
 from nsq_compat.log.segment import NOWHERE
 from nsq_compat.protocol.message import attempts, with_attempts
 from nsq_compat.protocol.message import message_id as id_of
-from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.schedule import AT_ONCE, Schedule
+from nsq_compat.queue.schedule import AT_ONCE, NEVER, Schedule
 
 _MAX_SEARCHED = 50_000
 """Keys that `latest` and a part of `remove` examine; more would block the event loop for too long."""

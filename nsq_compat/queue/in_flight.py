@@ -16,8 +16,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from nsq_compat.protocol.message import message_ids
+from nsq_compat.queue.schedule import NEVER
 
-NEVER: Final = float("inf")
 _SPARE_PLACES: Final = 1024
 _NO_LIMIT: Final = 1 << 30
 

@@ -11,7 +11,8 @@ from nsq_compat.log.offsets import Logged
 from nsq_compat.protocol.message import attempts
 from nsq_compat.queue.backlog import Backlog, TooManyToSearch
 from nsq_compat.queue.channel import Channel, Consumer
-from nsq_compat.queue.in_flight import NEVER, InFlight
+from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.schedule import NEVER
 
 WAITING: Final = "waiting"
 DEFERRED: Final = "deferred"

@@ -10,9 +10,8 @@ import heapq
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from nsq_compat.queue.in_flight import NEVER
-
 _SPARE_ENTRIES: Final = 64
+NEVER: Final = float("inf")
 AT_ONCE: Final = 0.0
 """The time of an alarm for the next call of ``run``."""
 

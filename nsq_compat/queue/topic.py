@@ -39,10 +39,9 @@ from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, Cursor
 from nsq_compat.queue.channel import Channel, Hooks
 from nsq_compat.queue.deferred import Deferred, SharedReads
-from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.publish_ids import Part, PublishIds
 from nsq_compat.queue.replay import ReplayingCursor
-from nsq_compat.queue.schedule import AT_ONCE, Schedule
+from nsq_compat.queue.schedule import AT_ONCE, NEVER, Schedule
 from nsq_compat.queue.values import Exiting, NotLogged, QueueLimits, refuse_all
 
 log = logging.getLogger(__name__)

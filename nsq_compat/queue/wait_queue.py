@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Protocol
 
-from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.schedule import AT_ONCE, Schedule
+from nsq_compat.queue.schedule import AT_ONCE, NEVER, Schedule
 
 TICK_SECONDS: Final = 0.005
 """Minimum time between two alarms, so that at a high rate messages are delivered in small batches."""

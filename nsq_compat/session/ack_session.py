@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.schedule import NEVER
 from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
 from nsq_compat.session.http_session import CONTINUE, HttpConversation
 

@@ -17,11 +17,10 @@ Invariants:
 import logging
 from collections import deque
 from collections.abc import Callable, Container
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nsq_compat.protocol.errors import target_without_secrets
-from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.publish_batch import Producer
+from nsq_compat.queue.schedule import NEVER
 from nsq_compat.session.conversation import Conversation, TlsFacts, Upgrade
 from nsq_compat.session.http_message import (
     INTERNAL_ERROR,
@@ -37,6 +36,9 @@ from nsq_compat.session.http_message import (
     http_date,
 )
 from nsq_compat.session.http_request_reader import Phase, RequestReader
+
+if TYPE_CHECKING:
+    from nsq_compat.queue.publish_batch import Producer  # nsqlookupd has no queue
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class ImmediateHandler(Protocol):
     @property
     def paths(self) -> Container[str]: ...
 
-    def begin(self, request: Request, producer: Producer | None, now: float, now_ns: int) -> Response | None:
+    def begin(self, request: Request, producer: "Producer | None", now: float, now_ns: int) -> Response | None:
         """The response, or None if `producer` is notified at the end of this event-loop iteration."""
 
     def outcome(self, error: Exception | None) -> Response:

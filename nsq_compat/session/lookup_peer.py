@@ -21,7 +21,7 @@ from nsq_compat.protocol import lookup_commands
 from nsq_compat.protocol.lookup_commands import LookupdInfo, LookupReplyError, PeerInfo, ReplyReader
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.schedule import NEVER
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, TlsFacts, Upgrade
 

@@ -18,7 +18,7 @@ from nsq_compat.protocol.errors import E_BAD_PROTOCOL, E_INVALID, E_UNAUTHORIZED
 from nsq_compat.protocol.go_json import encode
 from nsq_compat.protocol.lookup_commands import MAGIC, MAX_BODY_SIZE, LookupdInfo
 from nsq_compat.protocol.names import address_error
-from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.schedule import NEVER
 from nsq_compat.registry.registration_db import Producer, RegistrationDb
 from nsq_compat.registry.registration_policy import RegistrationPolicy
 from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, TlsFacts, Upgrade

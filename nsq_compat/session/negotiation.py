@@ -14,7 +14,7 @@ from nsq_compat import NSQ_VERSION
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.errors import E_BAD_BODY, E_IDENTIFY_FAILED, FatalClientError
 from nsq_compat.protocol.identify import IdentifyRequest, IdentifyResponse
-from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.schedule import NEVER
 from nsq_compat.queue.wait_queue import Locality
 from nsq_compat.session.conversation import TlsFacts
 

@@ -32,8 +32,8 @@ from nsq_compat.protocol.identify import decode_identify
 from nsq_compat.protocol.schema import MAGIC_V2
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import NOT_IN_FLIGHT, NOT_OWNER, NotInFlight, TooManyConsumers
-from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.publish_batch import PublishBatch
+from nsq_compat.queue.schedule import NEVER
 from nsq_compat.queue.values import ClientStats, Refused
 from nsq_compat.session import negotiation
 from nsq_compat.session.authorization import NO_GRANTS, Access, AuthFailed, Authorize, Credentials, Grants, not_asked

@@ -17,8 +17,8 @@ from nsq_compat.protocol.durations import SECOND, parse_duration
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.message import attempts, body, has_headers, headers, message_id, timestamp_ns
 from nsq_compat.queue.channel import MAX_BATCH, Channel, TooManyConsumers
-from nsq_compat.queue.in_flight import NEVER, InFlight
-from nsq_compat.queue.schedule import AT_ONCE, Schedule
+from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.schedule import AT_ONCE, NEVER, Schedule
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import ClientStats, Refused
 from nsq_compat.queue.wait_queue import Locality

@@ -8,7 +8,6 @@ from typing import Any, Final
 from nsq_compat.log.offsets import logged
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.access import CONSUME
-from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.message_state import (
     DEFERRED,
     GONE,
@@ -17,6 +16,7 @@ from nsq_compat.queue.message_state import (
     state_in_backlog,
     state_in_channel,
 )
+from nsq_compat.queue.schedule import NEVER
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.administration import message_json
 from nsq_compat.web.application import TOPIC, ApiError, Route, Routes, ids_of, json_response, picked, required

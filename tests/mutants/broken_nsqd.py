@@ -7,7 +7,8 @@ from nsq_compat.protocol import commands
 from nsq_compat.protocol.commands import INIT
 from nsq_compat.queue import channel as channel_module
 from nsq_compat.queue.channel import Channel, NotInFlight
-from nsq_compat.queue.in_flight import NEVER, InFlight
+from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.schedule import NEVER
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session import nsqd_session
 from nsq_compat.session.client_roles import Subscription

@@ -22,8 +22,7 @@ from nsq_compat.net.event_loop import (
     LoopTick,
     yield_to_loop,
 )
-from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.schedule import Schedule
+from nsq_compat.queue.schedule import NEVER, Schedule
 from tests.net.conftest import Client, Server
 
 SO_TIMESTAMPNS = 35

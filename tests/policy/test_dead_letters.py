@@ -1,6 +1,6 @@
 import pytest
 
-from nsq_compat.policy.dead_letters import LOG_SECONDS, REDRIVE_CHANNEL, LogThrottle
+from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
 from nsq_compat.protocol import message
 from nsq_compat.protocol.headers import encode
 from nsq_compat.protocol.schema import MAX_HEADERS
@@ -253,11 +253,3 @@ def test_a_crash_while_sending_loses_no_message(data_path, steps):
     assert (DEAD in second.broker.topics) == ("send" in steps)
     if "send" in steps:
         assert second.channel(REDRIVE_CHANNEL, DEAD).depth == 1
-
-
-def test_the_first_event_is_logged_at_once_and_the_rest_together():
-    throttle = LogThrottle()
-    assert throttle.add(3, 100.0) == 3
-    assert throttle.add(1, 101.0) == 0
-    assert throttle.add(2, 100.0 + LOG_SECONDS) == 3
-    assert throttle.add(5, 100.0 + 1.5 * LOG_SECONDS) == 0

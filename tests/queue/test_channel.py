@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nsq_compat.log.checkpoint import ENTRY, ChannelState, immediate_entries
 from nsq_compat.protocol import message
 from nsq_compat.queue.channel import MAX_BATCH, MAX_BATCH_BYTES, Channel, NotInFlight, TooManyConsumers
-from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.schedule import NEVER
 from nsq_compat.queue.values import Exiting
 from tests.broker import Consumer
 

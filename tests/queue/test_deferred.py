@@ -10,8 +10,7 @@ from nsq_compat.log.storage import Durability
 from nsq_compat.protocol.message import body, message_id, with_attempts
 from nsq_compat.protocol.message import make_frames as make_message_frames
 from nsq_compat.queue.deferred import Deferred, SharedReads
-from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.schedule import Schedule
+from nsq_compat.queue.schedule import NEVER, Schedule
 from tests.broker import Log
 
 PLENTY = 1000

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from nsq_compat.protocol.message import make_frames, message_id
-from nsq_compat.queue.in_flight import NEVER, InFlight
+from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.schedule import NEVER
 
 MAX_LIFETIME = 900.0
 

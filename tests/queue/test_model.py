@@ -21,8 +21,9 @@ from nsq_compat.protocol import message
 from nsq_compat.protocol.headers import encode
 from nsq_compat.queue.broker import Broker, snapshot
 from nsq_compat.queue.channel import NOT_IN_FLIGHT, NOT_OWNER, Channel, NotInFlight
-from nsq_compat.queue.in_flight import NEVER, InFlight
+from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.publish_ids import PublishIds
+from nsq_compat.queue.schedule import NEVER
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import ClientStats, QueueLimits
 from nsq_compat.queue.wait_queue import Locality

@@ -1,8 +1,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.schedule import Schedule
+from nsq_compat.queue.schedule import NEVER, Schedule
 
 
 class Sleeper:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.schedule import NEVER
 from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
 from nsq_compat.session.http_session import HttpSession
 
