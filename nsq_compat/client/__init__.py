@@ -19,6 +19,8 @@ the event loop instead.
 May import ``bounded_http``, ``session`` and ``protocol``. Read ``consumer`` first, then ``connection``.
 """
 
+from typing import TYPE_CHECKING
+
 from nsq_compat.client.connection import Connection
 from nsq_compat.client.consumer import Consumer
 from nsq_compat.client.link import ConnectionLost
@@ -36,7 +38,9 @@ from nsq_compat.client.nodes import (
     Unknown,
 )
 from nsq_compat.client.producer import Producer
-from nsq_compat.client.pynsq import Reader, Writer, run
+
+if TYPE_CHECKING:
+    from nsq_compat.client.pynsq import Reader, Writer, run
 
 __all__ = [
     "AlreadyAnswered",
@@ -62,3 +66,12 @@ __all__ = [
     "Writer",
     "run",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # Only these need asyncio, which takes 2 MB and 10 ms of the start of every other program.
+    if name in ("Reader", "Writer", "run"):
+        from nsq_compat.client import pynsq
+
+        return getattr(pynsq, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
