@@ -23,12 +23,10 @@ import os
 import re
 import sys
 import time
-import tomllib
 from collections import deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -244,6 +242,8 @@ def warn_of_options(options: DaemonOptions, program: str) -> None:
     texts = []
     keys = sorted(_file_keys(table_of(type(options))))
     for key in sorted(options.unknown_keys):
+        from difflib import get_close_matches
+
         similar = get_close_matches(key.lower().replace("-", "_"), keys, 1, 0.8)
         hint = f"; did you mean {similar[0]}?" if similar else ""
         texts.append(f"config file {options.config}: unknown option {quoted(key)} is ignored{hint}")
@@ -274,6 +274,8 @@ def exit_fatal(program: str, text: str) -> NoReturn:
 
 def load_config(path: str) -> dict[str, Any]:
     """The values in a config file, as tomllib gives them. Raises OptionError."""
+    import tomllib  # many daemons have no config file
+
     try:
         with open(path, "rb") as file:
             return tomllib.loads(file.read().decode("utf-8-sig"))

@@ -34,12 +34,16 @@ class MetadataError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChannelMetadata:
+    """A channel of a topic in nsqd.dat."""
+
     name: str
     paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
+    """A topic in nsqd.dat."""
+
     name: str
     paused: bool = False
     channels: tuple[ChannelMetadata, ...] = ()

@@ -5,7 +5,6 @@ integer nanoseconds, lists are tuples. `log_level` and `nsqlookupd_tcp_addresses
 two broadcast ports and `statsd_prefix` are completed once, by `complete`, when the listeners are bound.
 """
 
-import hashlib
 import os
 import zlib
 from dataclasses import dataclass
@@ -43,7 +42,12 @@ TOPOLOGY_AWARE_CONSUMPTION: Final = "topology-aware-consumption"
 
 def node_id(host: str) -> int:
     """The default of --node-id: a number in [0,1024) that stays the same for a host name."""
-    return zlib.crc32(hashlib.md5(os.fsencode(host), usedforsecurity=False).digest()) % 1024
+    try:
+        # hashlib loads OpenSSL, which takes 4 MB of memory.
+        from _md5 import md5  # type: ignore[import-not-found]
+    except ImportError:  # some distributions build Python without it
+        from hashlib import md5
+    return zlib.crc32(md5(os.fsencode(host), usedforsecurity=False).digest()) % 1024
 
 
 @dataclass(slots=True, kw_only=True)

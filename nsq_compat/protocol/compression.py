@@ -10,6 +10,7 @@ each chunk has a checksum.
 """
 
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from typing import Final
 
 import google_crc32c
@@ -19,12 +20,9 @@ from nsq_compat import missing_package
 from nsq_compat.protocol import schema
 from nsq_compat.protocol.layout import ReceiveBuffer
 
-try:
-    import snappy
-except ModuleNotFoundError:  # an extra
-    snappy = None
-
-SNAPPY_INSTALLED: Final = snappy is not None
+SNAPPY_INSTALLED: Final = (
+    find_spec("snappy") is not None
+)  # an extra; importing it takes 2 MB, without clients that use it
 """Whether `Snappy` can be used; check before making one."""
 SNAPPY_MISSING: Final = missing_package("python-snappy", "snappy")
 
@@ -116,6 +114,8 @@ class Snappy(Codec):
     """
 
     def __init__(self) -> None:
+        import snappy
+
         self._compressor = snappy.StreamCompressor()
         self._buffer = ReceiveBuffer(_HEADER_SIZE)
         self._identified = False
@@ -200,6 +200,8 @@ def _decode(chunk: bytes) -> bytes:
     checksum = int.from_bytes(chunk[_HEADER_SIZE : _HEADER_SIZE + _CRC_SIZE], "little")
     block = chunk[_HEADER_SIZE + _CRC_SIZE :]
     if chunk[0] == _COMPRESSED:
+        import snappy
+
         try:
             block = snappy.uncompress(block)
         except snappy.UncompressError:

@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from decimal import Decimal
 from json.encoder import encode_basestring
 from typing import Any, Final
 
@@ -92,6 +91,10 @@ def _float(number: float) -> str:
         raise ValueError(f"no JSON for {number}")
     shortest = repr(number)
     if number == 0 or _FIXED_POINT_FROM <= abs(number) < _FIXED_POINT_BELOW:
+        if "e" not in shortest:
+            return shortest.removesuffix(".0")
+        from decimal import Decimal  # 0.4 MB, for numbers that are rare
+
         return format(Decimal(shortest), "f").removesuffix(".0")
     # Python pads the exponent to two digits. Go does not; positive exponents have two digits here anyway.
     return shortest.replace("e-0", "e-")

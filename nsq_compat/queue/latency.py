@@ -10,12 +10,13 @@ a window and a whole one. The halves of all channels begin at the same time.
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final
-
-from ddsketch import LogCollapsingLowestDenseDDSketch as Sketch
+from typing import TYPE_CHECKING, Final
 
 from nsq_compat.protocol.message import raw_timestamps
 from nsq_compat.queue.values import LatencyOptions, LatencyStats
+
+if TYPE_CHECKING:
+    from ddsketch import LogCollapsingLowestDenseDDSketch as Sketch
 
 _RELATIVE_ACCURACY: Final = 0.01
 _MAX_BINS: Final = 2200
@@ -39,7 +40,7 @@ class Latency:
             return
         self._rotate(now)
         if self._current is None:
-            self._current = Sketch(_RELATIVE_ACCURACY, _MAX_BINS)
+            self._current = _new_sketch()
         timestamps = raw_timestamps(frames)
         first, count = timestamps[0], len(timestamps)
         are_equal = timestamps.count(first) == count  # cheaper than counting each
@@ -49,7 +50,7 @@ class Latency:
 
     def stats(self, now: float, others: Iterable["Latency"] = ()) -> LatencyStats:
         """Return the values of the window, merged with those of others. nsqd: without values every percentile is 0."""
-        merged = Sketch(_RELATIVE_ACCURACY, _MAX_BINS)
+        merged = _new_sketch()
         for each in (self, *others):
             each._rotate(now)
             for sketch in (each._previous, each._current):
@@ -66,7 +67,13 @@ class Latency:
             self._number = number
 
 
-def _value(sketch: Sketch, quantile: float) -> float:
+def _new_sketch() -> "Sketch":
+    from ddsketch import LogCollapsingLowestDenseDDSketch  # not at the start: most nsqd do not measure latencies
+
+    return LogCollapsingLowestDenseDDSketch(_RELATIVE_ACCURACY, _MAX_BINS)
+
+
+def _value(sketch: "Sketch", quantile: float) -> float:
     """Return the smallest value that at least this fraction of all values does not exceed, in whole nanoseconds."""
     if not sketch.count:
         return 0.0

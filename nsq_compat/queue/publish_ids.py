@@ -17,7 +17,6 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from hashlib import blake2b
 from typing import Final
 
 from nsq_compat.log.control_log import decode_ids
@@ -25,7 +24,7 @@ from nsq_compat.log.offsets import groups_since
 from nsq_compat.log.reading import ReadableLog
 from nsq_compat.protocol.message import publish_id, timestamp_ns
 from nsq_compat.protocol.storage_schema import DIGEST_SIZE, PUBLISH_IDS
-from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.schedule import NEVER
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +42,8 @@ _NS_PER_SECOND: Final = 1_000_000_000
 
 def digest_of(identity: bytes) -> bytes:
     """What is kept of an id."""
+    from hashlib import blake2b  # loads OpenSSL, which takes 4 MB of memory
+
     return blake2b(identity, digest_size=DIGEST_SIZE).digest()
 
 

@@ -4,19 +4,18 @@ The request to an auth server is passed in (`Authorize`) and may wait. Patterns 
 reads too and matches in linear time.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
-
-import re2
 
 from nsq_compat.policy.access import CONSUME, PUBLISH, Token
 from nsq_compat.policy.access import MIRROR as MIRROR_TOKEN
 from nsq_compat.protocol.commands import AUTH, IDENTIFY, CommandSpec
 from nsq_compat.protocol.errors import E_AUTH_FAILED, E_AUTH_FIRST, E_INVALID, E_UNAUTHORIZED, FatalClientError, quote
 from nsq_compat.protocol.go_json import INT64, STRING, JsonError, dumps, list_of, loads_object, object_of
-from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.schedule import NEVER
 
 # nsqd: accepts answers of any size (auth-size).
 MAX_ANSWER_BYTES: Final = 256 * 1024
@@ -32,7 +31,7 @@ MIRROR: Final = "mirror"
 """Not in NSQ: permits to use this nsqd as a standby."""
 _PERMISSIONS: Final = ("subscribe", "publish", MIRROR)
 _OF_TOKENS: Final = {CONSUME: "subscribe", PUBLISH: "publish", MIRROR_TOKEN: MIRROR}
-_ANY: Final = re2.compile("")
+_ANY: Final = re.compile("")
 TOKEN_SECONDS: Final = 60.0
 """How long a client's permissions are used until its token is looked up again."""
 MAX_COMMANDS_WITHOUT_AUTH: Final = 1000
@@ -152,6 +151,8 @@ def grants_of(token: Token, now: float) -> Grants:
 def _compiled(noun: str, pattern: str) -> Any:
     if len(pattern.encode("utf-8", "surrogatepass")) > MAX_PATTERN_BYTES:
         raise AuthFailed(f"a pattern for a {noun} of more than {MAX_PATTERN_BYTES} bytes")
+    import re2  # 1.6 MB, which an nsqd without auth servers does not need
+
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _PATTERN_MEMORY

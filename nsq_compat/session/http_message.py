@@ -1,10 +1,10 @@
 """HTTP/1.1 messages as values, and responses as bytes: the interface of sessions with the applications of ``web``."""
 
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, NamedTuple, Protocol
@@ -187,10 +187,18 @@ def _encode_head(
     return "\r\n".join(lines).encode("latin-1")
 
 
+_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
 @lru_cache(maxsize=4)
 def http_date(unix_seconds: int) -> bytes:
     """The value of the Date header."""
-    return formatdate(unix_seconds, usegmt=True).encode("ascii")
+    # Not with email.utils, which takes 0.6 MB and 3 ms of the start.
+    date = time.gmtime(unix_seconds)
+    day, month = _DAYS[date.tm_wday], _MONTHS[date.tm_mon - 1]
+    clock = f"{date.tm_hour:02}:{date.tm_min:02}:{date.tm_sec:02}"
+    return f"{day}, {date.tm_mday:02} {month} {date.tm_year:04} {clock} GMT".encode("ascii")
 
 
 def transport_error(status: int, detail: str = "") -> Response:

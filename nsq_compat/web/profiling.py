@@ -3,14 +3,11 @@
 As in nsqd, access is not restricted without an access file. One CPU profile runs at a time.
 """
 
-import ctypes
 import gc
-import html
 import re
 import signal
 import sys
 import threading
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import FrameType
@@ -58,6 +55,8 @@ class Profiling:
         }
 
     def index(self, request: Request) -> Response:
+        import html
+
         folder = "" if request.path.endswith("/") else "pprof/"
         rows = "".join(
             f'<tr><td><a href="{folder}{name}">{name}</a></td><td>{html.escape(text)}</td></tr>\n'
@@ -104,6 +103,8 @@ class Profiling:
         return plain("")
 
     def free_memory(self, request: Request) -> Response:
+        import ctypes
+
         gc.collect()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -129,6 +130,8 @@ def _threads() -> str:
 
 
 def _heap() -> str:
+    import tracemalloc
+
     counts = Counter(type(each).__qualname__ for each in gc.get_objects())
     lines = [f"heap profile: {sum(counts.values())} objects known to the garbage collector"]
     lines += [f"{count:>10} {name}" for name, count in counts.most_common(_HEAP_LINES)]

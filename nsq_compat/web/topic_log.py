@@ -7,7 +7,6 @@ They do not exist in NSQ (docs/http-api.md: reading by offset). WHEN is `oldest`
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import ref
@@ -354,6 +353,8 @@ def _time_ns(when: str, now_ns: int, name: str) -> int:
             return now_ns - parse_duration(when)
     except ValueError:
         pass
+    from datetime import UTC, datetime  # 0.4 MB
+
     try:
         moment = datetime.fromisoformat(when)
     except ValueError:
