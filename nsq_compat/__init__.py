@@ -34,21 +34,21 @@ def version_line(program: str) -> str:
 def build() -> str:
     """``python3.11.7``, and ``python3.11.7-compiled`` if the message path is machine code (docs/operations.md)."""
     # Not at the top: `programs` is imported after this module, and should be as soon as possible.
-    import platform
-    import re
+    import sys
 
     # gnsq accepts no other characters; Debian has had a Python 3.11.2+.
-    python = re.sub(r"[^a-z0-9.-]", "", platform.python_version())
+    allowed = frozenset("abcdefghijklmnopqrstuvwxyz0123456789.-")
+    python = "".join(filter(allowed.__contains__, sys.version.split()[0]))
     return f"python{python}{'-compiled' if is_compiled() else ''}"
 
 
 def build_line() -> str:
     """The second line of ``--version``, also at the start of a daemon's log."""
-    from pathlib import Path
+    import os
 
     if is_compiled():
         compiled = "yes"
-    elif (Path(__file__).parents[1] / "setup.py").exists():
+    elif os.path.exists(os.path.join(os.path.dirname(__file__), os.pardir, "setup.py")):
         compiled = "no (a checkout is interpreted: install gcc and python3-dev, then install it without --editable)"
     else:
         compiled = "no (install gcc and python3-dev, then reinstall without NSQ_COMPAT_COMPILED=0)"

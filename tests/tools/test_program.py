@@ -68,7 +68,7 @@ def interrupted(program: str, modules: int) -> tuple[int, str]:
     scripts = settings()["options.entry_points"]["console_scripts"]
     first, _, function = dict(line.split(" = ") for line in words(scripts))[program].partition(":")
     code = f"import sys; from {first} import {function}; sys.exit({function}())"
-    return interrupted_command(("-c", code, "--version"), first, modules)
+    return interrupted_command(("-c", code, "--help"), first, modules)
 
 
 def interrupted_command(words: Sequence[str], first: str, modules: int) -> tuple[int, str]:
