@@ -18,6 +18,7 @@ from nsq_compat import NSQ_VERSION, __version__, build_line
 from nsq_compat.bounded_http import reason_of
 from nsq_compat.cli.flags import EXIT_FAILURE, parse_arguments, visible_secret
 from nsq_compat.cli.kinds import BOOLEAN
+from nsq_compat.cli.logs import one_line
 from nsq_compat.cli.options import option, table_of
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -85,14 +86,24 @@ def _read_options(options_type: type[T]) -> T:
 
 
 def say(text: str) -> None:
-    """Print a dated line on stderr, as Go's utilities do."""
-    print(time.strftime(_DATE_FORMAT), text, file=sys.stderr)
+    """Print a dated line on stderr, as Go's utilities do.
+
+    It may have the text of a daemon, which must neither forge a line nor control the terminal.
+    """
+    print(time.strftime(_DATE_FORMAT), one_line(text), file=sys.stderr)
+
+
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        record.msg, record.args = one_line(record.getMessage()), ()
+        return "\n".join(map(one_line, super().format(record).splitlines()))  # a traceback has more of them
 
 
 def log_plainly() -> None:
     """Log to stderr in the form of Go's utilities."""
-    form = "%(asctime)s %(levelname).3s %(message)s"
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, datefmt=_DATE_FORMAT)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("%(asctime)s %(levelname).3s %(message)s", _DATE_FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 # --- Checks of options ------------------------------------------------------------------------------------------------

@@ -45,6 +45,30 @@ def test_signals_end_it_however_many_come(number):
     assert (out, process.returncode) == ("asked\n", 0)
 
 
+HOSTILE = "ev\x1b]0;owned\x07\u009b2J\n2026/01/01 00:00:00 forged"
+SPEAKER = f"""
+import logging
+from nsq_compat.tools.program import log_plainly, say
+log_plainly()
+say({HOSTILE!r})
+try:
+    raise ValueError({HOSTILE!r})
+except ValueError as error:
+    logging.exception("%s", error)
+"""
+
+
+def test_text_of_a_daemon_neither_forges_a_line_nor_controls_the_terminal():
+    said = subprocess.run([sys.executable, "-c", SPEAKER], stderr=subprocess.PIPE, check=True, timeout=30).stderr
+    escaped = HOSTILE.encode("unicode_escape")
+    assert said.count(escaped) == 2
+    assert not re.search(rb"[\x00-\x09\x0b-\x1f]|\xc2[\x80-\x9f]", said)
+    first, second, *traceback = said.splitlines()
+    assert first.endswith(b" " + escaped)
+    assert second.endswith(b" ERR " + escaped)
+    assert traceback[0] == b"Traceback (most recent call last):"
+
+
 SMALLEST_PIPE = 4096
 
 
