@@ -362,6 +362,19 @@ def test_a_server_that_is_another_provider_is_refused(provider, start, tmp_path)
     assert "is not the provider of --oidc-issuer" in text_of(answer)
 
 
+@pytest.mark.parametrize(
+    ("metadata", "status"),
+    [
+        ({"userinfo_endpoint": 5}, 502),
+        ({"userinfo_endpoint": "ftp://127.0.0.1/userinfo"}, 502),
+        ({"token_endpoint_auth_methods_supported": 5, "id_token_signing_alg_values_supported": {}}, 403),
+    ],
+)
+def test_a_description_with_other_types_fails_no_request(provider, start, tmp_path, metadata, status):
+    provider.does(claims={"sub": "1"}, metadata=metadata)
+    assert Browser(start(*flags(provider.url, tmp_path))).logs_in().status == status
+
+
 # --- Logins and configuration -----------------------------------------------------------------------------------------
 
 

@@ -115,7 +115,8 @@ class Provider:
             token = self._token(client, answer.get("code", ""), str(attempt["verifier"]), redirect_uri)
             claims = self._claims(client, token, str(attempt["nonce"]))
             values = values_of(claims, self.settings.role_claim)
-            if values is None and (endpoint := self._known(client).get("userinfo_endpoint")):
+            if values is None and self._known(client).get("userinfo_endpoint"):
+                endpoint = self._endpoint(client, "userinfo_endpoint")
                 values = values_of(self._user_info(client, endpoint, token, claims["sub"]), self.settings.role_claim)
         role = max((role for value, role in self.settings.roles if value in (ANY, *(values or ()))), default=Role.NONE)
         subject = str(claims["sub"])
@@ -152,7 +153,7 @@ class Provider:
 
     def _token(self, client: HttpClient, code: str, verifier: str, redirect_uri: str) -> Mapping[str, Any]:
         endpoint = self._endpoint(client, "token_endpoint")
-        supported = self._known(client).get("token_endpoint_auth_methods_supported") or ("client_secret_basic",)
+        supported = self._supported(client, "token_endpoint_auth_methods_supported") or ("client_secret_basic",)
         method = "none"
         if self.settings.client_secret:
             method = "client_secret_basic" if "client_secret_basic" in supported else "client_secret_post"
@@ -169,7 +170,7 @@ class Provider:
     def _claims(self, client: HttpClient, token: Mapping[str, Any], nonce: str) -> Mapping[str, Any]:
         """The claims of the ID token, checked."""
         signed, settings = token.get("id_token"), self.settings
-        supported = self._known(client).get("id_token_signing_alg_values_supported") or _ALGORITHMS
+        supported = self._supported(client, "id_token_signing_alg_values_supported") or _ALGORITHMS
         # Without a name, the registry would permit its own choice, in which symmetric algorithms are.
         algorithms = [name for name in _ALGORITHMS if name in supported] or _ALGORITHMS
         registry = JWSRegistry(algorithms=algorithms, strict_check_header=False)
@@ -258,6 +259,11 @@ class Provider:
         if not isinstance(endpoint, str) or urlsplit(endpoint).scheme not in schemes:
             raise LoginFailed(f"The description of {self.host} has no usable {name}.", 502)
         return endpoint
+
+    def _supported(self, client: HttpClient, name: str) -> list[object]:
+        """A list in what the provider says about itself; empty if there is none."""
+        found = self._known(client).get(name)
+        return found if isinstance(found, list) else []
 
     def _key_set(self, client: HttpClient) -> KeySet:
         if self._keys is None:
