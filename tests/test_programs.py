@@ -51,10 +51,11 @@ MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def not_measured(monkeypatch):
-    """Without the modules with which Python measures coverage."""
+def as_installed(monkeypatch):
+    """Without the modules with which Python measures coverage, and with the bytecode of ours."""
     for name in [name for name in os.environ if name.startswith("COVERAGE_PROCESS")]:
         monkeypatch.delenv(name)
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
 
 
 def named(imported: set[str], unneeded: tuple[str, ...]) -> set[str]:
@@ -112,7 +113,9 @@ def test_the_version_is_printed_before_anything_is_imported(program, flag):
 
 @pytest.mark.parametrize(("program", "limit"), [("nsqd", 32 * MIB), ("nsqlookupd", 25 * MIB)])
 def test_the_memory_of_an_idle_daemon_is_bounded(program, limit, tmp_path):
-    with started(program, tmp_path) as daemon:
-        assert daemon.asks("GET", "/ping").status == 200
-        pages = int(Path(f"/proc/{daemon.pid}/statm").read_text().split()[1])
-        assert pages * os.sysconf("SC_PAGE_SIZE") < limit
+    # The first start may have to compile modules to bytecode, which takes memory.
+    for _ in range(2):
+        with started(program, tmp_path) as daemon:
+            assert daemon.asks("GET", "/ping").status == 200
+            pages = int(Path(f"/proc/{daemon.pid}/statm").read_text().split()[1])
+    assert pages * os.sysconf("SC_PAGE_SIZE") < limit

@@ -10,7 +10,7 @@ the first access to each page, and a dozen pages at once cost a fifth of that pe
 """
 
 import logging
-import secrets
+import os
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -352,7 +352,7 @@ class Segment:
         """Create a file with a header and no groups. Raises ``OSError``, and then removes the file if it can."""
         segment = cls(descriptors, path, number, first_seq, 0)
         segment.index = Index()
-        segment.salt = secrets.randbelow(LOW_32) + 1
+        segment.salt = int.from_bytes(os.urandom(4), "big") or 1  # not with `secrets`, which loads OpenSSL
         segment.acknowledged = _NO_OFFSET
         descriptors.create(segment.file)
         try:
