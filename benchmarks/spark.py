@@ -51,6 +51,7 @@ class Subject:
 SUBJECTS = (
     Subject("noop, mode=log", "nsq", "noop", mode="log"),
     Subject("noop, mixed sizes, mode=log", "nsq", "noop", _MIXED, mode="log"),
+    Subject("noop, mode=log, rows made in advance", "nsq-ready", "noop", mode="log"),
     Subject("parquet, mode=log", "nsq", "parquet", mode="log"),
     Subject("noop", "nsq", "noop"),
     Subject("noop, mixed sizes", "nsq", "noop", _MIXED),

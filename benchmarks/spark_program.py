@@ -1,7 +1,8 @@
 """A Spark session that runs queries for `benchmarks.spark`: a line of JSON in, a line out.
 
-`nsq-direct` is for comparison only: it reads NSQ as `nsq` does, but without a spool. A crash loses messages that are
-finished and not yet written.
+Two formats are for comparison only. `nsq-direct` reads NSQ as `nsq` does, but without a spool: a crash loses messages
+that are finished and not yet written. `nsq-ready` plans as `nsq` does with mode=log, but its tasks read nothing: they
+return rows that are made in advance. What it takes is Spark's own share, which no source can avoid.
 """
 
 import json
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -21,8 +23,11 @@ from pyspark_nsq.connection import NsqConnection
 from pyspark_nsq.decode import decode, finish
 from pyspark_nsq.options import ReadOptions
 from pyspark_nsq.plan import Share
-from pyspark_nsq.rows import Origin, columns, spooled
-from pyspark_nsq.source import NsqDataSource, NsqPartition, NsqStreamReader
+from pyspark_nsq.rows import SPOOLED, Origin, columns, log_columns, spooled
+from pyspark_nsq.source import LogPartition, NsqDataSource, NsqPartition, NsqStreamReader
+
+_READY_ROWS = 18_000
+"""As many as mode=log gets in one answer."""
 
 
 class DirectDataSource(NsqDataSource):
@@ -63,6 +68,27 @@ def _received(share: Share, options: ReadOptions) -> Iterator[pa.RecordBatch]:
         connection.end_session()
 
 
+class ReadyDataSource(NsqDataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "nsq-ready"
+
+    def streamReader(self, schema: StructType) -> NsqStreamReader:  # noqa: N802 - Spark's name
+        return ReadyReader(self.options, schema)
+
+
+class ReadyReader(NsqStreamReader):
+    def read(self, partition: NsqPartition | LogPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, LogPartition), "it is used with mode=log"
+        work = partition.work
+        message = {"id": "0123456789abcdef", "body": b"x" * 200, "timestamp_ns": time.time_ns(), "attempts": 1}
+        messages = pa.RecordBatch.from_pylist([message] * _READY_ROWS, schema=SPOOLED)
+        offsets = pa.array(np.arange(_READY_ROWS, dtype=np.int64))
+        ready = log_columns(messages, offsets, self._names, work.topic, work.tcp, work.nsqd)
+        for begin in range(work.begin, work.end, _READY_ROWS):
+            yield ready.slice(0, work.end - begin)
+
+
 def run(spark: SparkSession, asked: dict[str, Any]) -> dict[str, float]:
     """Run a query until no message waits; returns rows, seconds of its micro-batches, and total seconds."""
     began = time.monotonic()
@@ -89,6 +115,7 @@ def main() -> None:
     spark = builder.getOrCreate()
     pyspark_nsq.register(spark)
     spark.dataSource.register(DirectDataSource)
+    spark.dataSource.register(ReadyDataSource)
     for line in sys.stdin:
         print(json.dumps(run(spark, json.loads(line))), flush=True)
     spark.stop()
