@@ -2,7 +2,9 @@
 features and report them.
 """
 
+import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -92,6 +94,41 @@ def test_a_type_checker_uses_the_types_of_the_installed_package(release, tmp_pat
     mypy = ("--python-executable", python, "--cache-dir", tmp_path / "cache", program)
     with pytest.raises(AssertionError, match='incompatible type "int"'):
         run(sys.executable, "-m", "mypy", *mypy, cwd=tmp_path)
+
+
+RELEASED = "## [Unreleased]\n\n## [1.0.0] - 2027-01-31\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "changelog", "tags", "wanted"),
+    [
+        ("1.0.0", RELEASED, ["v1.0.0"], ""),
+        ("1.0.0", RELEASED, [], ""),
+        ("1.0.0", "## [1.0.0] - 2027-01-31\n", [], "the first section is not [Unreleased]"),
+        ("1.0.0", "## [Unreleased]\n\n## [1.0.0]\n", [], "is not a version and its date"),
+        ("1.1.0", RELEASED, ["v1.0.0"], "The tag of this commit is v1.0.0, and __version__"),
+        ("1.1.0", RELEASED, ["v1.1.0"], "the newest version is not 1.1.0"),
+    ],
+)
+def test_version_tag_and_changelog_of_a_release_fit_together(
+    version: str, changelog: str, tags: list[str], wanted: str
+):
+    contradiction = runpy.run_path(str(ROOT / "scripts" / "release"))["contradiction"](version, changelog, tags)
+    assert bool(contradiction) == bool(wanted)
+    assert wanted in contradiction
+
+
+def test_an_archive_depends_on_contents_only(tmp_path: Path):
+    pack = runpy.run_path(str(ROOT / "scripts" / "release"))["pack"]
+    for name, order in (("one", "ab"), ("two", "ba")):
+        folder = tmp_path / name / "release"
+        folder.mkdir(parents=True)
+        for file in order:
+            (folder / file).write_text(file)
+        (folder / "a").chmod(0o700 if name == "one" else 0o755)
+        os.utime(folder / "b", (0, len(name) + ord(order[0])))
+        pack(folder, tmp_path / f"{name}.tar.gz", "1800000000")
+    assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
 
 
 # --- Without extras ---------------------------------------------------------------------------------------------------
