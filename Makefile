@@ -1,7 +1,7 @@
 # `make check` runs all static checks; CI runs the same.
 BIN ?= .venv/bin
 
-.PHONY: audit help check format test conformance coverage bench bench-check bench-record faults fuzz release release-check spark-crash spark-delta spark-lowest
+.PHONY: audit help check format test conformance coverage bench bench-check bench-record faults fuzz release release-check site spark-crash spark-delta spark-lowest
 
 help:
 	@echo 'make check        formatting, lint, types, import contracts, dead code, spelling, templates: seconds'
@@ -14,8 +14,9 @@ help:
 	@echo 'make bench-record record the present costs'
 	@echo 'make faults       the tests that cause failures, at length (ROUNDS=50 SEED=7: fewer rounds, a given seed)'
 	@echo 'make fuzz         random inputs for the five parsers (INPUTS=10000000 SEED=7)'
-	@echo 'make release      build wheels, and a tarball without Python, to dist: ten minutes (scripts/release --help)'
+	@echo 'make release      build wheels, a tarball without Python and the site, to dist: ten minutes (scripts/release --help)'
 	@echo 'make release-check build a release twice, compare, and try all that was built: half an hour, as root'
+	@echo 'make site         the documentation as a site, in build/site'
 	@echo 'make spark-lowest test pyspark_nsq with the lowest supported Spark; downloads 430 MB'
 	@echo 'make spark-delta  test the tables in Delta; downloads Spark 4.1 and Delta, 450 MB'
 	@echo 'make spark-crash  kill Spark and nsqd during streams; clusters, Spark Connect: 15 minutes (NSQD="...")'
@@ -76,8 +77,12 @@ audit:
 
 # Of the commit that is checked out, such as that of a tag.
 release release-check:
-	bash -c '. scripts/environment; make_environment test release'
+	bash -c '. scripts/environment; make_environment test site release'
 	$(BIN)/python scripts/release $(if $(filter release-check,$@),--check-all)
+
+site:
+	bash -c '. scripts/environment; make_environment site'
+	$(BIN)/python scripts/site
 
 spark-crash:
 	bash -c '. scripts/environment; make_environment demo test lint spark connect'
