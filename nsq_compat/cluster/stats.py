@@ -207,6 +207,7 @@ class Retained:
     bytes: int = 0
     retain_for: str = ""
     retain_bytes: int = 0
+    dedup_window: str = ""
     offset: int = 0
     """The offset of the place that was asked for."""
     channel_depth: int = 0
@@ -224,7 +225,7 @@ class Retained:
     @property
     def policy(self) -> Mapping[str, Any]:
         """The settings that retain the topic."""
-        settings = {"retain_for": self.retain_for, "retain_bytes": self.retain_bytes}
+        settings = {"retain_for": self.retain_for, "retain_bytes": self.retain_bytes, "dedup_window": self.dedup_window}
         return {name: value for name, value in settings.items() if value}
 
 

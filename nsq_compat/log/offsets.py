@@ -54,7 +54,8 @@ _NS_PER_SECOND: Final = 1_000_000_000
 class Retention(NamedTuple):
     """What a topic keeps of the messages that its channels have finished: those of the last `seconds`, in `size` bytes.
 
-    None is no limit. Those of the last `least_seconds` are kept in any case. Segments are kept or released as a whole.
+    None is no limit. Those of the last `least_seconds` are kept in any case; with 0 `seconds`, only those. Segments are
+    kept or released as a whole.
     """
 
     seconds: float | None
@@ -138,7 +139,8 @@ def retained_from(log: ReadableLog, retention: Retention, now_ns: int) -> int:
         first += 1
     least = _first_since(segments, first, now_ns, retention.least_seconds) if retention.least_seconds else len(segments)
     if retention.seconds is not None:
-        first = _first_since(segments, first, now_ns, retention.seconds)
+        last = len(segments) - 1
+        first = _first_since(segments, first, now_ns, retention.seconds) if retention.seconds else last
     if retention.size is not None:
         size = 0
         for place in range(len(segments) - 1, first - 1, -1):

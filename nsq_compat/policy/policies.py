@@ -98,7 +98,7 @@ class Applied:
         if window is None:
             return retention
         if retention is None:
-            return Retention(window, None)
+            return Retention(0.0, None, window)
         return retention._replace(least_seconds=window)
 
     @property

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import ref
 
-from nsq_compat.log.offsets import OffsetReader, later_than_id, offset_at, oldest, published_since, retained
+from nsq_compat.log.offsets import OffsetReader, Retention, later_than_id, offset_at, oldest, published_since, retained
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.access import CONSUME, OPERATE, READ
@@ -157,7 +157,7 @@ class TopicLogApi:
             "last_timestamp": last,
             "bytes": sum(segment.end for segment in retained(log)),
             "retained": retention is not None,
-            **Applied(retention=retention).to_settings(topic.name, ""),
+            **_settings_of(topic, retention),
         }
         if (when := query.get("at")) is not None:
             answer["offset"] = min(self.offset_of(topic, when, "AT"), end)
@@ -296,6 +296,15 @@ def _log_of(topic: Topic) -> TopicLog:
     if topic.store is None:
         raise ApiError(400, "INVALID_TOPIC: an ephemeral topic has no log")
     return topic.store.log
+
+
+def _settings_of(topic: Topic, retention: Retention | None) -> Mapping[str, Any]:
+    """The settings of the policies that retain the topic, by their names."""
+    if retention is None:
+        return {}
+    is_for_ids = retention.seconds == 0  # see `Applied.kept`
+    own = Applied(retention=None if is_for_ids else retention, dedup_window=retention.least_seconds or None)
+    return own.to_settings(topic.name, "")
 
 
 def _durable_end(topic: Topic, log: TopicLog, wanted: int) -> int:

@@ -48,7 +48,7 @@ def test_a_window_for_publish_ids_keeps_the_messages_of_the_window():
         ]
     )
     orders, both = policies.for_channel("orders", ""), policies.for_channel("both", "")
-    assert (orders.dedup_window, orders.kept) == (600.0, Retention(600.0, None))
+    assert (orders.dedup_window, orders.kept) == (600.0, Retention(0.0, None, 600.0))
     assert both.kept == Retention(3600.0, 5, 600.0)
     assert orders.to_settings("orders", "") == {"dedup_window": "10m0s"}
     assert orders.to_settings("orders", "archive") == {}

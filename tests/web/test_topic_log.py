@@ -282,6 +282,17 @@ def test_an_emptied_topic_has_no_times(call, topic):
     assert (found["first"], found["first_timestamp"], found["last_timestamp"]) == (10, None, None)
 
 
+def test_the_offsets_name_a_dedup_window_that_retains(call, topic):
+    def settings():
+        names = ("retain_for", "retain_bytes", "dedup_window")
+        return {name: value for name, value in answer(call, "GET", "/topic/offsets?topic=t").items() if name in names}
+
+    topic.retain(Retention(seconds=0.0, size=None, least_seconds=600.0))
+    assert settings() == {"dedup_window": "10m0s"}
+    topic.retain(Retention(seconds=60.0, size=None, least_seconds=600.0))
+    assert settings() == {"retain_for": "1m0s", "dedup_window": "10m0s"}
+
+
 def test_the_offsets_name_the_policy_that_retains(call, topic):
     assert "retain_for" not in answer(call, "GET", "/topic/offsets?topic=t")
     topic.retain(Retention(seconds=259_200.0, size=5_000_000))
