@@ -217,6 +217,7 @@ def _topic_stats(topic: Topic, now: float, channel: str, include_clients: bool) 
         rejected_count=topic.rejected_count,
         duplicate_count=topic.publish_ids.duplicate_count if topic.publish_ids is not None else 0,
         forgotten_id_count=topic.publish_ids.forgotten_count if topic.publish_ids is not None else 0,
+        dedup_window=topic.publish_ids.window if topic.publish_ids is not None else 0.0,
         publish_ids=len(topic.publish_ids) if topic.publish_ids is not None else 0,
         log_bytes=topic.store.log.disk_bytes if topic.store is not None else 0,
         damaged_records=topic.store.log.damage.records if topic.store is not None else 0,

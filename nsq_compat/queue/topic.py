@@ -26,6 +26,7 @@ from nsq_compat.log.offsets import Retention, id_at, number_at, offset_of_number
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol import storage_schema as records
+from nsq_compat.protocol.headers import ID
 from nsq_compat.protocol.message import (
     HEADER_SIZE,
     FrameFactory,
@@ -34,6 +35,7 @@ from nsq_compat.protocol.message import (
     has_headers,
     message_id,
     payload_again,
+    publish_id,
 )
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, Cursor
@@ -99,6 +101,8 @@ class Topic:
         """Called before each publish with the number of messages and `now`; may raise ``Refused``. NSQ has none."""
         self.publish_ids: PublishIds | None = None
         """The publish ids of the last messages, by which repeated publishes are recognized. NSQ has none."""
+        self._ids_are_noted = False
+        """The log says that messages have ids which have no effect."""
         self.channels: dict[str, Channel] = {}
         self.message_count = 0
         self.message_bytes = 0
@@ -164,14 +168,17 @@ class Topic:
         self.add(bodies, now, now_ns, defer)
         self.commit()
 
-    def publish_with_headers(self, payloads: Sequence[bytes], now: float, now_ns: int, defer: float = 0.0) -> None:
-        """As ``publish``, for messages with headers (``protocol.headers``). Raises ``HeaderError``, too."""
+    def publish_with_headers(self, payloads: Sequence[bytes], now: float, now_ns: int, defer: float = 0.0) -> int:
+        """As ``publish``, for messages with headers (``protocol.headers``). Raises ``HeaderError``, too.
+
+        Returns how many were published: those of known ids are not.
+        """
         ids = self.publish_ids
-        if ids is None:
-            self.add_with_headers(payloads, now, now_ns, defer)
-            self.commit()
-        else:
-            self._publish_once(ids, payloads, now, now_ns, defer)
+        if ids is not None:
+            return self._publish_once(ids, payloads, now, now_ns, defer)
+        self.add_with_headers(payloads, now, now_ns, defer)
+        self.commit()
+        return len(payloads)
 
     def republish(self, frames: Sequence[bytes], now: float, now_ns: int) -> None:
         """Publish messages of another topic again, with their headers; raises as ``publish`` does."""
@@ -216,7 +223,7 @@ class Topic:
         if self._recent is not None:
             self._recent.note(frames, now_ns + int(defer * _NS_PER_SECOND) if defer > 0 else 0)
 
-    def _publish_once(self, ids: PublishIds, payloads: Sequence[bytes], now: float, now_ns: int, defer: float) -> None:
+    def _publish_once(self, ids: PublishIds, payloads: Sequence[bytes], now: float, now_ns: int, defer: float) -> int:
         """As ``publish_with_headers``, but for messages of which the ids are known."""
         frames, digests = ids.fresh(self.frames.make_with_headers(payloads, now_ns), now_ns)
         if frames:
@@ -225,6 +232,7 @@ class Topic:
             self._add_frames(frames, now, now_ns, defer)
             self.note_ids(digests, now, now_ns)
         self.commit_ids(ids, digests, has_known=len(frames) < len(payloads))
+        return len(frames)
 
     def commit_ids(
         self, ids: PublishIds, digests: Sequence[bytes], part: Part | None = None, *, has_known: bool
@@ -267,9 +275,16 @@ class Topic:
         if self.publish_ids is not None:
             self._schedule.cancel(self.publish_ids)
             self.publish_ids = None
+            self._ids_are_noted = False
 
-    def note_headers(self, frames: Iterable[bytes]) -> None:
+    def note_headers(self, frames: Sequence[bytes]) -> None:
         """Note if one of these has headers, before it is written. Raises ``OSError``, having noted nothing."""
+        if self.publish_ids is None and not self._ids_are_noted and any(map(publish_id, frames)):
+            self._ids_are_noted = True
+            log.warning(
+                "TOPIC(%s): messages have the header %s, but no policy sets dedup_window for the topic, so repeated "
+                "publishes are not recognized (docs/headers.md, Publish a message once)", self.name, ID,
+            )  # fmt: skip
         if not self.has_headers and any(map(has_headers, frames)):
             self._note_headers()
 
@@ -399,8 +414,9 @@ class Topic:
         Raises ``OSError``.
         """
         assert self.store is not None, "only topics with a log are mirrored"
-        self.note_headers(frame for _, frame in messages)
-        self.store.keep([frame for _, frame in messages])
+        frames = [frame for _, frame in messages]
+        self.note_headers(frames)
+        self.store.keep(frames)
         entries = [
             (
                 max(0.0, now + (due_ns - now_ns) / _NS_PER_SECOND) if due_ns > now_ns else 0.0,

@@ -139,6 +139,8 @@ class TopicStats:
     duplicate_count: int = 0
     forgotten_id_count: int = 0
     """Publish ids that were forgotten within the window, because there were too many."""
+    dedup_window: float = 0.0
+    """Seconds for which publish ids are known; 0 if they have no effect."""
     publish_ids: int = 0
     """Publish ids in memory."""
     log_bytes: int = 0

@@ -11,7 +11,7 @@ from nsq_compat.log.data_path import NotMirrored, reason
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.access import PUBLISH
 from nsq_compat.policy.enforcer import CreationRefused, Full
-from nsq_compat.protocol.headers import ID, HeaderError, encode_raw
+from nsq_compat.protocol.headers import ID, HeaderError, encode_raw, publish_id
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.publish_batch import LargeBatch, Producer, PublishBatch, is_large
@@ -51,6 +51,10 @@ _ID: Final = ID.encode("ascii")
 _FORBIDDEN: Final = error(
     403, "FORBIDDEN: while there are auth servers, publishing over HTTP needs --http-publish-without-auth"
 )
+_OK_OF_ID: Final = {
+    name: OK._replace(headers=(*OK.headers, ("X-NSQ-Id", name))) for name in ("new", "known", "no-window")
+}
+"""The answers to a message with an id."""
 # Names before NSQ 0.3: /put and /mput (docs/differences.md: http-put).
 _MESSAGE_PATHS: Final = frozenset({"/pub", "/put"})
 _BATCH_PATHS: Final = frozenset({"/mpub", "/mput"})
@@ -129,10 +133,12 @@ class Publishing:
         if len(payload) > self._max_msg_size:
             raise ApiError(413, "MSG_TOO_BIG")
         try:
-            topic.publish_with_headers([payload], self._service.now(), self._service.now_ns(), defer)
+            count = topic.publish_with_headers([payload], self._service.now(), self._service.now_ns(), defer)
         except (Refused, OSError) as failure:
             return self.outcome(failure)
-        return OK
+        if not publish_id(payload, 0):
+            return OK
+        return _OK_OF_ID["no-window" if topic.publish_ids is None else "new" if count else "known"]
 
     def _publish_in_steps(self, topic: Topic, bodies: list[bytes]) -> None:
         batch = LargeBatch(topic, bodies, self._service.now(), self._service.now_ns())

@@ -150,6 +150,8 @@ def _json_pieces(
 
 def _topic_json(topic: TopicStats) -> dict[str, Any]:
     value = picked(topic, _TOPIC_KEYS)
+    if topic.dedup_window:
+        value["dedup_window"] = format_duration(int(topic.dedup_window * SECOND))
     value["channels"] = [_channel_json(channel) for channel in topic.channels]
     value["e2e_processing_latency"] = _latency_json(topic.e2e_processing_latency)
     return value

@@ -68,6 +68,26 @@ def test_an_id_over_http_and_one_over_tcp_are_the_same(nsqd):
     assert b'nsqd_topic_forgotten_ids_total{topic="t"} 0.0' in metrics
 
 
+def test_the_answer_says_what_has_become_of_an_id(nsqd):
+    def answers(query, **headers):
+        answer = nsqd.asks("POST", f"/pub?{query}", b"body", **headers)
+        assert answer.body == b"OK"
+        return answer.headers.get("X-NSQ-Id")
+
+    given = {"X-NSQ-Header-NSQ-Id": "b"}
+    assert [answers("topic=t&id=a"), answers("topic=t&id=a"), answers("topic=t", **given)] == ["new", "known", "new"]
+    assert [answers("topic=none&id=a"), answers("topic=none&id=a")] == ["no-window", "no-window"]
+    assert answers("topic=t") is None
+    assert answers("topic=t", **{"X-NSQ-Header-Customer": "42"}) is None
+    assert nsqd.logs("TOPIC(none): messages have the header nsq-id, but no policy sets dedup_window")
+
+
+def test_stats_name_the_window(nsqd):
+    assert post(nsqd, "/pub?topic=none", b"one") == (200, b"OK")
+    assert (nsqd.topic_stats("t") or {})["dedup_window"] == "10m0s"
+    assert "dedup_window" not in (nsqd.topic_stats("none") or {})
+
+
 def test_stats_are_as_before_without_duplicates(nsqd):
     assert post(nsqd, "/pub?topic=t&id=a", b"one") == (200, b"OK")
     assert not {"duplicate_count", "forgotten_id_count"} & (nsqd.topic_stats("t") or {}).keys()

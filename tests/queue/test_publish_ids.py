@@ -105,6 +105,33 @@ def test_without_a_window_an_id_is_only_a_header(data_path):
     assert stats(daemon).retained_bytes == 0
 
 
+def test_the_log_says_once_that_ids_have_no_effect_without_a_window(data_path, caplog):
+    daemon = data_path.start()
+    daemon.publishes(b"plain")
+    publish(daemon, None)
+    publish(daemon, "a", topic="clicks")
+    assert [record.args[0] for record in caplog.records] == ["clicks"]
+    publish(daemon, "b", topic="clicks")
+    for _ in range(2):
+        caplog.clear()
+        daemon.follows(POLICY)
+        publish(daemon, "c")
+        assert not caplog.records
+        daemon.follows()
+        publish(daemon, "d")
+        publish(daemon, "e")
+        (record,) = caplog.records
+        assert "TOPIC(orders): messages have the header nsq-id, but no policy sets dedup_window" in record.getMessage()
+
+
+def test_a_large_batch_says_so_too(data_path, caplog):
+    daemon = data_path.start()
+    batch = LargeBatch(daemon.topic(), [payload("a"), payload("b")], daemon.now, daemon.now_ns, with_headers=True)
+    while not batch.step():
+        pass
+    assert len(caplog.records) == 1
+
+
 def test_topics_know_only_their_own_ids(data_path):
     daemon = started(data_path, {"dedup_window": "60s"})
     publish(daemon, "a")
