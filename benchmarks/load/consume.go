@@ -33,6 +33,7 @@ func (t *tally) err() error {
 // channelTally sees to it that a channel delivers each message once.
 type channelTally struct {
 	name  string
+	place int
 	all   *tally
 	mutex sync.Mutex
 	seen  []uint64

@@ -2,7 +2,8 @@
 // the server paid for it; with the word bystander, how long a quiet client waits while other connections abuse nsqd.
 //
 // Raw sockets and no client library, so that the generator costs a fraction of what it measures; what it costs is in the
-// report too. A run is a short one to warm up, on a topic of its own, then the measured one. CPU time is read from the
+// report too. With -client=go-nsq it is NSQ's own library for Go that publishes and consumes, as in the programs that most
+// users run: it costs more than the server. A run is a short one to warm up, on a topic of its own, then the measured one. CPU time is read from the
 // processes' own clocks when all connections stand and the server rests, and again when the last message is answered and
 // the server rests again: start-up is not counted, and what the server puts off is.
 //
@@ -36,13 +37,17 @@ type options struct {
 	rate        float64
 	capacity    float64
 	size        int
+	spread      bool
+	client      string
+	churn       bool
+	backlog     int
 	prefill     bool
 	fill        bool
 	requeue     bool
 	keep        bool
 
 	topics, channels, consumers, rdy int
-	unbuffered                       bool
+	uneven, unbuffered               bool
 	idle                             int
 
 	warmup, pause, seconds float64
@@ -67,7 +72,11 @@ func parseOptions() options {
 	flag.Float64Var(&o.rate, "rate", 0, "messages a second, whether answered or not; 0: as fast as they are answered")
 	flag.Float64Var(&o.capacity, "capacity", 0, "instead of -rate: the part of what was possible just before, for a second")
 	flag.IntVar(&o.size, "size", 200, "bytes of a message")
+	flag.BoolVar(&o.spread, "spread", false, "sizes from 50 bytes to 64 KiB, log-normal around 1 KiB, instead of -size")
+	flag.StringVar(&o.client, "client", raw, "raw: sockets, or go-nsq: NSQ's library for Go")
+	flag.BoolVar(&o.churn, "churn", false, "instead of publishing, -publishers connect, identify themselves and close, again and again")
 	flag.BoolVar(&o.prefill, "prefill", false, "publish -most messages first; only the delivery is measured")
+	flag.IntVar(&o.backlog, "backlog", 0, "messages that wait already when the rest is published and consumption begins")
 	flag.BoolVar(&o.fill, "fill", false, "publish -most messages, and leave them there")
 	flag.BoolVar(&o.requeue, "requeue", false, "give each message back once, to be delivered after a delay")
 	flag.BoolVar(&o.keep, "keep", false, "do not delete the topic afterwards")
@@ -75,6 +84,7 @@ func parseOptions() options {
 	flag.IntVar(&o.channels, "channels", 1, "of each topic")
 	flag.IntVar(&o.consumers, "consumers", 0, "connections that consume, on each channel")
 	flag.IntVar(&o.rdy, "rdy", 1, "RDY of each")
+	flag.BoolVar(&o.uneven, "uneven", false, "halve RDY from channel to channel, seven times, and again from the start")
 	flag.BoolVar(&o.unbuffered, "unbuffered", false, "ask for no output buffer")
 	flag.IntVar(&o.idle, "idle", 0, "connections that subscribe and do nothing but answer a heartbeat a second")
 	flag.Float64Var(&o.warmup, "warmup", 0.5, "seconds")
@@ -98,6 +108,14 @@ func (o options) check() error {
 		return fmt.Errorf("a message needs %d bytes for its number and its time", stampEnd)
 	case o.timed() && (o.publish != "pub" && o.publish != "dpub" || o.publishers*o.consumers*o.topics*o.channels != 1):
 		return errors.New("-rate and -capacity are for one publisher and one consumer of single messages")
+	case o.client != raw && o.client != goNSQ:
+		return fmt.Errorf("no such client: %q", o.client)
+	case o.client == goNSQ && (o.publish != "pub" && o.publish != "mpub" || o.thread || o.capacity > 0 || o.delayed() || o.pieces > 0):
+		return errors.New("-client=go-nsq publishes with PUB and MPUB, and not with -thread, -capacity, -requeue and -pieces")
+	case o.spread && (o.publish == "http-mpub" || o.thread || o.timed()):
+		return errors.New("-spread goes without -publish=http-mpub, -thread, -rate and -capacity")
+	case o.backlog > 0 && (o.prefill || o.timed() || o.topics > 1 || o.consumers == 0):
+		return errors.New("-backlog is for consumers of one topic, without -prefill, -rate and -capacity")
 	case o.timed() && o.layers != (layers{}):
 		return errors.New("-rate and -capacity go without -tls and -compression")
 	case o.thread && (o.publish != "pub" || o.publishers*o.burst*o.outstanding*o.topics != 1 || o.prefill ||
@@ -171,9 +189,14 @@ func (o options) run() (*report, error) {
 	if o.fill {
 		return o.runFill(server, random)
 	}
+	if o.churn {
+		return o.runChurn(server)
+	}
 	warm := o
 	// One topic is enough to warm up what many have in common.
 	warm.seconds, warm.most, warm.topics, warm.keep = o.warmup, max(o.most/10, o.batch*o.burst), 1, false
+	warm.client, warm.backlog = raw, min(o.backlog, warm.most/2)
+	warm.backlog -= warm.backlog % (o.batch * o.burst)
 	if o.delayed() {
 		warm.publish, warm.requeue, warm.pause = "pub", false, 0
 	}

@@ -22,6 +22,7 @@ type phase struct {
 	channels   []*channelTally
 	publishers []*publisher
 	consumers  []*consumer
+	library    library
 	ages       bool // of messages are asked for, whether there is a rate or not
 	published  int
 	touched    int // of those, before anything is measured
@@ -76,7 +77,9 @@ func (p *phase) prepare(random *rand.Rand) error {
 	var names []string
 	for i := 0; i < p.options.channels; i++ {
 		names = append(names, fmt.Sprintf("channel%d", i))
-		p.channels = append(p.channels, newChannelTally(names[i], &p.tally, p.most))
+		channel := newChannelTally(names[i], &p.tally, p.most)
+		channel.place = i
+		p.channels = append(p.channels, channel)
 	}
 	for _, topic := range p.topics {
 		if err := p.server.createTopic(topic, names); err != nil {
@@ -84,11 +87,20 @@ func (p *phase) prepare(random *rand.Rand) error {
 		}
 	}
 	if p.prefill {
-		if err := p.fill(random); err != nil {
+		if err := p.fill(random, p.most); err != nil {
 			return err
 		}
-	} else if err := p.connectPublishers(p.options, random); err != nil {
-		return err
+	} else {
+		if p.backlog > 0 {
+			if err := p.fill(random, p.backlog); err != nil {
+				return err
+			}
+			p.publishers[0].conn.Close()
+			p.publishers = nil
+		}
+		if err := p.connectAll(random); err != nil {
+			return err
+		}
 	}
 	for _, topic := range p.topics {
 		for _, channel := range p.channels {
@@ -112,6 +124,12 @@ func (p *phase) connectConsumers(topic string, channel *channelTally) error {
 		bufferSize = -1
 	}
 	for i := 0; i < p.options.consumers; i++ {
+		if p.client == goNSQ {
+			if err := p.subscribeLibrary(topic, channel); err != nil {
+				return err
+			}
+			continue
+		}
 		c, err := subscribe(p.tcp, p.layers, topic, channel, heartbeatMs, bufferSize)
 		if err != nil {
 			return err
@@ -128,13 +146,32 @@ func (p *phase) connectConsumers(topic string, channel *channelTally) error {
 			continue
 		}
 		go c.run(readBufferOf(len(p.topics)))
-		if !p.prefill {
-			if err := c.ready(p.rdy); err != nil {
+		if !p.isFilled() {
+			if err := c.ready(p.rdyOf(channel)); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// isFilled: messages wait before anything is measured, and consumers take none until then.
+func (p *phase) isFilled() bool { return p.prefill || p.backlog > 0 }
+
+// connectAll opens the connections that publish.
+func (p *phase) connectAll(random *rand.Rand) error {
+	if p.client == goNSQ {
+		return p.connectLibrary(random)
+	}
+	return p.connectPublishers(p.options, random)
+}
+
+// rdyOf a channel's consumers differs where channels are consumed at different speeds.
+func (p *phase) rdyOf(channel *channelTally) int {
+	if !p.uneven {
+		return p.rdy
+	}
+	return max(1, p.rdy>>(channel.place%8))
 }
 
 // atMoments is how many messages are sent at a rate.
@@ -151,8 +188,12 @@ func (p *phase) touch() error {
 	}
 	numbers := &numbers{most: (len(p.topics) + perWrite - 1) / perWrite * perWrite}
 	var err error
-	p.touched, err = publishAll(p.publishers, func(each *publisher) error { return each.run(numbers, p.outstanding) })
-	if err == nil && len(p.consumers) > 0 {
+	if p.client == goNSQ {
+		p.touched, err = p.publishByLibrary(numbers)
+	} else {
+		p.touched, err = publishAll(p.publishers, func(each *publisher) error { return each.run(numbers, p.outstanding) })
+	}
+	if err == nil && p.options.consumers > 0 {
 		err = p.awaitMessages(p.touched*len(p.channels), time.Now().Add(patience))
 	}
 	return err
@@ -170,13 +211,13 @@ func (p *phase) connectPublishers(o options, random *rand.Rand) error {
 }
 
 // fill publishes what is going to be consumed, quickly.
-func (p *phase) fill(random *rand.Rand) error {
+func (p *phase) fill(random *rand.Rand, most int) error {
 	o := p.options
-	o.publish, o.publishers, o.batch, o.burst, o.outstanding = "mpub", 1, 100, 1, 2
+	o.publish, o.publishers, o.batch, o.burst, o.outstanding = "mpub", 1, max(1, min(100, (4<<20)/o.size)), 1, 2
 	if err := p.connectPublishers(o, random); err != nil {
 		return err
 	}
-	numbers := &numbers{most: p.most - p.most%o.batch}
+	numbers := &numbers{most: most - most%o.batch}
 	var err error
 	p.published, err = publishAll(p.publishers, func(each *publisher) error { return each.run(numbers, o.outstanding) })
 	return err
@@ -191,21 +232,33 @@ func (p *phase) work() error {
 	}
 	perWrite := p.batch * p.burst
 	numbers := &numbers{most: p.most - p.most%perWrite, deadline: deadline}
-	numbers.next.Store(int64(p.touched))
-	p.published, err = publishAll(p.publishers, func(each *publisher) error {
-		switch {
-		case p.rate > 0:
-			return each.runAtMoments(p.rate, p.atMoments())
-		case p.options.thread:
-			return each.runInTurn(numbers)
+	filled := p.published
+	numbers.next.Store(int64(p.touched + filled))
+	if p.isFilled() {
+		if err := p.sayReady(p.rdyOf); err != nil {
+			return err
 		}
-		return each.run(numbers, p.outstanding)
-	})
+	}
+	if p.client == goNSQ {
+		p.published, err = p.publishByLibrary(numbers)
+		p.published += p.touched
+	} else {
+		p.published, err = publishAll(p.publishers, func(each *publisher) error {
+			switch {
+			case p.rate > 0:
+				return each.runAtMoments(p.rate, p.atMoments())
+			case p.options.thread:
+				return each.runInTurn(numbers)
+			}
+			return each.run(numbers, p.outstanding)
+		})
+	}
 	if err != nil {
 		return err
 	}
+	p.published += filled
 	p.lastAt = time.Now()
-	if len(p.consumers) == 0 {
+	if p.options.consumers == 0 {
 		return nil
 	}
 	return p.awaitMessages(p.published*len(p.channels), time.Now().Add(patience))
@@ -213,14 +266,14 @@ func (p *phase) work() error {
 
 // drain lets the consumers take what is there, or what they can until the deadline.
 func (p *phase) drain(deadline time.Time) error {
-	if err := p.sayReady(p.rdy); err != nil {
+	if err := p.sayReady(p.rdyOf); err != nil {
 		return err
 	}
 	all := p.published * len(p.channels)
 	for int(p.tally.received.Load()) < all && time.Now().Before(deadline) && p.tally.err() == nil {
 		time.Sleep(pollEvery)
 	}
-	if err := p.sayReady(0); err != nil {
+	if err := p.sayReady(func(*channelTally) int { return 0 }); err != nil {
 		return err
 	}
 	// What was sent before the server read RDY 0 still comes, and is finished.
@@ -232,12 +285,13 @@ func (p *phase) drain(deadline time.Time) error {
 	return p.tally.err()
 }
 
-func (p *phase) sayReady(count int) error {
+func (p *phase) sayReady(count func(*channelTally) int) error {
 	for _, c := range p.consumers {
-		if err := c.ready(count); err != nil {
+		if err := c.ready(count(c.channel)); err != nil {
 			return err
 		}
 	}
+	p.library.sayReady(count)
 	return nil
 }
 
@@ -258,7 +312,7 @@ func (p *phase) measured() (*report, error) {
 		return nil, err
 	}
 	r := &report{Messages: p.published - p.touched}
-	if len(p.consumers) > 0 {
+	if p.options.consumers > 0 {
 		r.Messages = int(p.tally.received.Load()) - p.touched*len(p.channels)
 	}
 	r.Seconds = p.lastAt.Sub(p.begin.at).Seconds()
@@ -266,12 +320,20 @@ func (p *phase) measured() (*report, error) {
 	r.RSS, err = p.server.residentBytes()
 	if p.rate > 0 {
 		r.Latency = percentiles(p.channels[0].ages)
-		r.Latency.LateP99 = percentiles(p.publishers[0].late).P99
+		r.Latency.LateP99 = percentiles(p.late()).P99
 	}
 	if err == nil && r.Messages > 0 && r.ServerCPU < int64(r.Messages)*50 {
 		err = fmt.Errorf("process %d does not do the work (it must be nsqd itself, not a program that starts it)", p.pid)
 	}
 	return r, err
+}
+
+// late is how late the messages with moments were written.
+func (p *phase) late() []int64 {
+	if p.client == goNSQ {
+		return p.library.late
+	}
+	return p.publishers[0].late
 }
 
 // check compares what the server says with what was sent and received.
@@ -281,7 +343,8 @@ func (p *phase) check() error {
 	}
 	stats, err := p.server.stats(p.topics)
 	// A server that waits for its disk seems to rest while messages are still on their way to the channels.
-	for end := time.Now().Add(patience); err == nil && stats.Depth > 0 && time.Now().Before(end); {
+	// A library sends its FINs a little after its program has returned.
+	for end := time.Now().Add(patience); err == nil && (stats.Depth > 0 || p.isAnswering(stats)) && time.Now().Before(end); {
 		time.Sleep(100 * time.Millisecond)
 		stats, err = p.server.stats(p.topics)
 	}
@@ -325,4 +388,5 @@ func (p *phase) closeAll() {
 		c.close()
 	}
 	p.publishers, p.consumers = nil, nil
+	p.library.close()
 }

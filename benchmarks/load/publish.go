@@ -45,6 +45,7 @@ const (
 	longestDelay  = time.Second
 	delays        = 97 // of a DPUB, used in turn
 	packs         = 16 // of a publisher that packs its requests, for each it would have otherwise
+	spreads       = 64 // of a publisher of messages of different sizes, likewise
 )
 
 // newPublisher makes the one with this place among o.publishers; together their commands go to all topics in turn.
@@ -56,6 +57,8 @@ func (o options) newPublisher(place int, topics []string, random *rand.Rand) (*p
 		count = delays
 	case o.packed():
 		count *= packs
+	case o.spread:
+		count *= spreads
 	}
 	for number := 0; number < count; number++ {
 		var r request
@@ -64,7 +67,7 @@ func (o options) newPublisher(place int, topics []string, random *rand.Rand) (*p
 		}
 		for i := 0; i < o.burst; i++ {
 			topic := topics[(place+o.publishers*(number*o.burst+i))%len(topics)]
-			newRequest[o.publish](&r, o, topic, func() []byte { return randomBody(o.size, random) })
+			newRequest[o.publish](&r, o, topic, func() []byte { return randomBody(o.bodySize(random), random) })
 		}
 		if o.packed() {
 			if err := r.pack(); err != nil {

@@ -5,6 +5,7 @@ import (
 	"compress/flate"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand"
 	"net"
 	"time"
@@ -51,6 +52,24 @@ func number(body []byte) int {
 		n = n<<7 | int(body[i]&0x7f)
 	}
 	return n
+}
+
+const (
+	leastSpread  = 50
+	medianSpread = 1 << 10
+	mostSpread   = 64 << 10
+)
+
+// bodySize is the size of the next message.
+func (o options) bodySize(random *rand.Rand) int {
+	if !o.spread {
+		return o.size
+	}
+	for {
+		if size := int(medianSpread * math.Exp(1.5*random.NormFloat64())); size >= leastSpread && size <= mostSpread {
+			return size
+		}
+	}
 }
 
 func randomBody(size int, random *rand.Rand) []byte {
@@ -116,23 +135,30 @@ func size32(n int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(n))
 // newRequest has the ways to publish: so many messages in one command or, over HTTP, in one request.
 var newRequest = map[string]func(r *request, o options, topic string, body func() []byte){
 	"pub": func(r *request, o options, topic string, body func() []byte) {
-		r.add([]byte("PUB "+topic+"\n"), size32(o.size))
-		r.addBody(body())
+		b := body()
+		r.add([]byte("PUB "+topic+"\n"), size32(len(b)))
+		r.addBody(b)
 	},
 	"dpub": func(r *request, o options, topic string, body func() []byte) {
 		r.add([]byte(fmt.Sprintf("DPUB %s %d\n", topic, r.delay.Milliseconds())), size32(o.size))
 		r.addBody(body())
 	},
 	"mpub": func(r *request, o options, topic string, body func() []byte) {
-		r.add([]byte("MPUB "+topic+"\n"), size32(4+o.batch*(4+o.size)), size32(o.batch))
-		for i := 0; i < o.batch; i++ {
-			r.add(size32(o.size))
-			r.addBody(body())
+		bodies, size := make([][]byte, o.batch), 4
+		for i := range bodies {
+			bodies[i] = body()
+			size += 4 + len(bodies[i])
+		}
+		r.add([]byte("MPUB "+topic+"\n"), size32(size), size32(o.batch))
+		for _, b := range bodies {
+			r.add(size32(len(b)))
+			r.addBody(b)
 		}
 	},
 	"http-pub": func(r *request, o options, topic string, body func() []byte) {
-		r.add(httpHead("/pub?topic="+topic, o.http, o.size))
-		r.addBody(body())
+		b := body()
+		r.add(httpHead("/pub?topic="+topic, o.http, len(b)))
+		r.addBody(b)
 	},
 	// So many NOPs, which have no answer, and a PUB.
 	"nops": func(r *request, o options, topic string, body func() []byte) {

@@ -21,7 +21,7 @@ BRIEF = load_of(warmup=0.05, seconds=0.2, most=400, pause=0)
 
 
 def briefly(scenario: Scenario) -> tuple[str, ...]:
-    fewer = {"topics": "-topics=5", "idle": "-idle=20", "publishers": "-publishers=20"}
+    fewer = {"topics": "-topics=5", "idle": "-idle=20", "publishers": "-publishers=20", "backlog": "-backlog=200"}
     large = {flag.partition("=")[0][1:] for flag in scenario.load if int_of(flag) > 20}
     return (*scenario.load, *BRIEF, *(fewer[name] for name in fewer if name in large))
 
