@@ -29,6 +29,7 @@ Invariants:
 
 import contextlib
 import logging
+import select
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -509,6 +510,14 @@ class Connection(Generic[Session]):
         """Close after the received bytes have been read and all replies sent."""
         with contextlib.suppress(OSError):  # the client has closed it already
             self._socket.shutdown(socket.SHUT_RD)
+
+    def peer_is_gone(self) -> bool:
+        """Whether the other side has closed the connection or its sending side, even behind bytes that are unread."""
+        if self._is_closed or self._input_ended:
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)  # errors and resets are reported in any case
+        return len(poll.poll(0)) > 0
 
     def abort(self) -> None:
         """Close at once, and drop unsent replies."""

@@ -299,6 +299,7 @@ class HttpServer(TcpServer[HttpSession]):
                 now=now,
                 now_ns=now_ns,
                 immediate=immediate,
+                client_is_gone=connection.peer_is_gone,
                 tls=tls is not None,
             )
 

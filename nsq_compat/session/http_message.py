@@ -12,6 +12,10 @@ from typing import Final, NamedTuple, Protocol
 TEXT: Final = ("Content-Type", "text/plain; charset=utf-8")
 
 
+def _never() -> bool:
+    return False
+
+
 class Request(NamedTuple):
     """One complete request. A NamedTuple, because one is made for every message published over HTTP."""
 
@@ -28,6 +32,8 @@ class Request(NamedTuple):
     """``ip:port``, ``[ip6]:port``, or ``@`` for a unix socket."""
     keep_alive: bool = True
     version: str = "1.1"
+    client_is_gone: Callable[[], bool] = _never
+    """Whether the client has closed the connection or its sending side, also if nothing has been read since."""
 
 
 class BodyStream(Protocol):

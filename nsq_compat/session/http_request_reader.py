@@ -179,7 +179,7 @@ class RequestReader:
         # A NamedTuple's own constructor is a Python function, which takes three times as long.
         return tuple.__new__(
             Request,
-            (like.method, like.target, like.path, like.query, headers, body, like.remote_address, True, like.version),
+            (like.method, like.target, like.path, like.query, headers, body, like.remote_address, True, *like[8:]),
         )
 
     def _remember(self, data: bytes, request: Request) -> None:

@@ -106,8 +106,9 @@ class HttpConversation(Conversation):
 class HttpSession(HttpConversation):
     """One HTTP client, from accept to close.
 
-    It is the ``queue.publish_batch.Producer`` of the message it has posted. `remote_address` is passed to handlers.
-    `wake` asks the connection to call `data_to_send` soon. With `tls` the conversation begins with a handshake.
+    It is the ``queue.publish_batch.Producer`` of the message it has posted. `remote_address` and `client_is_gone` are
+    passed to handlers. `wake` asks the connection to call `data_to_send` soon. With `tls` the conversation begins with
+    a handshake.
     """
 
     def __init__(
@@ -121,11 +122,13 @@ class HttpSession(HttpConversation):
         now_ns: int,
         immediate: ImmediateHandler | None = None,
         tls: bool = False,
+        client_is_gone: Callable[[], bool] | None = None,
     ) -> None:
         super().__init__(handler.admit, limits, remote_address, now)
         self._handler = handler
         self._remote_address = remote_address
         self._wake = wake
+        self._client_is_gone = client_is_gone
         self._immediate = immediate
         self._paths: Container[str] = immediate.paths if immediate is not None else ()
         self._requests: deque[Request | Response] = deque()
@@ -321,6 +324,8 @@ class HttpSession(HttpConversation):
         if isinstance(request, Response):  # a refusal
             self._reply(_UNREADABLE, request)
             return
+        if self._client_is_gone is not None:
+            request = request._replace(client_is_gone=self._client_is_gone)
         try:
             response = self._handler.respond(request)
         except Exception as failure:

@@ -43,6 +43,8 @@ _MAX_BYTES: Final = 1 << 20
 _MAX_WAIT: Final = 60.0
 _IDLE_SECONDS: Final = 30.0
 """Time without a request and a message in flight after which the consumer of requests leaves the channel."""
+_GONE_SECONDS: Final = 1.0
+"""Time after which a request that waits checks again whether the client is still there, which is a system call."""
 _MAX_USER_AGENT: Final = 256
 _COUNT: Final = re.compile("[0-9]{1,4}", re.ASCII)
 
@@ -173,14 +175,35 @@ class PolledConsumer(HttpConsumer):
             return NEVER
         return max(self.used_at + _IDLE_SECONDS, now + 1)
 
-    def receive(self, most: int, now: Callable[[], float], until: float, wait: Callable[..., bool]) -> list[bytes]:
-        """Take up to `most` messages; without any, call `wait` for some until the time `until`."""
+    def receive(
+        self,
+        most: int,
+        now: Callable[[], float],
+        until: float,
+        wait: Callable[..., bool],
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> list[bytes]:
+        """Take up to `most` messages; without any, call `wait` for some until the time `until`.
+
+        A request that has waited takes none if the client `is_gone`.
+        """
         self._waiting += 1
         self.ready_count += most
+        asked_at = now()
+
+        def may_go_on() -> bool:
+            nonlocal asked_at
+            if self.is_awake or self.is_closed:
+                return True
+            if now() - asked_at < _GONE_SECONDS:
+                return False
+            asked_at = now()
+            return is_gone()
+
         try:
             frames = self._take_batch(most, now())
             while not frames and not self.is_closed and (left := until - now()) > 0:
-                if not wait(lambda: self.is_awake or self.is_closed, left):
+                if not wait(may_go_on, left) or is_gone():
                     break
                 frames = self._take_batch(most, now())
         finally:
@@ -331,7 +354,7 @@ class Consuming:
             return Response(200, headers=_EVENT_HEADERS, stream=self._begin_stream(topic, name, request, most))
         consumer = self._polled_consumer(topic, name, request)
         now = self._service.now
-        frames = consumer.receive(most, now, now() + seconds, self._service.wait_until)
+        frames = consumer.receive(most, now, now() + seconds, self._service.wait_until, request.client_is_gone)
         response = json_response({"messages": [_message_json(frame) for frame in frames]})
         return response._replace(headers=(*response.headers, _NO_STORE))
 

@@ -2,6 +2,8 @@
 
 import base64
 import json
+import socket
+import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -111,6 +113,43 @@ def test_waiting_requests_and_a_tcp_consumer_share_the_messages(nsqd, clients):
         received = bodies(request.result(30))
         assert sorted([*received, *(each.body for each in messages)]) == [b"a", b"b"]
         consumer.finishes(messages)
+
+
+def open_waiting(nsqd: NsqdProcess, more: bytes = b"") -> socket.socket:
+    """A connection with a request that waits for a message."""
+    host, _, port = nsqd.http_address.rpartition(":")
+    client = socket.create_connection((host, int(port)))
+    client.sendall(f"GET /channel/consume?{HERE}&wait=60s HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+    eventually(partial(waits_for, nsqd, 1))
+    client.sendall(more)
+    return client
+
+
+@pytest.mark.parametrize("more", [b"", b"GET /ping HTTP/1.1\r\nHost: h\r\n\r\n"])
+def test_a_request_that_waits_takes_nothing_for_a_client_that_is_gone(patient, more):
+    with connect(patient) as producer:
+        for number in range(1, 4):
+            open_waiting(patient, more).close()
+            producer.publishes(b"%d" % number, topic=b"orders")
+            (message,) = consume(patient, "wait=60s")
+            assert (bodies([message]), message["attempts"]) == ([b"%d" % number], 1)
+            assert finish(patient, message) == 1
+            eventually(partial(waits_for, patient, 0))
+
+
+@pytest.mark.parametrize("more", [b"", b"GET /ping HTTP/1.1\r\nHost: h\r\n\r\n"])
+def test_a_request_that_waits_ends_soon_after_its_client(patient, more):
+    open_waiting(patient, more).close()
+    eventually(partial(waits_for, patient, 0))
+    with open_waiting(patient) as client:  # a reset, because of what was not read
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    eventually(partial(waits_for, patient, 0))
+
+
+def test_a_client_that_has_shut_down_its_sending_side_counts_as_gone(patient):
+    with open_waiting(patient) as client:
+        client.shutdown(socket.SHUT_WR)
+        assert client.makefile("rb").read().endswith(b'{"messages":[]}')
 
 
 def test_a_stop_answers_requests_that_wait(nsqd, clients):
