@@ -17,6 +17,8 @@ _FIRST_PENALTY: Final = 1.0
 _MAX_PENALTY: Final = 60.0
 _MAX_FREE: Final = 10
 """Attempts of a call that do not count, because its command was not executed."""
+_MAX_ALIKE: Final = 3
+"""Equal attempts of a call, of which only the last ones are kept."""
 _FIRST_PAUSE: Final = 0.05
 _MAX_PAUSE: Final = 1.0
 _MIN_SHARE: Final = 1.0
@@ -58,6 +60,12 @@ class Attempt:
     def is_final(self) -> bool:
         """Whether nsqd refused the message itself, as every other node would."""
         return isinstance(self.error, NsqError) and self.error.code in _MESSAGE_ERRORS
+
+
+def _is_unreached(attempt: Attempt) -> bool:
+    """Whether the node did not take the command, because it was not there or was stopping."""
+    error = attempt.error
+    return isinstance(error, ConnectionLost) or (isinstance(error, NsqError) and str(error).endswith("exiting"))
 
 
 def failed_attempt(address: str, error: Exception, *, was_sent: bool) -> Attempt:
@@ -196,8 +204,9 @@ class Candidates:
     Each node is tried twice, because an idle connection may have ended. `now` and `deadline` are seconds.
 
     With `ids`, the messages have publish ids. Then a node that did not answer is tried again until it does, and no
-    other one in its place: only this node can know whether it has the messages. `earlier` are the attempts of an
-    earlier call.
+    other one in its place: only this node can know whether it has the messages. If all nodes were tried in vain, those
+    that could not be reached, or were stopping, are tried again until the deadline, after longer and longer pauses.
+    `earlier` are the attempts of an earlier call.
     """
 
     def __init__(
@@ -226,6 +235,12 @@ class Candidates:
         """Nodes that did not answer, with the number of attempts since then."""
         self._answered: set[str] = set()
         """Nodes that have answered since they last did not."""
+        self._unreached: set[str] = set()
+        """Nodes that could not be reached when they were tried last, or were stopping."""
+        self._rounds = 0
+        """How often those were tried again."""
+        self._ended_round: Attempt | None = None
+        """The attempt after which the last round began."""
         self._taken = {*_nodes_with(earlier, Outcome.SENT), *self._again}
 
     @property
@@ -249,6 +264,9 @@ class Candidates:
 
     def note(self, attempt: Attempt, now: float) -> bool:
         """Record an attempt at a node from `take`. Returns whether its copy needs no attempt at another node."""
+        alike = [each for each in self.attempts if str(each) == str(attempt)]
+        if len(alike) >= _MAX_ALIKE:
+            self.attempts.remove(alike[0])
         self.attempts.append(attempt)
         is_retried = attempt.address in self._failures and attempt.outcome is not Outcome.SENT
         # Neither says anything about the node: NotExecuted means that the connection had ended.
@@ -269,11 +287,25 @@ class Candidates:
             self._free -= 1
             self.left += 1
             self._order.insert(0, attempt.address)
+        elif self._ids:
+            self._begin_round_after(attempt, now)
         return False
 
+    def _begin_round_after(self, attempt: Attempt, now: float) -> None:
+        """If no node is left, go on with those that may be there again."""
+        if _is_unreached(attempt):
+            self._unreached.add(attempt.address)
+        else:
+            self._unreached.discard(attempt.address)
+        if self._unreached and (self.left <= 0 or self._taken.issuperset(self._order)):
+            self._order = [node for node in self._nodes.in_order(now) if node in self._unreached]
+            self.left = len(self._order)
+            self._rounds += 1
+            self._ended_round = attempt
+
     def pause_after(self, attempt: Attempt, now: float) -> float:
-        """Seconds to wait before the node is tried again."""
-        count = self._failures.get(attempt.address, 0)
+        """Seconds to wait before the node, or another one, is tried again."""
+        count = self._rounds if attempt is self._ended_round else self._failures.get(attempt.address, 0)
         pause = min(_FIRST_PAUSE * 2.0 ** min(count, _MAX_FREE), _MAX_PAUSE) if count else 0.0
         return max(0.0, min(pause, self._deadline - now))
 

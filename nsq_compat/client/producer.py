@@ -44,8 +44,9 @@ class Producer:
 
     `publish_timeout` (seconds) is the default timeout of a call. `copies` is the number of nodes that must answer OK;
     they are asked at the same time. An `idempotent` producer gives each message an id, with which it publishes again at
-    a node that did not answer. `batch_*` apply to `publish_async`. With `tracing`, publishes have spans of
-    OpenTelemetry: of this provider or, if True, of the global one. Other options are those of ``ConnectionSettings``.
+    a node that did not answer, and waits for nodes that cannot be reached. `batch_*` apply to `publish_async`. With
+    `tracing`, publishes have spans of OpenTelemetry: of this provider or, if True, of the global one. Other options are
+    those of ``ConnectionSettings``.
     """
 
     def __init__(
@@ -145,8 +146,9 @@ class Producer:
         return sending.later(lambda payloads: self._batcher.add(topic, payloads))
 
     def retry(self, error: PublishError, *, timeout: float | None = None) -> Published:
-        """Publish again what has failed with this error, with the same ids, and first at the nodes that may have it.
+        """Publish again what has failed with this error, with the same ids.
 
+        Nodes that may have it are asked until they answer, and others only for a node that refuses it or was not asked.
         Raises like `publish`; ``ValueError`` if the error is not one of an idempotent producer.
         """
         return self._publish_command(retried(error), timeout, error.attempts)

@@ -59,13 +59,13 @@ class Peer:
 class FakeNsqd:
     """Responds to each command as `answers` says; a test may change them."""
 
-    def __init__(self, answers: dict[str, Answer] | None = None, **features: object) -> None:
+    def __init__(self, answers: dict[str, Answer] | None = None, *, port: int = 0, **features: object) -> None:
         self.answers = {**DEFAULTS, **(answers or {})}
         if features:
             self.answers["IDENTIFY"] = response_frame(json.dumps(features).encode())
         self.peers: list[Peer] = []
         self._next_id = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()

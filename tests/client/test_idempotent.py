@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -106,6 +107,26 @@ def test_a_node_that_cannot_be_reached_after_an_unknown_outcome_stays_the_only_o
     assert (published.nodes, published.doubtful) == ((node.address,), ())
     assert len(set(ids_at(node))) == 1
     assert ids_at(other) == []
+
+
+def test_a_publish_waits_for_a_node_that_is_not_running(make_nsqd, make):
+    gone = make(OK)
+    port = int(gone.address.rpartition(":")[2])
+    gone.close()
+    with Producer(gone.address, idempotent=True, publish_timeout=60) as producer, ThreadPoolExecutor(1) as pool:
+        publishing = pool.submit(producer.publish, "t", b"one")
+        assert not wait([publishing], 0.5).done  # while it is refused
+        node = make_nsqd({"HPUB": OK}, port=port, max_rdy_count=2500, nsq_compat={"headers": True})
+        assert publishing.result(60).nodes == (node.address,)
+    assert len(ids_at(node)) == 1
+
+
+def test_a_publish_fails_at_the_timeout_if_no_node_can_be_reached(make):
+    gone = make(OK)
+    gone.close()
+    with Producer(gone.address, idempotent=True, publish_timeout=0.5) as producer, pytest.raises(Refused) as failure:
+        producer.publish("t", b"one")
+    assert 2 <= len(failure.value.attempts) <= 3
 
 
 def test_a_retry_is_for_a_producer_of_other_nodes_too(make):

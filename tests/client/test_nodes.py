@@ -232,6 +232,72 @@ def test_repeated_failures_of_a_call_count_once_for_other_calls(nodes):
     assert "a:1" in {nodes.in_order(1.0)[0] for _ in range(3)}
 
 
+def refuse(candidates: Candidates, count: int) -> list[float]:
+    """Let attempts fail one after the other, because nodes cannot be reached; returns the pauses."""
+    return [
+        fails(candidates, node, ConnectionLost("refused"), was_sent=False)
+        for _ in range(count)
+        if (node := taken(candidates, 1)[0]) is not None
+    ]
+
+
+def test_nodes_that_cannot_be_reached_are_tried_again_after_longer_and_longer_pauses(nodes):
+    candidates = with_ids(nodes)
+    pauses = refuse(candidates, 24)
+    assert pauses == [pause for last in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0) for pause in (0.0, 0.0, last)]
+    (last,) = map(str, taken(candidates, 1))
+    assert candidates.note(Attempt(last, Outcome.SENT), 0)
+    assert candidates.result(PUBLISH).nodes == (last,)
+
+
+def test_only_nodes_that_cannot_be_reached_or_stop_are_tried_again(nodes):
+    candidates = with_ids(nodes)
+    stopping = NsqError("E_HPUB_FAILED", "HPUB failed exiting")
+    assert taken(candidates, 1) == ["a:1"]
+    assert fails(candidates, "a:1", FULL) == 0
+    assert taken(candidates, 1) == ["b:1"]
+    assert fails(candidates, "b:1", stopping) == 0
+    assert taken(candidates, 1) == ["c:1"]
+    assert fails(candidates, "c:1", HeadersNotTaken(), was_sent=False) > 0
+    assert taken(candidates, 2) == ["b:1", None]
+    assert fails(candidates, "b:1", FULL) == 0
+    assert candidates.take(0) is None
+    with pytest.raises(Refused):
+        candidates.result(PUBLISH)
+
+
+def test_without_ids_nodes_that_cannot_be_reached_are_not_tried_again(nodes):
+    candidates = Candidates(nodes, 1, 0, 60)
+    assert refuse(candidates, 10) == [0.0] * 3
+
+
+def test_both_copies_wait_for_their_nodes(nodes):
+    candidates = with_ids(nodes, copies=2)
+    for _ in range(10):
+        nodes_taken = taken(candidates, 2)
+        assert len({*nodes_taken}) == 2
+        for node in nodes_taken:
+            fails(candidates, str(node), ConnectionLost("refused"), was_sent=False)
+    first, second = map(str, taken(candidates, 2))
+    assert candidates.note(Attempt(first, Outcome.SENT), 0)
+    fails(candidates, second, ConnectionLost("refused"), was_sent=False)
+    (third,) = map(str, taken(candidates, 1))
+    assert third != first
+    assert candidates.note(Attempt(third, Outcome.SENT), 0)
+    assert set(candidates.result(PUBLISH).nodes) == {first, third}
+
+
+def test_of_equal_attempts_the_last_three_are_kept(nodes):
+    candidates = with_ids(nodes)
+    assert len(refuse(candidates, 150)) == 150
+    assert len(candidates.attempts) == 9
+    with pytest.raises(Refused) as failure:
+        candidates.result(PUBLISH)
+    again = with_ids(nodes, earlier=failure.value.attempts)
+    assert len(refuse(again, 3)) == 3
+    assert len(again.attempts) == 9
+
+
 def test_a_further_call_begins_with_the_nodes_in_doubt_and_spares_those_that_have_a_copy(nodes):
     earlier = [Attempt("b:1", Outcome.SENT), failed_attempt("c:1", LOST, was_sent=True)]
     candidates = with_ids(nodes, copies=2, earlier=earlier)

@@ -60,9 +60,9 @@ class Producer:
 
     `publish_timeout` (seconds) is the default timeout of a call. `copies` is the number of nodes that must answer OK;
     they are asked at the same time. An `idempotent` producer gives each message an id, with which it publishes again at
-    a node that did not answer. `batch_messages` and `batch_bytes` limit what is published together. With `tracing`,
-    publishes have spans of OpenTelemetry: of this provider or, if True, of the global one. Other options are those of
-    ``ConnectionSettings``.
+    a node that did not answer, and waits for nodes that cannot be reached. `batch_messages` and `batch_bytes`
+    limit what is published together. With `tracing`, publishes have spans of OpenTelemetry: of this provider or, if
+    True, of the global one. Other options are those of ``ConnectionSettings``.
 
     A call that is cancelled may have published or not. It affects no other call.
     """
@@ -154,8 +154,9 @@ class Producer:
             return sending.note(await self._publish(publish_of(topic, sending.bodies, 0.0), timeout))
 
     async def retry(self, error: PublishError, *, timeout: float | None = None) -> Published:
-        """Publish again what has failed with this error, with the same ids, and first at the nodes that may have it.
+        """Publish again what has failed with this error, with the same ids.
 
+        Nodes that may have it are asked until they answer, and others only for a node that refuses it or was not asked.
         Raises like `publish`; ``ValueError`` if the error is not one of an idempotent producer.
         """
         return await self._publish(retried(error), timeout, error.attempts)
