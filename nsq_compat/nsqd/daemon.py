@@ -23,7 +23,7 @@ from nsq_compat.log.mirrored_files import Changes, MirroredFiles
 from nsq_compat.log.storage import Done, Durability, Storage
 from nsq_compat.net.certificates import load_certificates
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.event_loop import AlarmClock, BusyPoll, LoopLag, LoopTick, has_spare_cpu, turns
+from nsq_compat.net.event_loop import AlarmClock, BusyPoll, LoopLag, LoopTick, has_spare_cpu, turns, yield_to_loop
 from nsq_compat.net.process import descriptors_left_by_clients, exempt_from_collection
 from nsq_compat.net.server import ConnectionLimits, HttpServer, TcpServer
 from nsq_compat.net.sockets import listen, port_of
@@ -74,6 +74,8 @@ STOP_SECONDS = 5.0
 _DRAIN_POLL_SECONDS = 0.1
 _TRANSFER_SECONDS = 2.0
 _POLL_SECONDS = 0.01
+_WOKEN_AT_ONCE = 16
+_ASKED_AT_ONCE = 4096
 _TOPICS_PER_EXEMPTION = 500
 """Collecting the objects of a thousand topics takes 10 ms."""
 
@@ -177,7 +179,7 @@ class Daemon:
                 save_metadata=self._metadata.save,
                 new_ids=self._enforcer.new_ids,
             )
-        self._waiters: list[tuple[Callable[[], bool], Event]] = []
+        self._waiters: dict[Event, Callable[[], bool]] = {}
         self._is_stopping = False
         self._waker = gevent.spawn(self._wake_waiters)
         self._listen(tick)
@@ -307,7 +309,7 @@ class Daemon:
     def stop(self) -> None:
         """End every connection and then the queue, so that no message is accepted that could not be stored."""
         self._is_stopping = True
-        for _, is_over in self._waiters:
+        for is_over in self._waiters:
             is_over.set()
         self._drain.kill()
         self._token_watch.kill()
@@ -522,21 +524,29 @@ class Daemon:
             return True
         if self._is_stopping:
             return False
-        waiter = (condition, Event())
-        self._waiters.append(waiter)
+        is_over = Event()
+        self._waiters[is_over] = condition
         if self._waker.ready():
             self._waker = gevent.spawn(self._wake_waiters)
-        was_true = waiter[1].wait(seconds) and not self._is_stopping
-        self._waiters.remove(waiter)
+        try:
+            was_true = is_over.wait(seconds) and not self._is_stopping
+        finally:
+            del self._waiters[is_over]
         return was_true or condition()
 
     def _wake_waiters(self) -> None:
         # One timer for all: thousands of clients may wait for the next message of a topic.
         while self._waiters:
             gevent.sleep(_POLL_SECONDS)
-            for condition, is_over in self._waiters:
+            woken = 0
+            for number, (is_over, condition) in enumerate([*self._waiters.items()], 1):
                 if condition():
                     is_over.set()
+                    woken += 1
+                # Some at a time. If they wait for the same message, the condition of the others is false then.
+                if woken == _WOKEN_AT_ONCE or number % _ASKED_AT_ONCE == 0:
+                    woken = 0
+                    yield_to_loop()
 
     def set_policies(self, written: object) -> None:
         self._apply(Policies(written))

@@ -10,8 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gevent
 import pytest
 
+from nsq_compat.nsqd.daemon import Daemon
+from nsq_compat.nsqd.options import NsqdOptions
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
@@ -262,3 +265,27 @@ def test_a_stream_over_tls(tmp_path):
         with Events(nsqd, HERE, verify=str(certificates.root_ca)) as events:
             assert nsqd.asks("POST", "/pub?topic=orders", b"a").status == 200
             assert bodies(events.take(1)) == [b"a"]
+
+
+def test_of_many_requests_that_wait_for_a_message_only_some_are_woken(tmp_path: Path) -> None:
+    options = NsqdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", data_path=str(tmp_path))
+    nsqd = Daemon(options)
+    nsqd.start()
+    messages: list[str] = []
+    asked: list[bool] = []
+
+    def wait() -> None:
+        if nsqd.wait_until(lambda: bool(messages), 30):
+            asked.append(True)
+            messages.clear()
+
+    try:
+        requests = [gevent.spawn(wait) for _ in range(1000)]
+        gevent.sleep(0)
+        messages.append("hello")
+        while messages:
+            gevent.sleep(0.001)
+        assert 0 < len(asked) <= 16
+    finally:
+        nsqd.stop()
+    gevent.joinall(requests, raise_error=True)
