@@ -93,6 +93,9 @@ def main() -> NoReturn:
 def run(words: Sequence[str]) -> int:
     """Run the subcommand of a command line; returns the exit code."""
     name = words[0] if words else ""
+    if name in ("-h", "--help", "-help"):
+        print((__doc__ or "").strip())
+        return 0
     if name.lstrip("-") == "version" and name.startswith("-"):
         print(version_text(PROGRAM))
         return 0

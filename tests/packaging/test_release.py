@@ -131,6 +131,35 @@ def test_an_archive_depends_on_contents_only(tmp_path: Path):
     assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
 
 
+def test_a_manual_page_has_every_flag_and_what_it_means():
+    page = runpy.run_path(str(ROOT / "scripts" / "release"))["manual_page"]
+    usage = "Usage of to_nsq:\n  -rate int\n    \tmost messages a second (default 1)\n  -version\n    \t.ends \\ here\n"
+    flags = page("to_nsq", "publish lines", usage, "1.0.0", "1800000000").partition("two.\n")
+    assert flags[0].splitlines()[:3] == [
+        '.TH TO_NSQ 1 2027-01-15 "nsq_compat 1.0.0"',
+        ".SH NAME",
+        r"to_nsq \- publish lines",
+    ]
+    assert flags[2].splitlines()[:6] == [
+        ".TP",
+        r"\fB\-rate\fR \fIint\fR",
+        r"\&most messages a second (default 1)",
+        ".TP",
+        r"\fB\-version\fR \fI\fR",
+        r"\&.ends \e here",
+    ]
+
+
+def test_a_manual_page_of_a_program_with_subcommands_shows_its_help_as_it_is():
+    page = runpy.run_path(str(ROOT / "scripts" / "release"))["manual_page"]
+    shown = page("nsq_data", "check", "``nsq_data``: check.\n\n    nsq_data check --json\n", "1.0.0", "1800000000")
+    assert shown.endswith(".nf\n\\&nsq_data: check.\n\\&\n\\&    nsq_data check \\-\\-json\n.fi\n")
+
+
+def test_every_program_has_a_purpose_for_its_manual_page():
+    assert list(runpy.run_path(str(ROOT / "scripts" / "release"))["PURPOSES"]) == console_scripts()
+
+
 # --- Without extras ---------------------------------------------------------------------------------------------------
 
 

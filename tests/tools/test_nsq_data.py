@@ -87,6 +87,11 @@ def test_an_unknown_subcommand_is_wrong_usage(words, capsys):
     assert "check|export|salvage" in capsys.readouterr().err
 
 
+def test_help_describes_the_subcommands(capsys):
+    assert run_words(["--help"]) == 0
+    assert "nsq_data export  --data-path=..." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["check", "export", "salvage"])
 def test_an_unknown_flag_is_wrong_usage(name, capfd):
     with pytest.raises(SystemExit) as caught:
