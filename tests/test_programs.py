@@ -31,7 +31,18 @@ PATIENCE = 60.0
 UNNEEDED = {
     "nsqd": (
         *("_hashlib", "_ssl", "ctypes", "datetime", "decimal", "email", "html", "inspect", "pdb", "pickle", "tomllib"),
-        *("cramjam", "ddsketch", "flask", "jinja2", "prometheus_client", "re2", "requests", "urllib3", "werkzeug"),
+        *(
+            "cramjam",
+            "ddsketch",
+            "flask",
+            "jinja2",
+            "prometheus_client",
+            "re2",
+            "requests",
+            "urllib3",
+            "werkzeug",
+            "zlib_ng",
+        ),
         *("nsq_compat.bounded_http", "nsq_compat.client", "nsq_compat.net.tls", "nsq_compat.web.admin"),
     ),
     "to_nsq": (
@@ -45,7 +56,14 @@ UNNEEDED = {
         "nsq_compat.log.topic_log",
     ),
 }
-UNNEEDED["nsqlookupd"] = (*UNNEEDED["nsqd"], "nsq_compat.queue.topic", "nsq_compat.log.topic_log", "nsq_compat.nsqd")
+UNNEEDED["nsqlookupd"] = (
+    *UNNEEDED["nsqd"],
+    "gevent.threadpool",
+    "google_crc32c",
+    "nsq_compat.queue.topic",
+    "nsq_compat.log.topic_log",
+    "nsq_compat.nsqd",
+)
 UNNEEDED["nsq_tail"] = UNNEEDED["to_nsq"]
 MIB = 1 << 20
 

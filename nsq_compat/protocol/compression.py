@@ -7,22 +7,19 @@ all data before the corruption; with deflate, the last bytes before it may be lo
 
 nsqd: deflate has no header; snappy uses the framing format, in which each direction begins with a stream identifier and
 each chunk has a checksum.
+
+The libraries are imported by the first connection that uses them. They take 3 MB of memory.
 """
 
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
-from typing import Final
-
-import google_crc32c
-from zlib_ng import zlib_ng
+from typing import Any, Final
 
 from nsq_compat import missing_package
 from nsq_compat.protocol import schema
 from nsq_compat.protocol.layout import ReceiveBuffer
 
-SNAPPY_INSTALLED: Final = (
-    find_spec("snappy") is not None
-)  # an extra; importing it takes 2 MB, without clients that use it
+SNAPPY_INSTALLED: Final = find_spec("snappy") is not None  # an extra
 """Whether `Snappy` can be used; check before making one."""
 SNAPPY_MISSING: Final = missing_package("python-snappy", "snappy")
 
@@ -46,7 +43,8 @@ _MASK_DELTA: Final = 0xA282EAD8
 
 # --- Deflate ----------------------------------------------------------------------------------------------------------
 
-_RAW_DEFLATE: Final = -zlib_ng.MAX_WBITS
+_RAW_DEFLATE: Final = -15  # without a header, with the largest window
+_SYNC_FLUSH: Final = 2
 _INPUT_SLICE: Final = 1 << 14
 
 
@@ -76,6 +74,9 @@ class Deflate(Codec):
     def __init__(self, level: int) -> None:
         if not 1 <= level <= 9:
             raise ValueError(f"deflate level must be 1 to 9, not {level}")
+        from zlib_ng import zlib_ng
+
+        self._error: Any = zlib_ng.error
         self._compressor = zlib_ng.compressobj(level, wbits=_RAW_DEFLATE)
         self._decompressor = zlib_ng.decompressobj(_RAW_DEFLATE)
         self._ended = False
@@ -83,7 +84,7 @@ class Deflate(Codec):
     def encode(self, data: bytes) -> bytes:
         if not data:
             return b""
-        return self._compressor.compress(data) + self._compressor.flush(zlib_ng.Z_SYNC_FLUSH)
+        return self._compressor.compress(data) + self._compressor.flush(_SYNC_FLUSH)
 
     def decode(self, data: bytes) -> Iterator[bytes]:
         # In slices, because zlib copies the unused input for every piece.
@@ -92,7 +93,7 @@ class Deflate(Codec):
             while True:
                 try:
                     piece = self._decompressor.decompress(waiting, MAX_PIECE)
-                except zlib_ng.error as error:  # type: ignore[misc]  # its stub calls it an instance
+                except self._error as error:
                     raise CompressionError(str(error)) from None
                 waiting = self._decompressor.unconsumed_tail
                 if piece:
@@ -197,6 +198,8 @@ def _block_size(prefix: bytes) -> int:
 
 def _decode(chunk: bytes) -> bytes:
     """The plain bytes of a data chunk."""
+    import google_crc32c
+
     checksum = int.from_bytes(chunk[_HEADER_SIZE : _HEADER_SIZE + _CRC_SIZE], "little")
     block = chunk[_HEADER_SIZE + _CRC_SIZE :]
     if chunk[0] == _COMPRESSED:
