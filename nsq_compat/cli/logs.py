@@ -115,14 +115,12 @@ class LineHandler(logging.Handler):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record's line or lines, each ending in a newline."""
-        return self.line(
-            record.created,
-            min(max(record.levelno // 10, DEBUG), FATAL),
-            record.getMessage(),
-            logger=record.name,
-            traceback="".join(traceback.format_exception(*record.exc_info)) if record.exc_info else "",
-            stack=record.stack_info or "",
-        )
+        more = {"logger": record.name}
+        if record.exc_info:
+            more["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        if record.stack_info:
+            more["stack"] = record.stack_info
+        return self.line(record.created, min(max(record.levelno // 10, DEBUG), FATAL), record.getMessage(), **more)
 
     def line(self, created: float, level: int, text: str, **more: str) -> str:
         """One line in NSQ's form, local time, and the lines of a `traceback` and a `stack`."""
@@ -132,7 +130,10 @@ class LineHandler(logging.Handler):
             self._stamp = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(second))
         micros = int((created - second) * 1e6)
         line = f"{self._prefix}{self._stamp}.{micros:06d} {LEVEL_NAMES[level]}: {one_line(text)}\n"
-        return line + _indented(more.get("traceback", "")) + _indented(more.get("stack", ""))
+        for name in ("traceback", "stack"):
+            if name in more:
+                line += _indented(more[name])
+        return line
 
     def write(self, text: str) -> None:
         """Write lines, keep them until the next call, or count them as lost. Neither raises nor waits."""

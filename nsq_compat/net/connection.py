@@ -529,12 +529,12 @@ class Connection(Generic[Session]):
         """Shut our side down after everything is sent. Drop received bytes until the client closes or time is up."""
         self._is_shut = True
         self.session.closed()
-        with contextlib.suppress(OSError):  # the client has closed it already
-            self._socket.shutdown(socket.SHUT_WR)
         if self._input_ended:
             self.abort()
-        else:
-            self._set_alarm()
+            return
+        with contextlib.suppress(OSError):  # the client has closed it already
+            self._socket.shutdown(socket.SHUT_WR)
+        self._set_alarm()
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, (OSError, TlsError)):

@@ -1,6 +1,8 @@
 """The body of IDENTIFY and nsqd's response to it, encoded and decoded. The session negotiates."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final
 
 from nsq_compat.protocol.errors import E_BAD_BODY, FatalClientError
@@ -8,6 +10,8 @@ from nsq_compat.protocol.go_json import INT32, JsonError, Kind, dumps, fields_of
 
 MAX_TEXT: Final = 256
 """Characters of a client's texts. /stats and log lines repeat them, for every consumer of a channel."""
+_MAX_REMEMBERED: Final = 1024
+"""Bytes of a body that may be remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,8 @@ class IdentifyRequest:
 
     def __str__(self) -> str:
         """The form of Go's log lines."""
-        return "{" + " ".join(f"{go_name}:{_go_text(getattr(self, name))}" for name, go_name in _GO_NAMES.items()) + "}"
+        values = _go_values(self)
+        return _GO_LINE % tuple("true" if each is True else "false" if each is False else each for each in values)
 
     def encode(self) -> bytes:
         """The JSON object, without fields that are zero."""
@@ -71,7 +76,7 @@ class IdentifyResponse:
 
     def encode(self) -> bytes:
         """The JSON object, as the data of a response frame."""
-        return dumps(_to_wire(self)).encode("utf-8")
+        return _encoded(self)
 
 
 _GO_NAMES: Final = {
@@ -93,9 +98,8 @@ _GO_NAMES: Final = {
 }
 
 
-def _go_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
+_GO_LINE: Final = "{" + " ".join(f"{name}:%s" for name in _GO_NAMES.values()) + "}"
+_go_values: Final = attrgetter(*_GO_NAMES)
 
 _EXTENSIONS: Final = "nsq_compat"
 _HEADERS: Final = "message_headers"
@@ -103,8 +107,14 @@ _HEADERS_ON_WIRE: Final = "headers"
 
 
 def _to_wire(message: IdentifyRequest | IdentifyResponse) -> dict[str, Any]:
-    values = asdict(message)
+    # Not with asdict(), which copies each value and takes ten times as long.
+    values = {name: getattr(message, name) for name in message.__slots__}
     return values | {_EXTENSIONS: {_HEADERS_ON_WIRE: True}} if values.pop(_HEADERS) else values
+
+
+@lru_cache(64)  # most clients of an nsqd are granted the same
+def _encoded(response: IdentifyResponse) -> bytes:
+    return dumps(_to_wire(response)).encode("utf-8")
 
 
 def _from_wire(values: dict[str, Any]) -> dict[str, Any]:
@@ -125,6 +135,11 @@ _RESPONSE_FIELDS: Final = _fields(IdentifyResponse)
 
 def decode_identify(body: bytes) -> IdentifyRequest:
     """Decode the body of an IDENTIFY. Raises ``FatalClientError`` for anything but such a JSON object."""
+    # A client sends the same body with each connection, and so do most clients of a host.
+    return _remembered_identify(body) if len(body) <= _MAX_REMEMBERED else _decode_identify(body)
+
+
+def _decode_identify(body: bytes) -> IdentifyRequest:
     try:
         fields = _from_wire(loads_object(body, _REQUEST_FIELDS))
     except JsonError:
@@ -133,6 +148,9 @@ def decode_identify(body: bytes) -> IdentifyRequest:
         if isinstance(value, str):
             fields[name] = value[:MAX_TEXT]  # docs/differences.md: document-size
     return IdentifyRequest(**fields)
+
+
+_remembered_identify: Final = lru_cache(64)(_decode_identify)
 
 
 def decode_identify_response(data: bytes) -> IdentifyResponse:

@@ -8,6 +8,7 @@ by the right codec (docs/differences.md: pipelined-upgrade).
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from nsq_compat import NSQ_VERSION
@@ -51,6 +52,7 @@ class NsqdLimits:
     topology_zone: str = ""
 
 
+@lru_cache(64)
 def settings_before_identify(host: str, limits: NsqdLimits) -> IdentifyRequest:
     """The settings before IDENTIFY; `host` is the client's address without the port."""
     return IdentifyRequest(
@@ -71,6 +73,7 @@ def command_timeout(settings: IdentifyRequest) -> float:
     return 2 * settings.heartbeat_interval / 1000 if settings.heartbeat_interval else NEVER
 
 
+@lru_cache(64)  # clients of one program ask for the same
 def negotiate(request: IdentifyRequest, current: IdentifyRequest, limits: NsqdLimits) -> IdentifyRequest:
     """The settings after an IDENTIFY. Raises ``FatalClientError`` for the first invalid field, in nsqd's order."""
 

@@ -9,7 +9,6 @@ Invariants:
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -109,7 +108,8 @@ class NsqdSession(Conversation):
         self._settings = negotiation.settings_before_identify(host, limits)
         self._command_timeout = command_timeout(self._settings)
         # nsqd: the first IDENTIFY fixes the settings of deliveries; another one changes the rest.
-        self._delivery = self._settings  # the same object until then
+        self._delivery = self._settings
+        self._has_identified = False
         self._layers = Layers()
         self._heartbeat_due = NEVER
         self._deadline = NEVER
@@ -329,7 +329,7 @@ class NsqdSession(Conversation):
         if spec is table.MIRROR and self._standby is None:
             raise FatalClientError(E_INVALID, b"invalid command MIRROR")  # as without the command
         if self._access is not None:
-            self._access.admit(spec, has_identified=self._delivery is not self._settings)
+            self._access.admit(spec, has_identified=self._has_identified)
         if spec is table.DPUB or (spec is table.HPUB and len(tokens) > 2):
             table.delay_of(tokens, self._limits.max_defer_timeout_ms)
         elif spec is table.MPUB or spec is table.HMPUB:
@@ -443,11 +443,11 @@ class NsqdSession(Conversation):
     def _identify(self, command: SimpleCommand) -> None:
         request = decode_identify(command.body)
         log.info("[%s] IDENTIFY: %s", self.peer, request)
-        is_first = self._delivery is self._settings
         self._settings = negotiation.negotiate(request, self._settings, self._limits)
         self._command_timeout = command_timeout(self._settings)
-        if is_first:
-            self._delivery = replace(self._settings)
+        if not self._has_identified:
+            self._has_identified = True
+            self._delivery = self._settings
             self._restart_heartbeat()
         if not request.feature_negotiation:
             self._replies.append(OK)
