@@ -18,7 +18,17 @@ from typing import Final
 from nsq_compat.log.data_path import reason
 from nsq_compat.policy.log_throttle import LogThrottle
 from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
-from nsq_compat.protocol.headers import EXPIRES, HeaderError, encode, with_origin_id
+from nsq_compat.protocol.headers import (
+    ATTEMPTS,
+    EXPIRES,
+    FIRST_PUBLISHED,
+    ORIGIN_CHANNEL,
+    ORIGIN_EXPIRES,
+    ORIGIN_TOPIC,
+    HeaderError,
+    encode,
+    with_origin_id,
+)
 from nsq_compat.protocol.message import (
     attempts,
     body,
@@ -39,12 +49,6 @@ log = logging.getLogger(__name__)
 REDRIVE_CHANNEL: Final = "redrive"
 _BATCH_SIZE: Final = 256
 _UNLIMITED: Final = 1 << 16  # attempts has 16 bits
-ORIGIN_TOPIC: Final = "nsq-origin-topic"
-ORIGIN_CHANNEL: Final = "nsq-origin-channel"
-ATTEMPTS: Final = "nsq-attempts"
-ORIGIN_EXPIRES: Final = "nsq-origin-expires"
-FIRST_PUBLISHED: Final = "nsq-first-published"
-"""Nanoseconds since 1970. A message that fails again after it was redriven keeps it."""
 
 
 class Transfer:

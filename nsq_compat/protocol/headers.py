@@ -23,6 +23,13 @@ ID: Final = "nsq-id"
 """The publish id: a topic with a `dedup_window` publishes messages of one id only once (``queue.publish_ids``)."""
 ORIGIN_ID: Final = "nsq-origin-id"
 """The publish id of a message that was published again on purpose."""
+ORIGIN_TOPIC: Final = "nsq-origin-topic"
+ORIGIN_CHANNEL: Final = "nsq-origin-channel"
+ORIGIN_EXPIRES: Final = "nsq-origin-expires"
+FIRST_PUBLISHED: Final = "nsq-first-published"
+"""Nanoseconds since 1970. A message that fails again after it was redriven keeps it."""
+ATTEMPTS: Final = "nsq-attempts"
+"""Deliveries."""
 MAX_ID: Final = 128
 NO_HEADERS: Final[Headers] = MappingProxyType({})
 
@@ -38,6 +45,14 @@ _EXPIRES: Final = EXPIRES.encode("ascii")
 _ID: Final = ID.encode("ascii")
 _NS_PER_SECOND: Final = 1_000_000_000
 _SHOWN: Final = 40
+_RESERVED: Final = b"nsq-"
+_KNOWN: Final = tuple(
+    name.encode("ascii")
+    for name in (EXPIRES, ID, ORIGIN_ID, ORIGIN_TOPIC, ORIGIN_CHANNEL, ORIGIN_EXPIRES, FIRST_PUBLISHED, ATTEMPTS)
+)
+"""All names that begin with `_RESERVED`. Programs that pass dead letters on publish all of them."""
+_FIRST_TIME: Final = 1_000_000_000
+"""In 2001, Unix seconds. What is smaller was meant as a duration."""
 MAX_PART: Final = 4096
 """Payloads of an HMPUB that are split at once, in about a millisecond."""
 _EMPTY_BLOCK: Final[bytes] = _pack_short(0)
@@ -109,7 +124,11 @@ def _value_of(data: bytes, begin: int, name: bytes) -> bytes:
 
 
 def with_origin_id(headers: Headers) -> Headers:
-    """The headers of a message that is published again on purpose, which its publish id must not prevent."""
+    """The headers of a message that is published again on purpose, which its publish id must not prevent.
+
+    Those that may not be published, which an earlier version accepted, are left out.
+    """
+    headers = {name: value for name, value in headers.items() if _may_be_published(name, value)}
     if ID not in headers:
         return headers
     renamed = {name: value for name, value in headers.items() if name != ID}
@@ -119,6 +138,21 @@ def with_origin_id(headers: Headers) -> Headers:
         return renamed
     renamed[ORIGIN_ID] = headers[ID]
     return renamed
+
+
+def has_reserved(data: bytes, begin: int) -> bool:
+    """Whether the message may have headers that nsqd knows. `data` has a sound payload at `begin`."""
+    return data.find(_RESERVED, begin, body_begin(data, begin)) >= 0
+
+
+def _may_be_published(name: str, value: str) -> bool:
+    if not name.startswith("nsq-"):
+        return True
+    try:
+        encode([(name, value)])
+    except HeaderError:
+        return False
+    return True
 
 
 def declared_size(payload: bytes) -> int:
@@ -228,10 +262,26 @@ def _add(found: dict[bytes, bytes], name: bytes, value: bytes) -> None:
     found[name] = value
 
 
+def _check_reserved(name: bytes, value: bytes) -> None:
+    if name not in _KNOWN:
+        known = ", ".join(each.decode("ascii") for each in _KNOWN)
+        raise HeaderError(f"unknown header {quote(name[:_SHOWN])}; of the names that begin with nsq- there are {known}")
+    if name == _EXPIRES and int(value.partition(b".")[0]) < _FIRST_TIME:
+        raise HeaderError(
+            f"the value of header {EXPIRES} must be an absolute time in Unix seconds, not a duration: {value.decode()} "
+            "is before 2001-09-09"
+        )
+
+
 def _block(found: dict[bytes, bytes]) -> bytes:
-    """The block of valid headers. Raises ``HeaderError`` if it is too long."""
+    """The block of valid headers. Raises ``HeaderError`` if it is too long, or has some that are not published.
+
+    Messages in the log may have these, so they can still be read.
+    """
     pieces = [b""]
     for name, value in found.items():
+        if name.startswith(_RESERVED):
+            _check_reserved(name, value)
         pieces += (bytes([len(name)]), name, _pack_short(len(value)), value)
     joined = b"".join(pieces)
     if len(joined) > MAX_HEADER_BLOCK:

@@ -25,6 +25,7 @@ from nsq_compat.protocol.headers import (
     checked,
     decode,
     encode,
+    has_reserved,
     is_empty,
     with_no_headers,
     with_origin_id,
@@ -180,7 +181,9 @@ def payload(frame: bytes) -> bytes:
 
 def payload_again(frame: bytes) -> bytes:
     """The payload for publishing the message again on purpose."""
-    return encode(with_origin_id(headers(frame)).items()) + body(frame) if publish_id(frame) else payload(frame)
+    if has_headers(frame) and has_reserved(frame, HEADER_SIZE):
+        return encode(with_origin_id(headers(frame)).items()) + body(frame)
+    return payload(frame)
 
 
 def without_headers(frames: Sequence[bytes]) -> list[bytes]:

@@ -48,6 +48,8 @@ _HOLD_SECONDS: Final = 1.0
 """Time in which an operator's search must take its next step; deliveries go on after it in any case."""
 
 _NS_PER_SECOND: Final = 1_000_000_000
+_EXPIRY_LOG_SECONDS: Final = 10.0
+"""Minimum time between two log lines about expired messages."""
 
 NOT_IN_FLIGHT: Final = "ID not in flight"
 NOT_OWNER: Final = "client does not own message"
@@ -153,6 +155,7 @@ class Channel:
         self.dropped_count = 0
         self.dead_letter_count = 0
         self.expired_count = 0
+        self._expiry_is_logged_at = 0.0
         self.rejected_count = 0
         self.policy: Mapping[str, Any] = {}
         """The settings of the policies that apply, for /stats."""
@@ -660,9 +663,13 @@ class Channel:
         expired = [frame for frame in frames if 0 < expires_ns(frame) <= now_ns]
         if not expired:
             return frames
-        if not self.expired_count:
-            log.warning("CHANNEL(%s): messages have expired (see expired_count in /stats)", self.name)
         self.expired_count += len(expired)
+        if now >= self._expiry_is_logged_at:
+            self._expiry_is_logged_at = now + _EXPIRY_LOG_SECONDS
+            log.warning(
+                "CHANNEL(%s:%s): messages have expired, %d since the start of nsqd (see expired_count in /stats)",
+                self.topic_name, self.name, self.expired_count,
+            )  # fmt: skip
         self.on_change()
         if self.dead_letters is not None:
             self.dead_letters.enqueue_expired(expired)

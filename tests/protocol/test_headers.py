@@ -41,11 +41,41 @@ def test_a_payload_is_as_declared_and_is_read_as_it_was_written(pairs, body):
     [("0", 0), ("1", 10**9), ("1.5", 1_500_000_000), ("1700000000.000000001", 1_700_000_000_000_000_001)],
 )
 def test_the_time_at_which_a_message_expires(value, ns):
-    payload = encode([("other", "nsq-expires"), ("NSQ-Expires", value)]) + b"body"
+    pairs = [{"name": b"other", "value": b"nsq-expires"}, {"name": b"nsq-expires", "value": value.encode()}]
+    payload = schema.PAYLOAD.build({"headers": pairs, "body": b"body"})
     frame = message.make_frame_of_payload(b"0" * 16, 0, payload)
     assert message.expires_ns(frame) == ns
     assert message.expires_ns(message.make_frame(b"0" * 16, 0, b"nsq-expires 1")) == 0
     assert message.expires_ns(message.make_frame_of_payload(b"0" * 16, 0, encode([("a", "nsq-expires")]) + b"b")) == 0
+
+
+@pytest.mark.parametrize("value", ["0", "300", "999999999.9"])
+def test_a_duration_is_no_time(value):
+    rule = f"nsq-expires must be an absolute time in Unix seconds, not a duration: {value} is before 2001-09-09"
+    with pytest.raises(HeaderError, match=rule):
+        encode([("NSQ-Expires", value)])
+    pairs = [{"name": b"NSQ-Expires", "value": value.encode()}]
+    payload = schema.PAYLOAD.build({"headers": pairs, "body": b"body"})
+    with pytest.raises(HeaderError, match=rule):
+        checked(payload)
+    encode([("nsq-expires", "1000000000")])
+
+
+def test_names_that_nsqd_does_not_know_are_refused():
+    known = "nsq-expires, nsq-id, nsq-origin-id, nsq-origin-topic"
+    for name in ("nsq-expire", "NSQ-Expiry", "nsq-"):
+        with pytest.raises(HeaderError, match=f'unknown header "{name.lower()}"; of the names .* there are {known}'):
+            encode([(name, "1700000000")])
+    encode([("nsq", ""), ("x-nsq-expiry", ""), ("nsq-origin-topic", "t"), ("nsq-attempts", "3")])
+
+
+def test_a_message_of_an_earlier_version_with_such_headers_is_read_and_published_again_without_them():
+    pairs = {"nsq-expires": "300", "nsq-expire": "300", "a": "b"}
+    payload = schema.PAYLOAD.build({"headers": raw(pairs), "body": b"body"})
+    frame = message.make_frame_of_payload(b"0" * 16, 0, payload)
+    assert message.headers(frame) == pairs
+    assert decode(message.payload_again(frame)) == ({"a": "b"}, b"body")
+    assert with_origin_id(pairs) == {"a": "b"}
 
 
 @pytest.mark.parametrize("value", ["", "-1", "1.", "soon", "1e9", "1700000000000.5", "1.0000000001", " 1", "\u0661"])
@@ -155,7 +185,7 @@ def test_the_publish_id_is_found_among_other_headers(pairs, identity):
     payload = encode([("x", "nsq-id"), *pairs.items(), ("NSQ-Id", identity), ("y", "nsq-id")]) + b"nsq-id body"
     frame = message.make_frame_of_payload(b"0" * 16, 0, payload)
     assert message.publish_id(frame) == identity.encode()
-    without = encode([*pairs.items(), ("nsq-id.", identity)]) + b"nsq-id body"
+    without = encode([*pairs.items(), ("my-nsq-id.", identity)]) + b"nsq-id body"
     assert message.publish_id(message.make_frame_of_payload(b"0" * 16, 0, without)) == b""
     assert message.publish_id(message.make_frame(b"0" * 16, 0, b"nsq-id body")) == b""
 

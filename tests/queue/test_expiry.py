@@ -31,7 +31,7 @@ def test_expired_messages_are_counted_and_not_delivered(daemon, caplog):
     assert consumer.takes_all() == [b"later", b"never"]
     channel = daemon.channel()
     assert (channel.expired_count, channel.depth, channel.in_flight_count) == (1, 0, 2)
-    assert "messages have expired" in caplog.text
+    assert "CHANNEL(orders:archive): messages have expired, 1 since the start of nsqd" in caplog.text
 
 
 def test_a_message_expires_in_each_channel_by_itself(daemon):
@@ -118,7 +118,7 @@ def test_consumers_in_zones_get_what_has_not_expired(start):
     daemon = start(topology_aware=True)
     near = daemon.consumer(locality=Locality.ZONE_LOCAL)
     assert near.takes() == []
-    payloads = [encode([("nsq-expires", "1")]) + b"gone", encode([("nsq-expires", "99999999999")]) + b"there"]
+    payloads = [encode([("nsq-expires", "1000000000")]) + b"gone", encode([("nsq-expires", "99999999999")]) + b"there"]
     daemon.topic().publish_with_headers(payloads, daemon.now, daemon.now_ns)  # the system's clock, without a log
     assert near.takes_all() == [b"there"]
     assert daemon.channel().delivered == [1, 0, 0]

@@ -158,7 +158,7 @@ def test_deferred_messages_follow_the_same_rule(daemon):
 
 
 def test_so_do_messages_that_have_expired(daemon):
-    expired = encode([("nsq-id", "a"), ("nsq-expires", "1")]) + b"gone"
+    expired = encode([("nsq-id", "a"), ("nsq-expires", "1000000000")]) + b"gone"
     consumer = daemon.consumer()
     for _ in range(2):
         daemon.topic().publish_with_headers([expired], daemon.now, daemon.now_ns)

@@ -13,8 +13,8 @@ from nsq_compat.cluster.peek import Message, Peek, peek, query_message
 from nsq_compat.cluster.reading import UpstreamError
 from nsq_compat.cluster.stats import ChannelStats, Retained, TopicStats
 from nsq_compat.cluster.topic_log import LATEST, query_retained, read_messages
-from nsq_compat.policy.dead_letters import ATTEMPTS, FIRST_PUBLISHED, ORIGIN_CHANNEL, ORIGIN_TOPIC
 from nsq_compat.policy.policies import REJECT
+from nsq_compat.protocol.headers import ATTEMPTS, FIRST_PUBLISHED, ORIGIN_CHANNEL, ORIGIN_TOPIC
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import check_form, require, service
 from nsq_compat.web.admin.actions import perform, show_outcome
