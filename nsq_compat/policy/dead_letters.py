@@ -20,10 +20,12 @@ from nsq_compat.policy.log_throttle import LogThrottle
 from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
 from nsq_compat.protocol.headers import (
     ATTEMPTS,
+    DEAD_LETTER_REASON,
     EXPIRES,
     FIRST_PUBLISHED,
     ORIGIN_CHANNEL,
     ORIGIN_EXPIRES,
+    ORIGIN_MESSAGE_ID,
     ORIGIN_TOPIC,
     HeaderError,
     encode,
@@ -49,6 +51,10 @@ log = logging.getLogger(__name__)
 REDRIVE_CHANNEL: Final = "redrive"
 _BATCH_SIZE: Final = 256
 _UNLIMITED: Final = 1 << 16  # attempts has 16 bits
+# Why a message became a dead letter.
+FAILED: Final = "attempts"
+EXPIRED: Final = "expired"
+OPERATOR: Final = "operator"
 
 
 class Transfer:
@@ -64,7 +70,7 @@ class Transfer:
 
     def add(self, frames: Sequence[bytes]) -> None:
         """Enqueue messages that were taken out of the channel; their attempts are those of the next delivery."""
-        self.queue.enqueue([with_attempts(frame, (attempts(frame) - 1) % _UNLIMITED) for frame in frames])
+        self.queue.enqueue(list(map(_not_delivered, frames)), OPERATOR)
         self.pending.update(map(message_id, frames))
 
     @property
@@ -83,6 +89,8 @@ class DeadLetterQueue:
         self.target = ""  # the dead-letter topic's name
         self.log_throttle = LogThrottle()
         self.transfers: list[Transfer] = []
+        self._reasons: dict[bytes, str] = {}
+        """Of the messages in flight, by id, if it is not that they have failed."""
         self._queues = queues
         self._max_attempts = _UNLIMITED
         self._takes_expired = False
@@ -106,19 +114,53 @@ class DeadLetterQueue:
         if self._max_attempts == _UNLIMITED or self.channel.topic_name in self._queues.targets:
             return frames
         dead = [frame for frame in frames if attempts(frame) >= self._max_attempts]
-        self.enqueue(dead)
+        self.enqueue(dead, FAILED)
         return [frame for frame in frames if attempts(frame) < self._max_attempts]
 
     def enqueue_expired(self, frames: Sequence[bytes]) -> None:
         """Enqueue expired messages if the policy says so."""
         if self._takes_expired and self.channel.topic_name not in self._queues.targets:
-            self.enqueue(frames)
+            self.enqueue(list(map(_not_delivered, frames)), EXPIRED)
 
-    def enqueue(self, frames: Sequence[bytes]) -> None:
+    def enqueue(self, frames: Sequence[bytes], reason: str) -> None:
         """Keep messages until the dead-letter topic has them."""
         if frames:
+            if not self.in_flight:
+                self._reasons.clear()
             self.in_flight.frames.update((message_id(frame), frame) for frame in frames)
+            if reason != FAILED:
+                self._reasons.update((message_id(frame), reason) for frame in frames)
             self._queues.schedule(self)
+
+    def payload(self, frame: bytes) -> bytes:
+        """What the dead-letter topic gets. A message that has no room for more headers keeps its own."""
+        own = dict(with_origin_id(headers(frame)))
+        expires = own.pop(EXPIRES, "")  # a dead letter stays
+        name = message_id(frame)
+        origin = {
+            ORIGIN_TOPIC: self.channel.topic_name,
+            ORIGIN_CHANNEL: self.channel.name,
+            ORIGIN_MESSAGE_ID: name.decode("ascii"),
+            DEAD_LETTER_REASON: self._reasons.get(name, FAILED),
+            ATTEMPTS: str(attempts(frame)),
+        }
+        if expires:
+            origin[ORIGIN_EXPIRES] = expires
+        try:
+            block = encode(({FIRST_PUBLISHED: str(timestamp_ns(frame))} | own | origin).items())
+        except HeaderError:
+            block = encode(own.items())
+        return block + body(frame)
+
+    def forget(self, ids: Sequence[bytes]) -> None:
+        """Forget the reasons of messages that have left."""
+        for each in ids:
+            self._reasons.pop(each, None)
+
+
+def _not_delivered(frame: bytes) -> bytes:
+    """A message whose attempts are those of its next delivery, with those that it had."""
+    return with_attempts(frame, (attempts(frame) - 1) % _UNLIMITED)
 
 
 class DeadLetterQueues:
@@ -188,10 +230,11 @@ class DeadLetterQueues:
                 target = self._broker.topic(queue.target, checked=False)
                 if not target.channels:
                     target.channel(REDRIVE_CHANNEL)
-                target.publish_with_headers([_payload(each, channel) for each in dead.values()], now, now_ns)
+                target.publish_with_headers(list(map(queue.payload, dead.values())), now, now_ns)
         except Exiting:  # the daemon drains, so consumers have to receive the messages
             frames = in_flight.frames_of(ids)
             in_flight.finish(ids)
+            queue.forget(ids)
             channel.put_back(next_attempts(frames))
         except (Refused, OSError) as error:
             if queue.log_throttle.add(len(ids), now):
@@ -204,23 +247,10 @@ class DeadLetterQueues:
                 transfer.moved += len(transfer.pending.intersection(ids))
                 transfer.pending.difference_update(ids)
             channel.dead_letter_count += len(ids) - len(in_flight.finish(ids))
+            queue.forget(ids)
             channel.on_change()
             if count := queue.log_throttle.add(len(ids), now):
                 log.warning("CHANNEL(%s): dead letters moved to %s: %d", name, queue.target, count)
         if not in_flight:
             self._scheduled.pop(queue, None)
         return True
-
-
-def _payload(frame: bytes, channel: Channel) -> bytes:
-    """What the dead-letter topic gets. A message that has no room for more headers keeps its own."""
-    own = dict(with_origin_id(headers(frame)))
-    expires = own.pop(EXPIRES, "")  # a dead letter stays
-    origin = {ORIGIN_TOPIC: channel.topic_name, ORIGIN_CHANNEL: channel.name, ATTEMPTS: str(attempts(frame))}
-    if expires:
-        origin[ORIGIN_EXPIRES] = expires
-    try:
-        block = encode(({FIRST_PUBLISHED: str(timestamp_ns(frame))} | own | origin).items())
-    except HeaderError:
-        block = encode(own.items())
-    return block + body(frame)

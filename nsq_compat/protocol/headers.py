@@ -30,6 +30,13 @@ FIRST_PUBLISHED: Final = "nsq-first-published"
 """Nanoseconds since 1970. A message that fails again after it was redriven keeps it."""
 ATTEMPTS: Final = "nsq-attempts"
 """Deliveries."""
+ORIGIN_MESSAGE_ID: Final = "nsq-origin-message-id"
+DEAD_LETTER_REASON: Final = "nsq-dead-letter-reason"
+"""``policy.dead_letters`` has the values."""
+_DEAD_LETTER: Final = (
+    *(ORIGIN_TOPIC, ORIGIN_CHANNEL, ORIGIN_MESSAGE_ID, ORIGIN_EXPIRES, FIRST_PUBLISHED, ATTEMPTS),
+    DEAD_LETTER_REASON,
+)
 MAX_ID: Final = 128
 NO_HEADERS: Final[Headers] = MappingProxyType({})
 
@@ -46,10 +53,7 @@ _ID: Final = ID.encode("ascii")
 _NS_PER_SECOND: Final = 1_000_000_000
 _SHOWN: Final = 40
 _RESERVED: Final = b"nsq-"
-_KNOWN: Final = tuple(
-    name.encode("ascii")
-    for name in (EXPIRES, ID, ORIGIN_ID, ORIGIN_TOPIC, ORIGIN_CHANNEL, ORIGIN_EXPIRES, FIRST_PUBLISHED, ATTEMPTS)
-)
+_KNOWN: Final = tuple(name.encode("ascii") for name in (EXPIRES, ID, ORIGIN_ID, *_DEAD_LETTER))
 """All names that begin with `_RESERVED`. Programs that pass dead letters on publish all of them."""
 _FIRST_TIME: Final = 1_000_000_000
 """In 2001, Unix seconds. What is smaller was meant as a duration."""

@@ -430,6 +430,8 @@ def _wide_state(channel: str) -> dict[str, Any]:
         "nsq-origin-topic": "t" * 64,
         "nsq-origin-channel": "c" * 64,
         "nsq-attempts": "65535",
+        "nsq-dead-letter-reason": "expired",
+        "nsq-origin-message-id": "0123456789abcdef",
         "nsq-first-published": "1600000000000000000",
     }
     client = {"hostname": "h" * 64, "remote_address": "10.123.123.123:54321", "user_agent": "consumer-" + "u" * 55}

@@ -58,8 +58,33 @@ def test_headers_tell_where_a_dead_letter_comes_from_beside_its_own(daemon, cons
     reader = daemon.consumer(REDRIVE_CHANNEL, DEAD)
     assert reader.takes() == [b"own", b"none"]
     origin = {"nsq-origin-topic": "orders", "nsq-origin-channel": "archive", "nsq-attempts": "2"}
-    assert headers_of(reader, b"own") == {"key": "v", "nsq-first-published": str(published), **origin}
-    assert headers_of(reader, b"none") == {"nsq-first-published": str(published), **origin}
+    origin["nsq-dead-letter-reason"] = "attempts"
+    ids = {body: message.message_id(consumer.frames[body]).decode() for body in (b"own", b"none")}
+    assert headers_of(reader, b"own") == {
+        "key": "v",
+        "nsq-first-published": str(published),
+        "nsq-origin-message-id": ids[b"own"],
+        **origin,
+    }
+    assert headers_of(reader, b"none") == {
+        "nsq-first-published": str(published),
+        "nsq-origin-message-id": ids[b"none"],
+        **origin,
+    }
+
+
+def test_an_operators_dead_letter_says_so_and_how_often_it_was_delivered(daemon, consumer):
+    daemon.publishes(b"a")
+    consumer.takes()
+    (frame,) = consumer.frames.values()
+    daemon.channel().finish(consumer, [message.message_id(frame)])
+    with daemon.enforcer.dead_letters.transfer(daemon.channel()) as transfer:
+        transfer.add([frame])
+        assert daemon.sends_dead_letters()
+    reader = daemon.consumer(REDRIVE_CHANNEL, DEAD)
+    assert reader.takes() == [b"a"]
+    assert headers_of(reader, b"a")["nsq-dead-letter-reason"] == "operator"
+    assert headers_of(reader, b"a")["nsq-attempts"] == "0"
 
 
 def test_a_message_that_fails_again_keeps_the_time_when_it_was_published_first(daemon, consumer):

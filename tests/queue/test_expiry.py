@@ -90,6 +90,7 @@ def test_expired_messages_go_to_the_dead_letter_topic_if_a_policy_says_so(daemon
     assert consumer.takes() == [b"soon"]
     headers = message.headers(consumer.frames[b"soon"])
     assert headers["nsq-origin-expires"]
+    assert (headers["nsq-dead-letter-reason"], headers["nsq-attempts"]) == ("expired", "0")
     assert "nsq-expires" not in headers
 
 

@@ -14,7 +14,14 @@ from nsq_compat.cluster.reading import UpstreamError
 from nsq_compat.cluster.stats import ChannelStats, Retained, TopicStats
 from nsq_compat.cluster.topic_log import LATEST, query_retained, read_messages
 from nsq_compat.policy.policies import REJECT
-from nsq_compat.protocol.headers import ATTEMPTS, FIRST_PUBLISHED, ORIGIN_CHANNEL, ORIGIN_TOPIC
+from nsq_compat.protocol.headers import (
+    ATTEMPTS,
+    DEAD_LETTER_REASON,
+    FIRST_PUBLISHED,
+    ORIGIN_CHANNEL,
+    ORIGIN_MESSAGE_ID,
+    ORIGIN_TOPIC,
+)
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import check_form, require, service
 from nsq_compat.web.admin.actions import perform, show_outcome
@@ -207,7 +214,10 @@ def message(topic: str, message_id: str) -> str:
         counts={each.channel_name: each for each in part.channels} if part is not None else {},
         existing={each.topic_name for each in queries.snapshot().topics},
         first_published=int(first) / 1e9 if first.isascii() and first.isdigit() and len(first) < 20 else None,
-        origin=[headers.get(name, "") for name in (ORIGIN_TOPIC, ORIGIN_CHANNEL, ATTEMPTS)],
+        origin=[
+            headers.get(name, "")
+            for name in (ORIGIN_TOPIC, ORIGIN_CHANNEL, ATTEMPTS, DEAD_LETTER_REASON, ORIGIN_MESSAGE_ID)
+        ],
         form=_form(),
         silent=queries.silent,
         warnings=queries.warnings,

@@ -594,6 +594,14 @@ def test_a_dead_letter_shows_where_it_comes_from(browser, states):
     page = browser.get(f"/message/orders/{ID}")
     assert "First published to orders ." in shown(page)
     assert "Dead-lettered from the channel archive after 5 attempts, or expired there." in shown(page)
+    for reason, text in (
+        ("attempts", "archive after 5 attempts. Its id there was 0f ."),
+        ("expired", "archive because it expired after 5 attempts."),
+        ("operator", "archive by an operator after 5 attempts."),
+    ):
+        told = {"nsq-dead-letter-reason": reason, "nsq-origin-message-id": "0f"}
+        states({"state": "waiting"}, headers={**origin, **told})
+        assert f"Dead-lettered from the channel {text}" in shown(browser.get(f"/message/orders/{ID}"))
     states({"state": "waiting"}, headers={**origin, "nsq-first-published": "yesterday"})
     assert "First published" not in shown(browser.get(f"/message/orders/{ID}"))
 
