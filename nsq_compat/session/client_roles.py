@@ -109,6 +109,13 @@ class Publisher:
                     self._command = command
                     self.state = POSTED
                     return
+                store = topic.store
+                if store is not None and store.commits:
+                    topic.add(bodies, now, now_ns)
+                    self._command = command
+                    self.state = POSTED
+                    store.commit_later(self.published)  # a greenlet that waits would cost more
+                    return
             elif is_large(bodies):
                 command.bodies = ()  # the batch frees them in steps
                 owned = bodies if isinstance(bodies, list) else [*bodies]  # copying 500,000 takes milliseconds
@@ -182,7 +189,7 @@ class Publisher:
         return False
 
     def publish_posted(self) -> None:
-        """Publish now what is ``POSTED``, together with the publishes of other producers; may wait as `publish`."""
+        """Publish now what is ``POSTED``, and wait for its answer as `publish` does."""
         if self.state == POSTED and self._publish_batch is not None:
             self._publish_batch.publish_posted()
             if self.is_unanswered and self._last_topic is not None:

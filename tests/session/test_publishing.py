@@ -278,8 +278,23 @@ def test_what_follows_a_publish_waits_until_that_is_durable(nsqd, tmp_path, buil
     producer = nsqd.connect().says(b"PUB t\n" + build.sized(b"zero")).hears(b"OK")
     producer.says(b"PUB t\n" + build.sized(b"one")).hears()
     assert nsqd.broker.topics["t"].message_count == 2
-    producer.says(b"PUB t\n" + build.sized(b"two")).hears(b"OK", b"OK")
+    producer.says(b"PUB t\n" + build.sized(b"two")).hears(b"OK")
     assert nsqd.broker.topics["t"].message_count == 3
+    slow_disk.syncs()
+    nsqd.turns()
+    producer.hears(b"OK")
+
+
+def test_a_batch_that_came_alone_is_answered_when_it_is_durable(nsqd, tmp_path, build):
+    slow_disk = SlowDisk(tmp_path)
+    nsqd.broker = Broker(QueueLimits(), slow_disk.storage)
+    batch = b"MPUB t\n" + build.sized(b"\0\0\0\2" + build.sized(b"a") + build.sized(b"b"))
+    producer = nsqd.connect().says(batch).hears(b"OK")
+    producer.says(batch).hears()
+    assert nsqd.broker.topics["t"].message_count == 4
+    slow_disk.syncs(OSError(5, "Input/output error"))
+    nsqd.turns()
+    producer.hears(b"E_MPUB_FAILED MPUB failed input/output error").and_is_closed()
 
 
 def test_a_producer_that_stops_sending_gets_its_reply(alone, build):
