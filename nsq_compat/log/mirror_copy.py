@@ -47,13 +47,18 @@ class MirrorCopy:
         self._syncs = syncs
         self._times_closed = 0
         self._open: OrderedDict[str, int] = OrderedDict()
+        self._paths: dict[str, str] = {}
+        """Of the open files, by the path in the data path."""
         self._unsynced: set[str] = set()
         self._unsynced_folders: set[str] = set()
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Apply changes in order. A change that was applied already has no effect."""
         for change in changes:
-            path = self._path(change.path, is_folder=change.kind in _FOLDER_KINDS)
+            # Hot: the primary's publishes wait. Most changes are of a file that is open.
+            path = self._paths.get(change.path, "") if change.kind == mirror.WRITE else ""
+            if not path:
+                path = self._path(change.path, is_folder=change.kind in _FOLDER_KINDS)
             if change.offset + len(change.data) > _MAX_FILE:
                 raise ValueError(f"{change.path!r} would be larger than {_MAX_FILE} bytes")
             if change.kind == mirror.WRITE:
@@ -101,10 +106,9 @@ class MirrorCopy:
     def close(self) -> None:
         """Close all files. They are opened again if more changes are applied."""
         self._times_closed += 1
-        while self._open:
-            _, fd = self._open.popitem()
+        for path in list(self._open):
             with suppress(OSError):
-                self._files.close(fd)
+                self._close_one(path)
 
     def _change_name(self, change: Change, path: str) -> None:
         self._close_below(path)
@@ -143,16 +147,20 @@ class MirrorCopy:
             self._open.move_to_end(path)
             return fd
         while len(self._open) >= _OPEN_FILES:
-            _, oldest = self._open.popitem(last=False)
-            self._files.close(oldest)
+            self._close_one(next(iter(self._open)))
         fd = self._open[path] = self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        self._paths[path[len(self._folder) + 1 :]] = path
         if self._syncs:
             self._unsynced_folders.add(os.path.dirname(path))
         return fd
 
     def _close_below(self, path: str) -> None:
         for each in [each for each in self._open if each == path or each.startswith(path + "/")]:
-            self._files.close(self._open.pop(each))
+            self._close_one(each)
+
+    def _close_one(self, path: str) -> None:
+        self._paths.pop(path[len(self._folder) + 1 :], None)
+        self._files.close(self._open.pop(path))
 
 
 def units_in(files: Files, folder: str) -> list[str]:

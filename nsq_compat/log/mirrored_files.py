@@ -71,6 +71,11 @@ class Changes:
         """The number of changes so far."""
         return self.position_taken + len(self._pending)
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is anything to `take`."""
+        return len(self._pending) > 0
+
     def note(self, unit: str, change: Change) -> None:
         """A unit has changed."""
         # Hot: runs for every publish.

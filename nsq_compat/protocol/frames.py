@@ -97,6 +97,11 @@ class FrameReader:
         self._max_frame_size = max_frame_size
         self._buffer = ReceiveBuffer(FRAME_HEADER.size)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no part of a frame."""
+        return self._buffer.is_empty
+
     def receive_data(self, data: bytes) -> Iterator[Frame]:
         """Add received bytes and iterate over the complete frames; others remain for the next call or `hand_back`.
 

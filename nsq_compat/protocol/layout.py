@@ -101,6 +101,10 @@ class ReceiveBuffer:
         self._later_size += len(data)
         return len(self.data) - self.position + self._later_size >= self.needed
 
+    @property
+    def is_empty(self) -> bool:
+        return self.position == len(self.data) and not self._later
+
     def gather(self) -> bytes:
         """Join everything unread into `data`, with `position` 0."""
         rest = self.data[self.position :] if self.position else self.data

@@ -14,7 +14,7 @@ Invariants:
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -140,6 +140,16 @@ class ClientSession:
         """Send a command that nsqd answers: SUB, PUB, MPUB, DPUB, CLS. Its `Answered` event has the `ticket`."""
         self.unanswered.append(ticket)
         self.send(command)
+
+    def ask_in_pieces(self, command: Iterable[bytes], ticket: object) -> None:
+        """As `ask`, for a command that is not joined yet."""
+        self.unanswered.append(ticket)
+        (self._out if self.is_open else self._queued).extend(command)
+
+    @property
+    def is_between_answers(self) -> bool:
+        """Whether the next received bytes are the beginning of an answer, uncompressed."""
+        return self.is_open and self._codec is None and self._reader.is_empty
 
     def data_to_send(self) -> bytes:
         """The bytes to send; empty during the TLS handshake."""

@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final, Protocol, cast
 
 from nsq_compat.log.mirrored_files import Changes
+from nsq_compat.protocol.frames import OK
 from nsq_compat.protocol.identify import IdentifyRequest
-from nsq_compat.protocol.mirror import Change, header_of_changes
+from nsq_compat.protocol.mirror import Change, encode_changes
 from nsq_compat.session.client_session import (
     Answered,
     ClientSession,
@@ -88,13 +90,7 @@ class MirrorSession(Conversation):
             self._wake()
 
     def _send(self, changes: Sequence[Change], ticket: object) -> None:
-        client = self._client
-        pieces: list[bytes] = []
-        for change in changes:
-            pieces += (change.head(), change.data)
-        client.ask(header_of_changes(sum(map(len, pieces))), ticket)
-        for piece in pieces:
-            client.send(piece)
+        self._client.ask_in_pieces(encode_changes(changes), ticket)
 
     def end(self, failure: str) -> None:
         """Close the connection; commands without an answer fail."""
@@ -110,6 +106,9 @@ class MirrorSession(Conversation):
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         if self.closing:
             return
+        if self._take_oks(data):
+            self.next_wakeup = now + self._silence
+            return
         try:
             for event in self._client.receive_data(data):
                 self._on_event(event)
@@ -121,6 +120,29 @@ class MirrorSession(Conversation):
         if self._client.tls_wanted and self.upgrade is None:
             self.upgrade = Upgrade(None, b"", self._secured, self.end)
 
+    def _take_oks(self, data: bytes) -> bool:
+        """Whether the bytes are answers to changes, and nothing else, which take effect together then."""
+        # Hot: runs for every group of publishes.
+        client = self._client
+        count, tickets, position = len(data) // len(OK), client.unanswered, 0
+        if data != (OK if count == 1 else OK * count) or count > len(tickets) or not client.is_between_answers:
+            return False
+        for ticket in islice(tickets, count):
+            if not isinstance(ticket, int):
+                return False
+            position = ticket
+        for _ in range(count):
+            tickets.popleft()
+        self._waits_since = None
+        self._acknowledged(count, position)
+        return True
+
+    def _acknowledged(self, count: int, position: int) -> None:
+        self._unanswered -= count
+        self._on_acknowledged(position)
+        if self._changes.has_pending:
+            self._wake()  # there is room for more
+
     def end_of_input(self) -> None:
         self.end("closed by nsqd")
 
@@ -130,9 +152,10 @@ class MirrorSession(Conversation):
         self._end_if_unanswered(now)
         client = self._client
         if self.sends_changes and not self.closing:
-            while self._unanswered < _WINDOW and (changes := self._changes.take(_BATCH_BYTES)):
+            changes = self._changes
+            while self._unanswered < _WINDOW and changes.has_pending:
                 self._unanswered += 1
-                self._send(changes, self._changes.position_taken)
+                self._send(changes.take(_BATCH_BYTES), changes.position_taken)
         return client.data_to_send()
 
     def closed(self) -> None:
@@ -156,9 +179,7 @@ class MirrorSession(Conversation):
             ticket = event.ticket
             self._waits_since = None
             if isinstance(ticket, int):
-                self._unanswered -= 1
-                self._on_acknowledged(ticket)
-                self._wake()  # there is room for more
+                self._acknowledged(1, ticket)
             else:
                 cast(Answer, ticket).set(event.data)
         elif isinstance(event, Failed):

@@ -98,6 +98,32 @@ def test_changes_are_sent_together_and_acknowledged_with_their_position(primary)
     assert primary.acknowledged == [2, 3]
 
 
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_answers_may_come_together_or_in_pieces(primary, cut):
+    primary.session.sends_changes = True
+    answer = Asked()
+    for number in range(3):
+        primary.changes_by(b"%d" % number)
+        primary.sends()
+    primary.session.ask(command("files"), answer)
+    data = OK * 3 + OK
+    primary.hears(data[:cut])
+    primary.hears(data[cut:])
+    assert primary.acknowledged[-1] == 3
+    assert answer.seen == [b"OK"]
+
+
+def test_answers_that_come_together_are_acknowledged_once(primary):
+    primary.session.sends_changes = True
+    for number in range(3):
+        primary.changes_by(b"%d" % number)
+        primary.sends()
+    wakes = primary.wakes
+    primary.hears(OK, OK, OK)
+    assert primary.acknowledged == [3]
+    assert primary.wakes == wakes, "there is nothing to send"
+
+
 def test_a_standby_that_does_not_answer_is_sent_no_more(primary):
     primary.session.sends_changes = True
     for number in range(20):
