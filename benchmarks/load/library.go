@@ -127,7 +127,7 @@ func (p *phase) publishByLibrary(numbers *numbers) (int, error) {
 			defer group.Done()
 			switch {
 			case p.rate > 0:
-				counts[place], failures[place] = p.publishAtMoments(place, numbers)
+				counts[place], failures[place] = p.publishAtMoments(place)
 			case p.publish == "pub" && p.burst*p.outstanding > 1:
 				counts[place], failures[place] = p.publishAsync(place, numbers)
 			default:
@@ -218,7 +218,7 @@ func (p *phase) publishAsync(place int, numbers *numbers) (int, error) {
 }
 
 // publishAtMoments publishes at the rate, whether the messages before are answered or not.
-func (p *phase) publishAtMoments(place int, numbers *numbers) (int, error) {
+func (p *phase) publishAtMoments(place int) (int, error) {
 	producer, count := p.library.producers[place], p.atMoments()
 	answers := make(chan *nsq.ProducerTransaction, count)
 	begin := time.Now()
@@ -227,8 +227,7 @@ func (p *phase) publishAtMoments(place int, numbers *numbers) (int, error) {
 		time.Sleep(time.Until(moment))
 		now := time.Now()
 		p.library.late = append(p.library.late, int64(now.Sub(moment)))
-		first, _ := numbers.take(1)
-		body := p.body(first)
+		body := p.body(i)
 		binary.BigEndian.PutUint64(body[numberEnd:], uint64(now.UnixNano()))
 		if err := producer.PublishAsync(p.topics[0], body, answers); err != nil {
 			return i, err
