@@ -18,6 +18,7 @@ from nsq_compat.net.process import (
     exempt_from_collection,
     on_hangup,
     raise_descriptor_limit,
+    reuse_freed_memory,
     shorten_thread_switches,
     stop_signal,
     tune_gc,
@@ -45,6 +46,7 @@ def main() -> None:
     except (OptionError, CertificateError, DataPathError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")
     tune_gc()
+    reuse_freed_memory()
     shorten_thread_switches()
     supervisor = Supervisor()
     if options.sigterm == DRAIN:

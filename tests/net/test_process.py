@@ -24,6 +24,17 @@ from nsq_compat.net.process import (
     tune_gc,
 )
 
+_FAULTS_OF_LARGE_BLOCKS = """
+import resource, sys
+from nsq_compat.net.process import reuse_freed_memory
+if sys.argv[1:]:
+    reuse_freed_memory()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for size in range(1 << 20, 5 << 20, 1 << 17):
+    b"x" * size
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
 _STOPS_WHEN_ASKED = """
 import gevent
 from nsq_compat.net.process import stop_signal
@@ -34,6 +45,15 @@ assert not stop.is_set()
 print(flush=True)
 stop.wait()
 """
+
+
+def test_freed_blocks_are_used_again_without_page_faults():
+    def faults(*arguments: str) -> int:
+        command = [sys.executable, "-c", _FAULTS_OF_LARGE_BLOCKS, *arguments]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+
+    if os.confstr("CS_GNU_LIBC_VERSION"):  # other C libraries have other ways
+        assert 4 * faults("tuned") < faults()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
