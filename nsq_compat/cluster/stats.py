@@ -110,6 +110,8 @@ class ClientStats:
     tls_version: str = ""
     tls_negotiated_protocol: str = ""
     tls_negotiated_protocol_is_mutual: bool = False
+    active: bool = False
+    """It gets all messages of an exclusive channel of the node."""
     published: Mapping[str, int] = field(default_factory=dict)
     """For a producer, the number of messages by topic."""
 

@@ -3,6 +3,7 @@
 import logging
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 from nsq_compat.log.checkpoint import TopicState
@@ -12,7 +13,15 @@ from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.topic import ChannelObserver, Topic
-from nsq_compat.queue.values import ChannelStats, Exiting, LatencyStats, QueueLimits, TopicStats, refuse_all
+from nsq_compat.queue.values import (
+    ChannelStats,
+    ClientStats,
+    Exiting,
+    LatencyStats,
+    QueueLimits,
+    TopicStats,
+    refuse_all,
+)
 
 log = logging.getLogger(__name__)
 
@@ -242,7 +251,7 @@ def _channel_stats(channel: Channel, now: float, include_clients: bool) -> Chann
         requeue_count=channel.requeue_count,
         timeout_count=channel.timeout_count,
         client_count=len(channel.consumers),
-        clients=tuple(consumer.stats() for consumer in channel.consumers) if include_clients else None,
+        clients=_clients_of(channel) if include_clients else None,
         paused=channel.paused,
         e2e_processing_latency=_latency_stats([channel], now),
         dropped_count=channel.dropped_count,
@@ -251,6 +260,13 @@ def _channel_stats(channel: Channel, now: float, include_clients: bool) -> Chann
         rejected_count=channel.rejected_count,
         policy=channel.policy,
     )
+
+
+def _clients_of(channel: Channel) -> tuple[ClientStats, ...]:
+    clients = [consumer.stats() for consumer in channel.consumers]
+    if clients and channel.policy.get("exclusive"):
+        clients[0] = replace(clients[0], active=True)  # see ``wait_queue.Throttle``
+    return tuple(clients)
 
 
 def _latency_stats(channels: Iterable[Channel], now: float) -> LatencyStats:

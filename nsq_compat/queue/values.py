@@ -94,6 +94,8 @@ class ClientStats:
     tls_version: str = ""
     tls_negotiated_protocol: str = ""
     tls_negotiated_protocol_is_mutual: bool = False
+    active: bool = False
+    """It gets all messages of an exclusive channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,7 @@ _CLIENT_KEYS: Final = (
     "client_id hostname version remote_address state ready_count in_flight_count message_count zone_local_msg_count? "
     "region_local_msg_count? global_msg_count? finish_count requeue_count connect_ts sample_rate deflate snappy "
     "user_agent authed? auth_identity? auth_identity_url? topology_zone topology_region pub_counts? tls "
-    "tls_cipher_suite tls_version tls_negotiated_protocol tls_negotiated_protocol_is_mutual"
+    "tls_cipher_suite tls_version tls_negotiated_protocol tls_negotiated_protocol_is_mutual active?"
 )
 
 
@@ -245,7 +245,7 @@ def _client_text(client: ClientStats, now: int) -> str:
     return (
         f"[{client.version} {name:<21}] state: {client.state} inflt: {client.in_flight_count:<4} "
         f"rdy: {client.ready_count:<4} fin: {client.finish_count:<8} re-q: {client.requeue_count:<8} "
-        f"msgs: {client.message_count:<8} connected: {connected}"
+        f"msgs: {client.message_count:<8} connected: {connected}{' active' if client.active else ''}"
     )
 
 

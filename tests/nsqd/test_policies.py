@@ -173,11 +173,21 @@ def test_an_exclusive_channel_has_one_active_consumer_until_that_is_closed(nsqd,
     messages = first.takes(20)
     assert [message.body for message in messages] == [b"%d" % number for number in range(20)]
     first.finishes(messages)
-    assert nsqd.channel_stats("orders", "archive")["policy"] == {"exclusive": True}
+    stats = nsqd.channel_stats("orders", "archive")
+    assert stats["policy"] == {"exclusive": True}
+    assert {each["remote_address"]: each.get("active") for each in stats["clients"]} == {
+        first.local_address: True,
+        second.local_address: None,
+    }
+    text = nsqd.asks("GET", "/stats?topic=orders&channel=archive").body.decode()
+    assert [line.endswith(" active") for line in text.splitlines() if " state: " in line] == [True, False]
     answer = nsqd.asks("POST", f"/client/close?topic=orders&channel=archive&address={first.local_address}")
     assert answer.status == 200, answer.body
     producer.publishes(b"more", topic=b"orders")
     assert [message.body for message in second.takes(1)] == [b"more"]
+    assert [each.get("active") for each in nsqd.channel_stats("orders", "archive")["clients"]] == [True]
+    put(nsqd, [])
+    assert [each.get("active") for each in nsqd.channel_stats("orders", "archive")["clients"]] == [None]
     with pytest.raises(GONE):
         first.takes(1)
 

@@ -90,6 +90,14 @@ def test_a_topic_shows_its_channels_and_nodes(browser, nsqd):
     assert "12,311 2 on disk" in text
 
 
+def test_a_channel_shows_the_active_consumer_of_an_exclusive_channel(browser, nsqd):
+    clients = [{"hostname": "one", "remote_address": "1.2.3.4:5", "active": True}, {"hostname": "two"}]
+    nsqd.has(topic_json("orders", channel_json("mail", client_count=2, clients=clients)))
+    page = shown(browser.get("/topics/orders/mail"))
+    assert page.count(" active ") == 1
+    assert page.index("one:5") < page.index(" active ") < page.index("two:")
+
+
 def test_a_channel_shows_its_clients(browser):
     text = shown(browser.get("/topics/orders/mail"))
     assert "c1.example:5000" in text
