@@ -222,6 +222,12 @@ def query_message(client: HttpClient, node: str, topic: str, message_id: str) ->
         return MessageState(node, error=explained(error), supported=_NO_SUCH_PATH not in error)
 
 
+def find_message(client: HttpClient, places: Sequence[tuple[str, str]], message_id: str) -> tuple[str, str] | None:
+    """The first of these pairs of a node and a topic that has the message, in its log or in a channel. Never raises."""
+    answers = call_all(places, lambda place: query_message(client, *place, message_id), client.timeout)
+    return next((place for place, state in answers.value if state.supported and not state.error), None)
+
+
 def _read_state(value: object) -> ChannelState:
     fields = reading.mapping(value)
     client = fields.get("client")

@@ -117,14 +117,20 @@ def required_name(request: Request, key: str) -> str:
     return name
 
 
+_ID_RULE: Final = (
+    "id is a message's id, 16 digits 0-9 and a-f; several as id=...&id=... or in the body, one in a line, "
+    f"{MAX_IDS} at most"
+)
+
+
 def ids_of(request: Request) -> list[bytes]:
     """The message ids of the query and of the body, which has one in a line. Raises ``ApiError``."""
     ids = [value for name, _, value in (pair.partition(b"=") for pair in request.query.split(b"&")) if name == b"id"]
     ids += request.body.split()
     if not ids:
-        raise ApiError(400, "MISSING_ARG_ID")
+        raise ApiError(400, "MISSING_ARG_ID", _ID_RULE)
     if len(ids) > MAX_IDS or not all(_ID.fullmatch(each) for each in ids):
-        raise ApiError(400, "INVALID_ARG_ID")
+        raise ApiError(400, "INVALID_ARG_ID", _ID_RULE)
     return ids
 
 

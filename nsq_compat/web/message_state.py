@@ -44,7 +44,7 @@ class MessageStateApi:
             raise ApiError(404, "TOPIC_NOT_FOUND")
         message_id, *others = ids_of(request)
         if others:
-            raise ApiError(400, "INVALID_ARG_ID")
+            raise ApiError(400, "INVALID_ARG_ID", "id is the id of one message, not of several")
         store = topic.store
         found = None if store is None else read_log(topic, lambda: logged(store.log, message_id))
         held = state_in_backlog(topic.backlog, message_id, found) if topic.is_holding else MessageState(GONE)

@@ -142,6 +142,12 @@ class Daemon:
         self.saves += 1
 
 
+ID_RULE = (
+    "id is a message's id, 16 digits 0-9 and a-f; several as id=...\\u0026id=... or in the body, one in a line, "
+    "1000 at most"
+)
+
+
 def code(response: Response) -> tuple[int, str]:
     return response.status, response.body.decode()
 

@@ -10,7 +10,7 @@ from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.values import QueueLimits, Refused
-from tests.web.conftest import SECOND, Caller, code, refused
+from tests.web.conftest import ID_RULE, SECOND, Caller, code, refused
 
 TOPIC_ROUTES = ["create", "delete", "empty", "pause", "unpause"]
 CHANNEL_ROUTES = TOPIC_ROUTES
@@ -462,7 +462,7 @@ def test_a_redrive_is_checked(call, channel, query, answer):
     ],
 )
 def test_ids_are_checked(call, channel, action, body, answer):
-    assert code(call.post(f"/channel/{action}?topic=t&channel=c", body)) == refused(400, answer)
+    assert code(call.post(f"/channel/{action}?topic=t&channel=c", body)) == refused(400, answer, ID_RULE)
     assert code(call.post(f"/channel/{action}?topic=t&channel=other", body)) == refused(404, "CHANNEL_NOT_FOUND")
 
 

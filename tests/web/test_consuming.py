@@ -9,7 +9,7 @@ import pytest
 
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.values import QueueLimits
-from tests.web.conftest import SECOND, Caller, Daemon, code, refused
+from tests.web.conftest import ID_RULE, SECOND, Caller, Daemon, code, refused
 
 HERE = "topic=orders&channel=archive"
 UNKNOWN = "f" * 16
@@ -190,8 +190,8 @@ def test_an_argument_that_is_not_valid_is_answered_with_its_unit_and_limit(call,
 
 @pytest.mark.parametrize("what", ["finish", "requeue", "touch"])
 def test_invalid_answers(call, archive, what):
-    assert code(call.post(f"/message/{what}?{HERE}")) == refused(400, "MISSING_ARG_ID")
-    assert code(call.post(f"/message/{what}?{HERE}", b"0")) == refused(400, "INVALID_ARG_ID")
+    assert code(call.post(f"/message/{what}?{HERE}")) == refused(400, "MISSING_ARG_ID", ID_RULE)
+    assert code(call.post(f"/message/{what}?{HERE}", b"0")) == refused(400, "INVALID_ARG_ID", ID_RULE)
     for query, error in (
         ("channel=archive", (400, "MISSING_ARG_TOPIC")),
         ("topic=orders", (400, "MISSING_ARG_CHANNEL")),

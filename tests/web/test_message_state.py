@@ -14,7 +14,7 @@ from nsq_compat.protocol.headers import encode
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import ClientStats, QueueLimits
-from tests.web.conftest import SECOND, Caller, Drain, code, refused
+from tests.web.conftest import ID_RULE, SECOND, Caller, Drain, code, refused
 
 
 @pytest.fixture(params=[Durability.OS, Durability.MEMORY], ids=["os", "memory"])
@@ -135,9 +135,12 @@ def test_an_ephemeral_topic_has_states_without_a_message(call, daemon):
     [
         ("topic=other&id=0123456789abcdef", (404, "TOPIC_NOT_FOUND")),
         ("id=0123456789abcdef", (400, "MISSING_ARG_TOPIC")),
-        ("topic=t", (400, "MISSING_ARG_ID")),
-        ("topic=t&id=x", (400, "INVALID_ARG_ID")),
-        ("topic=t&id=0123456789abcdef&id=0123456789abcdea", (400, "INVALID_ARG_ID")),
+        ("topic=t", (400, "MISSING_ARG_ID", ID_RULE)),
+        ("topic=t&id=x", (400, "INVALID_ARG_ID", ID_RULE)),
+        (
+            "topic=t&id=0123456789abcdef&id=0123456789abcdea",
+            (400, "INVALID_ARG_ID", "id is the id of one message, not of several"),
+        ),
         ("topic=t&id=0123456789abcdef", (404, "MESSAGE_NOT_FOUND")),
     ],
 )

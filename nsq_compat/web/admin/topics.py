@@ -1,15 +1,16 @@
 """/topics: the list, pages of a topic and a channel with their actions, and views of their messages."""
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from flask import Blueprint, Response, render_template, request, url_for
+from flask import Blueprint, Response, redirect, render_template, request, url_for
 
 from nsq_compat.cluster.http_client import AllFailed, explained, named
-from nsq_compat.cluster.peek import Message, Peek, peek, query_message
+from nsq_compat.cluster.peek import Message, Peek, find_message, peek, query_message
 from nsq_compat.cluster.reading import UpstreamError
 from nsq_compat.cluster.stats import ChannelStats, Retained, TopicStats
 from nsq_compat.cluster.topic_log import LATEST, query_retained, read_messages
@@ -17,13 +18,14 @@ from nsq_compat.policy.policies import REJECT
 from nsq_compat.protocol.headers import (
     ATTEMPTS,
     DEAD_LETTER_REASON,
+    EXPIRES,
     FIRST_PUBLISHED,
     ORIGIN_CHANNEL,
     ORIGIN_MESSAGE_ID,
     ORIGIN_TOPIC,
 )
 from nsq_compat.web.admin import actions
-from nsq_compat.web.admin.access import check_form, require, service
+from nsq_compat.web.admin.access import check_form, require, service, visitor
 from nsq_compat.web.admin.actions import perform, show_outcome
 from nsq_compat.web.admin.formatting import FORMS
 from nsq_compat.web.admin.queries import STATS_SHARE, Queries, current_snapshot
@@ -36,12 +38,20 @@ topics = Blueprint("topics", __name__)
 _CONFIRMED: Final = ("empty", "delete")
 _LIMITS: Final = ("10", "25", "100")
 _MAX_FIND: Final = 200
+_MAX_SEARCHED: Final = 256
+"""Topics of nodes that are asked for a message, to find its topic."""
+_is_message_id: Final = re.compile("[0-9a-f]{16}", re.ASCII).fullmatch
 
 
 @topics.get("/topics")
-def list_() -> str:
+def list_() -> str | Response:
     snapshot = current_snapshot()
     page = rows_page(snapshot.topics)
+    if not page.found and _is_message_id(page.search) and visitor().may("operator"):
+        places = [(part.node, each.topic_name) for each in snapshot.topics for part in each.nodes][:_MAX_SEARCHED]
+        if found := find_message(Queries(STATS_SHARE).client, places, page.search):
+            node, topic = found
+            return redirect(url_for("topics.message", topic=topic, message_id=page.search, node=node))  # type: ignore[return-value]
     return render_template("topics/list.html", page=page, warnings=snapshot.errors, timeframe=timeframe())
 
 
@@ -143,15 +153,18 @@ def watch(topic: str) -> str:
     require(Role.OPERATOR)
     queries = Queries(STATS_SHARE)
     stats = queries.topic_or_silent(topic)
-    limit = _limit()
-    peeks = peek(queries.client, [part.node for part in stats.nodes], int(limit), topic)
+    limit = _limit(_LIMITS[-1])
+    wanted = _LIMITS[-1] if _wanted() else limit  # the filter searches all that there are
+    peeks = peek(queries.client, [part.node for part in stats.nodes], int(wanted), topic)
     published = [(each.node, message) for each in peeks for message in each.messages]
+    searched = len(published)
     published.sort(key=lambda pair: (pair[1].timestamp, pair[1].id), reverse=True)
-    published = [pair for pair in published[: int(limit)] if _matches(pair[1])]
+    published = [pair for pair in published if _matches(pair[1])][: int(limit)]
     return render_template(
         "topics/watch.html",
         topic=stats,
         published=published,
+        searched=searched,
         failed=[each for each in peeks if each.error],
         **_view(limit),
         silent=queries.silent,
@@ -214,6 +227,7 @@ def message(topic: str, message_id: str) -> str:
         counts={each.channel_name: each for each in part.channels} if part is not None else {},
         existing={each.topic_name for each in queries.snapshot().topics},
         first_published=int(first) / 1e9 if first.isascii() and first.isdigit() and len(first) < 20 else None,
+        expires=_seconds_in(headers.get(EXPIRES, "")),
         origin=[
             headers.get(name, "")
             for name in (ORIGIN_TOPIC, ORIGIN_CHANNEL, ATTEMPTS, DEAD_LETTER_REASON, ORIGIN_MESSAGE_ID)
@@ -222,6 +236,11 @@ def message(topic: str, message_id: str) -> str:
         silent=queries.silent,
         warnings=queries.warnings,
     )
+
+
+def _seconds_in(text: str) -> float | None:
+    """The time in a header, which a clock can show."""
+    return float(text) if re.fullmatch(r"[0-9]{1,10}(\.[0-9]{1,9})?", text, re.ASCII) else None
 
 
 def _view(limit: str) -> dict[str, Any]:
@@ -254,9 +273,9 @@ def _matching(each: Peek) -> Peek:
     return replace(each, messages=messages, deferred=deferred, in_flight=in_flight)
 
 
-def _limit() -> str:
+def _limit(default: str = _LIMITS[0]) -> str:
     limit = request.args.get("limit", "")
-    return limit if limit in _LIMITS else _LIMITS[0]
+    return limit if limit in _LIMITS else default
 
 
 # --- Actions ----------------------------------------------------------------------------------------------------------

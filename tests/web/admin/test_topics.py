@@ -614,6 +614,50 @@ def test_a_dead_letter_shows_where_it_comes_from(browser, states):
     assert "First published" not in shown(browser.get(f"/message/orders/{ID}"))
 
 
+def test_a_message_that_expires_or_has_expired_says_when(browser, states):
+    states({"state": "waiting"}, headers={"nsq-expires": str(int(NOW) + 65)})
+    page = shown(browser.get(f"/message/orders/{ID}"))
+    assert "Expires, in 1m " in page
+    assert ": it is not delivered after that." in page
+    states({"state": "gone"}, headers={"nsq-expires": str(int(NOW) - 60)})
+    page = shown(browser.get(f"/message/orders/{ID}"))
+    assert "expired It is not delivered any more." in page
+    for nonsense in ("300 s", "9" * 12, ""):
+        states({"state": "gone"}, headers={"nsq-expires": nonsense})
+        assert "delivered any more" not in shown(browser.get(f"/message/orders/{ID}"))
+
+
+def test_a_consumer_with_a_message_is_shown_with_its_client_id(browser, states):
+    client = {"hostname": "c1.example", "remote_address": "10.0.0.1:5000", "client_id": "c1"}
+    states({"state": "in_flight", "client": client})
+    assert "(c1)" not in shown(browser.get(f"/message/orders/{ID}"))
+    states({"state": "in_flight", "client": {**client, "client_id": "billing"}})
+    assert "c1.example 10.0.0.1:5000 (billing)" in shown(browser.get(f"/message/orders/{ID}"))
+
+
+def test_a_message_is_found_by_its_id(browser, nsqd, states):
+    states({"state": "waiting"})
+    answer = browser.get(f"/topics?q={ID}")
+    assert (answer.status_code, answer.location) == (302, f"/message/orders/{ID}?node={nsqd.address}")
+    nsqd.says("topic/message", {"message": "MESSAGE_NOT_FOUND"}, 404)
+    assert "and none that was asked has a message with this id" in shown(browser.get(f"/topics?q={ID}"))
+    nsqd.has(topic_json(f"t{ID}"))
+    assert f"t{ID}" in shown(browser.get(f"/topics?q={ID}"))
+
+
+def test_watch_shows_up_to_100_messages_and_its_filter_searches_all_that_there_are(browser, nsqd):
+    messages = [message_json(NOW - 100 + number, id=f"{number:016}") for number in range(100)]
+    nsqd.says("topic/recent", {"messages": messages})
+
+    def ids(query=""):
+        return sorted(set(re.findall("0{14}[0-9]{2}", shown(browser.get(f"/messages/orders{query}")))))
+
+    assert ids() == [f"{number:016}" for number in range(100)]
+    assert ids("?limit=10") == [f"{number:016}" for number in range(90, 100)]
+    assert ids("?limit=10&find=000000000000002") == [f"{number:016}" for number in range(20, 30)]
+    assert "None of the 100 newest messages contains" in browser.get("/messages/orders?limit=10&find=none").text
+
+
 def test_a_message_that_left_the_log_has_its_states_only(browser, states):
     states({"state": "in_flight", "attempts": 1}, message={})
     page = shown(browser.get(f"/message/orders/{ID}"))
