@@ -12,6 +12,7 @@ Invariants:
   frames or stands back.
 """
 
+import heapq
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -169,7 +170,9 @@ class Channel:
         self._hooks = hooks
         self.backlog = backlog
         self._cursor = backlog.cursor  # Hot: saves an attribute for every publish
-        self._left_behind: list[InFlight] = []
+        self._left_behind: list[tuple[float, int, InFlight]] = []
+        """A heap: each with a time until which no message of it is due. Many consumers may leave within a timeout."""
+        self._left_count = 0
         self._delivered_count = 0
         self._log_retry = _Retry()  # nothing is taken while it is waiting
         self._deferred_retry = _Retry()
@@ -210,7 +213,7 @@ class Channel:
     @property
     def unanswered_count(self) -> int:
         """The number of messages in flight at consumers, also at those that have left."""
-        return sum(len(each.in_flight) for each in self.consumers) + sum(map(len, self._left_behind))
+        return sum(len(each.in_flight) for each in self.consumers) + sum(len(each) for _, _, each in self._left_behind)
 
     @property
     def delivered(self) -> Sequence[int]:
@@ -460,7 +463,7 @@ class Channel:
         aside = InFlight()
         if not self._log_retry.is_waiting:
             aside.add(self.backlog.take(min(limit, MAX_BATCH), MAX_BATCH_BYTES), now, timeout)
-            self._left_behind.append(aside)
+            self._leave_behind(aside)
             self._schedule.at(now + timeout, self)
             self.on_change()
         return aside
@@ -505,7 +508,7 @@ class Channel:
             return
         self.leave_wait_queue(consumer)
         if len(consumer.in_flight):
-            self._left_behind.append(consumer.in_flight)
+            self._leave_behind(consumer.in_flight)
         if self.ephemeral and not self.consumers and not self.exiting:
             self._hooks.on_abandoned(self)
 
@@ -559,14 +562,27 @@ class Channel:
             if expired := self._expire(consumer.in_flight, now, left):
                 left -= expired
                 consumer.wake()  # it has room again
-        for in_flight in self._left_behind:
+        left_behind = self._left_behind
+        rest: list[InFlight] = []
+        while left_behind and left_behind[0][0] <= now and left > 0:
+            in_flight = heapq.heappop(left_behind)[2]
             left -= self._expire(in_flight, now, left)
-        self._left_behind = [in_flight for in_flight in self._left_behind if in_flight]
+            if in_flight:
+                rest.append(in_flight)
+        for in_flight in rest:
+            self._leave_behind(in_flight)
         if now >= self._log_retry.until:
             self._log_retry.wait_until(NEVER)
             self.wake()
-        deadlines = [in_flight.next_deadline() for in_flight in self.in_flight_sets()]
+        deadlines = [consumer.in_flight.next_deadline() for consumer in self.consumers]
+        deadlines += [in_flight.next_deadline() for in_flight in self._dying()]
+        if left_behind:
+            deadlines.append(left_behind[0][0])
         return min([self._release_deferred(now), self._log_retry.until, *deadlines])
+
+    def _leave_behind(self, in_flight: InFlight) -> None:
+        self._left_count += 1
+        heapq.heappush(self._left_behind, (in_flight.next_deadline(), self._left_count, in_flight))
 
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
         """Drop the next messages, and count them as dropped; returns how many. Raises ``OSError``."""
@@ -682,5 +698,8 @@ class Channel:
 
     def in_flight_sets(self) -> list[InFlight]:
         """Return those of its consumers, of consumers that left, and of the dead-letter queue."""
-        dying = () if self.dead_letters is None else (self.dead_letters.in_flight,)
-        return [*(consumer.in_flight for consumer in self.consumers), *self._left_behind, *dying]
+        behind = (each for _, _, each in self._left_behind)
+        return [*(consumer.in_flight for consumer in self.consumers), *behind, *self._dying()]
+
+    def _dying(self) -> tuple[InFlight, ...]:
+        return () if self.dead_letters is None else (self.dead_letters.in_flight,)
