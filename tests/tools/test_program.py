@@ -72,7 +72,7 @@ def test_text_of_a_daemon_neither_forges_a_line_nor_controls_the_terminal():
 SMALLEST_PIPE = 4096
 
 
-@pytest.mark.parametrize("modules", [0, 25, 150])
+@pytest.mark.parametrize("modules", [0, 25, 100])
 @pytest.mark.parametrize("program", ["nsqd", "nsqlookupd", "nsqadmin", "nsq_data", "nsq_pull", "nsq_tail"])
 def test_ctrl_c_while_a_program_imports_its_modules_ends_it_silently(program, modules):
     assert interrupted(program, modules) == (-signal.SIGINT, "")
