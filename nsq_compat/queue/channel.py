@@ -211,6 +211,11 @@ class Channel:
         return sum(len(each) for each in self.in_flight_sets())
 
     @property
+    def owner_count(self) -> int:
+        """The number of consumers that may have messages in flight, also of those that have left."""
+        return len(self.consumers) + len(self._left_behind)
+
+    @property
     def unanswered_count(self) -> int:
         """The number of messages in flight at consumers, also at those that have left."""
         return sum(len(each.in_flight) for each in self.consumers) + sum(len(each) for _, _, each in self._left_behind)
