@@ -2,9 +2,9 @@
 
 If the session never waits, the callback of the socket's watcher receives, feeds the session and flushes, all inside the
 event loop, which saves two greenlet switches. The greenlet then runs only for work that takes time: an upgrade, data
-that inflates, a client that does not read its replies. If the session may wait, the greenlet does all of this. If the
-session's commands are published together with those of other connections (`awaits_publish`), the replies are sent at
-the end of the event-loop iteration.
+that inflates, a client that does not read its replies. If the session may wait, the greenlet does all of this, except
+for commands that need no wait (`receive_at_once`). If the session's commands are published together with those of other
+connections (`awaits_publish`), the replies are sent at the end of the event-loop iteration.
 
 `flush` sends without waiting. `wake` schedules a flush for the end of the iteration, so one system call sends all that
 an iteration produces for a client, and an idle consumer needs no second greenlet. Messages are sent before the OK of
@@ -102,6 +102,7 @@ class Connection(Generic[Session]):
         self._tick = LoopTick(hub.loop) if tick is None else tick
         self._in_loop = not session_waits  # whether the watcher's callback reads, and not the greenlet
         self._needs_reader = False  # the callback has read, and the greenlet must continue
+        self._received = b""  # the callback has read this for the greenlet
         self._watching = False
         self._flush_is_due = False
         self._writer: gevent.Greenlet[[memoryview], None] | None = None
@@ -139,6 +140,8 @@ class Connection(Generic[Session]):
         while self._wait_readable():
             if self._needs_reader:
                 self._needs_reader = False
+            elif self._received:
+                self._feed_received()
             else:
                 self._read()
             if self._writer is not None or self.session.has_unread or self.session.upgrade is not None:
@@ -216,7 +219,8 @@ class Connection(Generic[Session]):
         tick.is_reading = True
         try:
             if not self._in_loop:
-                self._resume_reader()
+                if not self._read_at_once():
+                    self._resume_reader()
             else:
                 self._read()
                 if self._writer is not None or self.session.has_unread or self.session.upgrade is not None:
@@ -228,6 +232,42 @@ class Connection(Generic[Session]):
             tick.is_reading = False
             if tick.due or tick.calls:
                 tick.run()
+
+    def _read_at_once(self) -> bool:
+        """Read in the event loop although the session may wait; return whether the greenlet is not needed."""
+        session = self.session
+        if not session.reads_at_once or self._encode is not None or self._writer is not None:
+            return False
+        if session.upgrade is not None:
+            return False  # the greenlet reads the handshake
+        try:
+            data = self._receive_available()
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            self._end_input(partial(self._fail, error))
+            return True
+        if not data or not session.receive_at_once(data, _monotonic(), _time_ns()):
+            self._received = data
+            return False
+        self._answer()
+        return True
+
+    def _feed_received(self) -> None:
+        """Feed the session what the callback of the watcher has read."""
+        data, self._received = self._received, b""
+        self.session.receive_data(data, _monotonic(), _time_ns())
+        self._answer()
+
+    def _answer(self) -> None:
+        """Send the replies to what was read, or schedule them after the messages."""
+        if not self.session.awaits_publish:
+            if self._tick.due and self.session.upgrade is None:
+                self.wake()
+            else:
+                self.flush()
+        if self._busy_poll is not None and self._busy_poll.is_fixed:
+            self._busy_poll.served(id(self))
 
     def _prepare_next_read(self) -> None:
         """Before reading on, execute all received commands, apply back-pressure, and perform pending upgrades."""

@@ -127,6 +127,16 @@ class Publisher:
             raise failed(command.spec, error) from None
         self._confirm(command, len(bodies))
 
+    @property
+    def is_known_producer(self) -> bool:
+        """Whether it may publish again without a check, and is not in the middle of a publish."""
+        return not self.state and self._last_topic is not None and self._require is None
+
+    def needs_no_wait(self, command: Publish) -> bool:
+        """Whether `publish` of this command, which came alone, does not wait: its topic exists."""
+        topic = self._last_topic
+        return topic is not None and command.tokens[1] is self._last_name and not topic.exiting
+
     def publish_with_headers(
         self, command: Publish, payloads: list[bytes], now: float, now_ns: int, delay: float = 0.0
     ) -> None:

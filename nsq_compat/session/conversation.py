@@ -58,6 +58,8 @@ class Conversation:
         """Received commands wait for `read_on`."""
         self.awaits_publish = False
         """The last `receive_data` left a publish, and its reply, to the end of the event-loop iteration."""
+        self.reads_at_once = False
+        """The connection may call `receive_at_once`."""
         self.next_wakeup = float("inf")
         """When to call `data_to_send`, which changes it, even if nothing happens; monotonic seconds."""
         self.upgrade: Upgrade | None = None
@@ -68,6 +70,13 @@ class Conversation:
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         """Feed received bytes. `now` is monotonic seconds, `now_ns` nanoseconds since 1970."""
         raise NotImplementedError
+
+    def receive_at_once(self, data: bytes, now: float, now_ns: int) -> bool:
+        """Process received bytes as `receive_data` does, if that needs no wait; otherwise return False.
+
+        Then nothing has happened. It is called in the event loop, where nothing may wait.
+        """
+        return False
 
     def read_on(self, now: float, now_ns: int) -> None:
         """Execute a bounded number of the waiting commands; only called while `has_unread`."""

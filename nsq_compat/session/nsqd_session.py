@@ -115,6 +115,7 @@ class NsqdSession(Conversation):
         self._deadline = NEVER
         self._renew_deadline()
         self.next_wakeup = self._deadline
+        self.reads_at_once = True
         self._publisher = Publisher(
             broker,
             publish_batch,
@@ -152,6 +153,24 @@ class NsqdSession(Conversation):
                 self._receive(data)
         except (FatalClientError, SilentClose) as error:
             self._fail(error)
+
+    def receive_at_once(self, data: bytes, now: float, now_ns: int) -> bool:
+        # Hot: runs for every synchronous PUB where sessions may wait.
+        publisher = self._publisher
+        if not publisher.is_known_producer or self.has_unread or self.closing or self.upgrade is not None:
+            return False
+        alone = self._reader.receive_single(data)
+        if not isinstance(alone, Publish) or not publisher.needs_no_wait(alone):
+            return False
+        self._now, self._now_ns = now, now_ns
+        self.awaits_publish = False
+        try:
+            publisher.publish(alone, now, now_ns, is_alone=True)
+            self.awaits_publish = publisher.state != DONE
+            self._deadline = now + self._command_timeout
+        except FatalClientError as error:
+            self._fail(error)
+        return True
 
     def read_on(self, now: float, now_ns: int) -> None:
         if self.closing:
@@ -250,6 +269,7 @@ class NsqdSession(Conversation):
         if isinstance(reader, TracedReader):
             reader = reader.inner
         self._reader = TracedReader(reader, self.peer) if is_on else reader
+        self.reads_at_once = not is_on  # it would be logged twice
         if self.subscription is not None:
             self.subscription.trace(self.peer if is_on else "")
 

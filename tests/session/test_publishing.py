@@ -297,6 +297,52 @@ def test_a_batch_that_came_alone_is_answered_when_it_is_durable(nsqd, tmp_path, 
     producer.hears(b"E_MPUB_FAILED MPUB failed input/output error").and_is_closed()
 
 
+def at_once(client, nsqd, data: bytes) -> bool:
+    """Feed a connection as its event loop does, in which nothing may wait."""
+    is_done: bool = client.session.receive_at_once(data, nsqd.now, nsqd.now_ns)
+    client.woken = True
+    nsqd.turns()
+    return is_done
+
+
+def test_a_producer_of_a_known_topic_is_read_in_the_event_loop(nsqd, tmp_path, build):
+    slow_disk = SlowDisk(tmp_path)
+    nsqd.broker = Broker(QueueLimits(), slow_disk.storage)
+    one, two, other = (b"PUB %s\n" % topic + build.sized(b"x") for topic in (b"t", b"t", b"other"))
+    producer = nsqd.connect()
+    assert not at_once(producer, nsqd, one)  # makes a topic, which waits
+    producer.says(one).hears(b"OK")
+    assert at_once(producer, nsqd, two)
+    assert nsqd.broker.topics["t"].message_count == 2
+    assert not at_once(producer, nsqd, two)  # the one before has no answer yet
+    slow_disk.syncs()
+    nsqd.turns()
+    producer.hears(b"OK")
+    for data in (two + two, two[:-1], other, b"NOP\n"):
+        assert not at_once(producer, nsqd, data)
+    assert nsqd.broker.topics["t"].message_count == 2
+    producer.says(two + other).hears(b"OK", b"OK")
+    nsqd.broker.delete_topic("other")
+    assert not at_once(producer, nsqd, other)
+    assert "other" not in nsqd.broker.topics
+
+
+def test_a_producer_that_has_to_ask_for_permission_is_not_read_in_the_event_loop(nsqd, build):
+    producer = nsqd.connect().says(b"PUB t\n" + build.sized(b"x")).hears(b"OK")
+    assert at_once(producer, nsqd, b"PUB t\n" + build.sized(b"x"))
+    producer.hears(b"OK")
+    producer.session._publisher._require = lambda spec, topic: None
+    assert not at_once(producer, nsqd, b"PUB t\n" + build.sized(b"x"))
+
+
+def test_an_error_of_a_publish_that_is_read_in_the_event_loop_ends_the_connection(nsqd, build):
+    producer = nsqd.connect().says(b"PUB t\n" + build.sized(b"x")).hears(b"OK")
+    nsqd.publish_batch = None
+    nsqd.broker.refuse_publishing()
+    assert at_once(producer, nsqd, b"PUB t\n" + build.sized(b"x"))
+    producer.hears(b"E_PUB_FAILED PUB failed exiting").and_is_closed()
+
+
 def test_a_producer_that_stops_sending_gets_its_reply(alone, build):
     alone.says_at_once(b"PUB t\n" + build.sized(b"one"))
     alone.stops_sending().hears(b"OK").and_is_closed()
