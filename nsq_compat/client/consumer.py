@@ -17,7 +17,7 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from nsq_compat.client.connection import Connection, do_together, start_thread
-from nsq_compat.client.coordinator import Coordinator
+from nsq_compat.client.coordinator import SOON_SECONDS, Coordinator
 from nsq_compat.client.discovery import ask, note_failure
 from nsq_compat.client.link import ConnectionLost, Observer
 from nsq_compat.client.message import Handler, Message, finish_or_requeue, log_giving_up, requeue_after_error
@@ -52,7 +52,7 @@ class Subscription(Observer[Connection]):
         self.topic = topic
         self.channel = channel
         self._coordinator: Coordinator[Connection] = Coordinator(
-            topic, channel, nsqd_tcp_addresses, lookupd_http_addresses, options, unreachable is not None
+            topic, channel, nsqd_tcp_addresses, lookupd_http_addresses, options, unreachable is not None, self
         )
         self._deliver = deliver
         self._heartbeat = heartbeat
@@ -67,6 +67,7 @@ class Subscription(Observer[Connection]):
 
     def start(self) -> Self:
         """Connect, and stay connected until `stop`. Returns immediately."""
+        self._coordinator.start()
         start_thread(f"nsq {self.topic}/{self.channel}", self._timer_loop)
         return self
 
@@ -82,7 +83,12 @@ class Subscription(Observer[Connection]):
         # No message arrives after the responses to CLS.
         wait([connection.ask(command_writer.CLS) for connection in connections], timeout)
         with self._changed:
-            all_answered = self._changed.wait_for(lambda: self.in_flight == 0, max(0.0, deadline - time.monotonic()))
+            left = max(0.0, deadline - time.monotonic())
+            all_answered = self._changed.wait_for(lambda: self.in_flight == 0, min(left, SOON_SECONDS))
+            if not all_answered and left > SOON_SECONDS:
+                with self._lock:
+                    coordinator.note_waiting(left - SOON_SECONDS)
+                all_answered = self._changed.wait_for(lambda: self.in_flight == 0, left - SOON_SECONDS)
         if not all_answered:
             self.requeue_waiting()
             if self.in_flight:
@@ -310,10 +316,11 @@ class Consumer(Subscription):
     # --- Running ------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Consume in the background."""
+        """Consume in the background. Raises ``RuntimeError`` if it was started before."""
+        super().start()
         for number in range(self._concurrency):
             start_thread(f"nsq handler {number}", self._work)
-        return super().start()
+        return self
 
     def run(self) -> None:
         """Consume until `stop` is called."""

@@ -29,6 +29,8 @@ from nsq_compat.protocol.names import is_valid_name
 log: Final = logging.getLogger(__name__)
 
 REDISTRIBUTE_INTERVAL = 5.0
+SOON_SECONDS: Final = 1.0
+"""Time that handlers have after a stop before the log says that it waits for them."""
 SETTLE_SECONDS = 0.25
 """Time, in addition to the round trip, in which a connection may still receive messages for an earlier, higher RDY."""
 
@@ -45,8 +47,10 @@ class Due(NamedTuple):
 
 
 class Coordinator(Generic[C]):
-    """`options` are those of ``SubscriptionSettings``. With `reports_unreachable`, `closed` returns True when the first
-    attempt at a named node fails."""
+    """`options` are those of ``SubscriptionSettings``. `owner` is the object with further options, for hints.
+
+    With `reports_unreachable`, `closed` returns True when the first attempt at a named node fails.
+    """
 
     def __init__(
         self,
@@ -56,12 +60,13 @@ class Coordinator(Generic[C]):
         lookupd_http_addresses: str | Iterable[str] | None,
         options: SubscriptionOptions,
         reports_unreachable: bool = False,
+        owner: object = None,
     ) -> None:
         for noun, name in (("topic", topic), ("channel", channel)):
             if not is_valid_name(name):
                 raise ValueError(f"{name!r} is not a valid {noun} name")
         self.name: str = f"{topic}/{channel}"
-        settings = SubscriptionSettings(**options)
+        settings = SubscriptionSettings.of(options, owner)
         self.settings: SubscriptionSettings = settings
         self.max_in_flight: int = settings.max_in_flight
         self.waiting: deque[Message] = deque()
@@ -80,6 +85,7 @@ class Coordinator(Generic[C]):
         self.backoff: Backoff = Backoff(
             settings.first_backoff_duration, settings.max_backoff_duration if settings.backoff else 0.0
         )
+        self.is_started: bool = False
         self.is_stopping: bool = False
         self._reports_unreachable = reports_unreachable
         self._retry_at = dict.fromkeys(nsqds, 0.0)
@@ -93,6 +99,13 @@ class Coordinator(Generic[C]):
         self._last_failure = ""
         """Why a node or an nsqlookupd was of no use; empty before the first attempt."""
         self._redistribute_due = 0.0
+
+    def start(self) -> None:
+        """Note the start. Raises ``RuntimeError`` if it is not the first one."""
+        if self.is_started:
+            state = "stopped, make a new one" if self.is_stopping else "running"
+            raise RuntimeError(f"[{self.name}] a consumer is started once, by start(), run() or with; it is {state}")
+        self.is_started = True
 
     # --- State --------------------------------------------------------------------------------------------------------
 
@@ -180,6 +193,14 @@ class Coordinator(Generic[C]):
         self.is_stopping = True
         self._share_out(now)
         return self.subscribed
+
+    def note_waiting(self, seconds: float) -> None:
+        """Log that the stop waits for handlers."""
+        handled = max(0, self.in_flight - len(self.waiting))
+        log.warning(
+            "[%s] stopping: waiting for %d messages that are being handled and %d after them, at most %.0f s",
+            self.name, handled, len(self.waiting), seconds,
+        )  # fmt: skip
 
     def requeue_waiting(self) -> None:
         """Let nsqd deliver the waiting messages again at once, here or elsewhere."""

@@ -164,7 +164,7 @@ class LogReading:
         self._retry_timeout = retry_timeout
         self._request_timeout = request_timeout
         self._max_bytes = max_bytes
-        self.settings: SubscriptionSettings = SubscriptionSettings(**options)
+        self.settings: SubscriptionSettings = SubscriptionSettings.of(options, self)
         self.settings.tls_context()  # raises now for files that cannot be read
         self.position: dict[str, int] = dict(position or {})
         self._with_topic: set[str] = set()

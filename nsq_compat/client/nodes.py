@@ -141,7 +141,11 @@ def may_be_for_one(outcome: object) -> bool:
 
 
 def retried(error: PublishError) -> Publish:
-    """What is published again. Raises ``ValueError`` if that could be published twice."""
+    """What is published again. Raises ``ValueError`` if that could be published twice, else ``TypeError``."""
+    if not isinstance(error, PublishError):
+        raise TypeError(
+            f"retry takes the error that a publish has raised (Unknown, Refused, TooFewCopies), not {error!r:.80}"
+        )
     if error.publish is None:
         raise ValueError("only what an idempotent producer has published can be retried; other messages have no ids")
     return error.publish

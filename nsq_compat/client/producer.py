@@ -63,7 +63,7 @@ class Producer:
         tracing: "bool | TracerProvider" = False,
         **options: Unpack[ConnectionOptions],
     ) -> None:
-        self.settings: ConnectionSettings = ConnectionSettings(**options)
+        self.settings: ConnectionSettings = ConnectionSettings.of(options, self)
         self._nodes = Nodes(address_list(nsqd_tcp_addresses))
         for address in self._nodes.addresses:
             split_address(address)

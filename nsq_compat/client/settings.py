@@ -1,10 +1,12 @@
 """Options of connections and consumers, with pynsq's names and units."""
 
+import difflib
+import inspect
 import socket
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Self, TypedDict
 
 from nsq_compat import __version__
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
@@ -57,6 +59,18 @@ class ConnectionSettings:
         yield "deflate_level", 1 <= self.deflate_level <= 9, "1 to 9"
         yield "sample_rate", 0 <= self.sample_rate < 100, "0 to 99 percent"
         yield "snappy", not (self.snappy and self.deflate), "used without deflate"
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], owner: object) -> Self:
+        """The settings with these options of `owner`. Raises ``TypeError`` for unknown ones, ``ValueError``."""
+        known = {each.name for each in fields(cls)}
+        for name in options:
+            if name not in known:
+                others = inspect.signature(type(owner).__init__).parameters
+                near = difflib.get_close_matches(name, [*known, *others], 3)
+                hint = f"; did you mean {' or '.join(near)}?" if near else ", see docs/client.md, Options"
+                raise TypeError(f"unknown option {name!r}{hint}")
+        return cls(**options)
 
     def check_idempotent(self, idempotent: bool) -> None:
         """Raises ``ValueError`` if publishes are to be idempotent, and these settings do not allow it."""

@@ -257,6 +257,30 @@ def test_stopping_sends_cls_and_finishes_messages_in_flight(fake, start_consumer
     assert holding.bodies == [b"one", b"two", b"three"]
 
 
+def test_a_stop_that_waits_for_a_handler_says_so(fake, start_consumer, caplog):
+    handling, may_end = threading.Event(), threading.Event()
+
+    def handle(message):
+        handling.set()
+        may_end.wait(30)
+
+    consumer = start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=2)
+    fake.send_messages([b"one", b"two"])
+    assert handling.wait(30)
+    wait_until(lambda: len(consumer.waiting) == 1)
+    consumer.stop_soon(60)
+    rule = "[t/c] stopping: waiting for 1 messages that are being handled and 1 after them, at most 59 s"
+    wait_until(lambda: rule in caplog.text)
+    may_end.set()
+    wait_until(lambda: len(fake.peer.finished) == 2)
+
+
+def test_a_consumer_is_started_once(fake, start_consumer):
+    consumer = start_consumer(lambda message: None, nsqd_tcp_addresses=fake.address)
+    with pytest.raises(RuntimeError, match="a consumer is started once, by start.*; it is running"):
+        consumer.start()
+
+
 def test_stopping_requeues_messages_that_no_handler_has_begun(fake, start_consumer):
     holding = Holding()
     consumer = start_consumer(holding, nsqd_tcp_addresses=fake.address, max_in_flight=10)

@@ -26,6 +26,14 @@ def coordinator(nsqds="a:1", lookupds=(), **options) -> Coordinator[Recorded]:
     return Coordinator("t", "c", nsqds, lookupds, options)  # type: ignore[arg-type]
 
 
+def test_it_is_started_once():
+    decides: Coordinator[Recorded] = Coordinator("t", "c", "a:1", (), {})
+    decides.start()
+    decides.stop(0)
+    with pytest.raises(RuntimeError, match="it is stopped, make a new one"):
+        decides.start()
+
+
 def connect(decides: Coordinator[Recorded], address: str, now: float = 0) -> Recorded:
     connection = Recorded(address)
     decides.connecting(connection)

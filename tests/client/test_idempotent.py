@@ -158,6 +158,14 @@ def test_only_what_has_ids_can_be_retried(fake):
             producer.retry(failure.value)
 
 
+def test_a_retry_takes_the_error_of_a_publish():
+    with (
+        Producer("127.0.0.1:1", idempotent=True) as producer,
+        pytest.raises(TypeError, match="retry takes the error"),
+    ):
+        producer.retry(ValueError("nonsense"))  # type: ignore[arg-type]
+
+
 def test_an_nsqd_without_headers_is_sent_nothing(fake):
     with Producer(fake.address, idempotent=True) as producer:
         with pytest.raises(Refused, match="it does not take messages with headers, which only an nsqd of nsq_compat"):

@@ -1,9 +1,14 @@
 import ssl
 from dataclasses import fields
+from functools import partial
 from typing import get_type_hints
 
 import pytest
 
+from nsq_compat.client import aio
+from nsq_compat.client.consumer import Consumer
+from nsq_compat.client.log_reader import LogReader
+from nsq_compat.client.producer import Producer
 from nsq_compat.client.settings import (
     ConnectionOptions,
     ConnectionSettings,
@@ -58,6 +63,25 @@ def test_tls_options_of_pynsq():
         tls_options={"cert_reqs": ssl.CERT_NONE, "ciphers": "ECDHE+AESGCM", "ssl_version": 5}
     ).tls_context()
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "rule"),
+    [
+        (
+            partial(Consumer, "t", "c", print),
+            "max_inflight",
+            "unknown option 'max_inflight'; did you mean max_in_flight",
+        ),
+        (partial(aio.Consumer, "t", "c"), "nsqd_addresses", "did you mean nsqd_tcp_addresses"),
+        (partial(Producer, "h:1"), "publish_timeuot", "did you mean publish_timeout"),
+        (partial(aio.Producer, "h:1"), "banana", "unknown option 'banana', see docs/client.md, Options"),
+        (partial(LogReader, "t", nsqd_http_addresses="h:1"), "request_timout", "did you mean request_timeout"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_names(make, name, rule):
+    with pytest.raises(TypeError, match=rule):
+        make(**{name: 1})
 
 
 def test_an_unknown_tls_option_is_named():

@@ -20,11 +20,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, Unpack
 
 from nsq_compat.client.aio.connection import Connection
 from nsq_compat.client.aio.http import ask
-from nsq_compat.client.coordinator import Coordinator
+from nsq_compat.client.coordinator import SOON_SECONDS, Coordinator
 from nsq_compat.client.discovery import note_failure
 from nsq_compat.client.link import ConnectionLost, Observer
 from nsq_compat.client.message import Handler, Message, finish_or_requeue, log_giving_up, requeue_after_error
@@ -76,7 +76,7 @@ class Consumer(Observer[Connection]):
         self.topic = topic
         self.channel = channel
         self._coordinator: Coordinator[Connection] = Coordinator(
-            topic, channel, nsqd_tcp_addresses, lookupd_http_addresses, options, unreachable is not None
+            topic, channel, nsqd_tcp_addresses, lookupd_http_addresses, options, unreachable is not None, self
         )
         self._handler = handler
         self._max_tries = max_tries
@@ -116,13 +116,20 @@ class Consumer(Observer[Connection]):
     # --- Running ------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Consume in the background of the running event loop, until `stop`."""
+        """Consume in the background of the running event loop, until `stop`.
+
+        Raises ``RuntimeError`` if it was started before.
+        """
         self._loop = asyncio.get_running_loop()
+        self._coordinator.start()
         self._run_due()
         if self._handler is not None:
             for _ in range(self._concurrency):
                 self._start_task(self._workers, self._work(self._handler))
         return self
+
+    def __await__(self) -> NoReturn:
+        raise TypeError("start() returns at once and is not awaited; to wait, await wait_until_subscribed() or wait()")
 
     async def run(self) -> None:
         """Consume until `stop` is called. If this is cancelled, it stops the consumer."""
@@ -421,7 +428,11 @@ class Consumer(Observer[Connection]):
             deadline = asyncio.get_running_loop().time() + timeout
             await self._receive_no_more(deadline)
             self._check_answered()
-            await _wait(self._answered_all.wait(), deadline)
+            left = deadline - asyncio.get_running_loop().time()
+            await _wait(self._answered_all.wait(), deadline - max(0.0, left - SOON_SECONDS))
+            if left > SOON_SECONDS and not self._answered_all.is_set():
+                self._coordinator.note_waiting(left - SOON_SECONDS)
+                await _wait(self._answered_all.wait(), deadline)
             self._requeue_given()
             self.requeue_waiting()
             await self._end(self._workers)

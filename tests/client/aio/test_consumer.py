@@ -12,6 +12,14 @@ from nsq_compat.client.message import AlreadyAnswered
 from nsq_compat.protocol.frames import error_frame
 from tests.client.aio.waiting import send_messages, until
 
+
+async def test_start_is_not_awaited(fake):
+    consumer = aio.Consumer("t", "c", lambda message: None, nsqd_tcp_addresses=fake.address)
+    with pytest.raises(TypeError, match="start.. returns at once and is not awaited; to wait, await wait_until_subsc"):
+        await consumer.start()
+    await consumer.stop()
+
+
 # --- Iterating --------------------------------------------------------------------------------------------------------
 
 
