@@ -33,6 +33,8 @@ def all_of(number: int, noun: str) -> str:
 
 def setting(value: object, name: str) -> str:
     """The value of a setting of a policy: ``1,000,000`` for a number."""
+    if isinstance(value, bool):
+        return str(value).lower()
     with suppress(ValueError):
         return f"{float(str(value)):,.15g}" if name in _NUMBERS else str(value)
     return str(value)
