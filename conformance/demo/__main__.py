@@ -1,12 +1,4 @@
-"""The demonstration of ``scripts/run``: nsqlookupd, nsqd and nsqadmin, with a publisher and consumers.
-
-A process publishes the lines of a file, another one consumes them; both use pynsq, the official Python client. The
-publisher knows the address of nsqd; the consumer knows only nsqlookupd and finds nsqd through it. Each line must be
-received exactly once, and again by a new channel that begins with the first of them. Then, until Ctrl-C, some dozens of
-events a second pass through the topic events, with one consumer that keeps up and one that sometimes falls behind.
-Spark counts the events by page and time window, and nsqadmin shows them in a browser. The exit status is 0 if all lines
-arrived once and no process ended early.
-"""
+"""``scripts/run``, see ``options``: daemons, comparison, stream and Spark, until Ctrl-C."""
 
 # ruff: noqa: E402
 import signal
@@ -15,7 +7,6 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
-import os
 import socket
 import sys
 import tempfile
@@ -30,6 +21,7 @@ from nsq_conformance.clients import ClientFailed
 from nsq_conformance.daemon_process import DaemonFailed
 from nsq_conformance.demo.comparison import compare, language_reference, retain, say
 from nsq_conformance.demo.mirror import lose_a_machine
+from nsq_conformance.demo.options import PORTS, parse_arguments
 from nsq_conformance.demo.spark import CHANNEL, SparkCounts
 from nsq_conformance.demo.stream import CHANNELS, TOPIC, EventStream
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
@@ -44,38 +36,15 @@ class Running(Protocol):
         """Raise DaemonFailed or ClientFailed if it has ended."""
 
 
-_PORTS = {"tcp": 4150, "http": 4151, "lookupd-tcp": 4160, "lookupd-http": 4161, "admin": 4171}
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="scripts/run", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    for name, port in _PORTS.items():
-        parser.add_argument(f"--{name}-port", type=int, default=port, help=f"0: any free port (default: {port})")
-    parser.add_argument("--data-path", type=Path, help="nsqd's data path (default: a temporary folder)")
-    parser.add_argument("--file", type=Path, help="the file to send (default: one that comes with Python)")
-    parser.add_argument("--once", action="store_true", help="stop after the comparison and Spark's table")
-    parser.add_argument(
-        "--no-spark", action="store_true", help="leave out Spark, which needs Java 17 and a minute or more to start"
-    )
-    parser.add_argument(
-        "--mirror",
-        action="store_true",
-        help="also lose the machine of an nsqd that is mirrored, and none of its events",
-    )
-    for name, installed in (
-        *(("nsqd", installed_nsqd()), ("nsqlookupd", installed_nsqlookupd())),
-        ("nsqadmin", installed_nsqadmin()),
-    ):
-        variable = f"{name.upper()}_COMMAND"
-        parser.add_argument(
-            f"--{name}",
-            default=os.environ.get(variable) or installed,
-            help=f"command line of the {name} to run (default: {variable} from the environment, or ours)",
-        )
-    return parser.parse_args()
+def read_options() -> argparse.Namespace:
+    options = parse_arguments()
+    options.nsqd = options.nsqd or installed_nsqd()
+    options.nsqlookupd = options.nsqlookupd or installed_nsqlookupd()
+    options.nsqadmin = options.nsqadmin or installed_nsqadmin()
+    return options
 
 
 def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
@@ -115,7 +84,7 @@ def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
 def check_ports(options: argparse.Namespace) -> None:
     """Raise DaemonFailed, naming all ports that are in use and the options that change them."""
     taken = []
-    for name in _PORTS:
+    for name in PORTS:
         port: int = getattr(options, f"{name.replace('-', '_')}_port")
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -197,7 +166,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def main() -> None:
-    options = parse_arguments()
+    options = read_options()
     for number in _STOP_SIGNALS:
         signal.signal(number, _interrupt)
     try:

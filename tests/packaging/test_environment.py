@@ -45,6 +45,18 @@ def link(checkout: Path, *programs: str) -> None:
         (checkout / "programs" / program).symlink_to(str(shutil.which(program)))
 
 
+def test_the_help_of_the_demonstration_needs_nothing_installed(tmp_path):
+    for file in ("scripts/run", "scripts/environment", "conformance/demo/options.py"):
+        copy = tmp_path / file
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes((SCRIPTS.parent / file).read_bytes())
+    asked = subprocess.run(["bash", "scripts/run", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert "usage: scripts/run" in asked.stdout
+    assert "--no-spark" in asked.stdout
+    assert not (tmp_path / ".venv").exists()
+
+
 @pytest.mark.parametrize(
     ("has_sudo", "command"),
     [
