@@ -30,7 +30,7 @@ PATIENCE = 60.0
 # By program, those that it must not have at the start. Each takes 0.3 to 10 MB, or some milliseconds.
 UNNEEDED = {
     "nsqd": (
-        *("_hashlib", "_ssl", "ctypes", "datetime", "decimal", "email", "html", "inspect", "pdb", "pickle", "tomllib"),
+        *("_hashlib", "_ssl", "datetime", "decimal", "email", "html", "inspect", "pdb", "pickle", "tomllib"),
         *(
             "cramjam",
             "ddsketch",
