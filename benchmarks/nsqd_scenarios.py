@@ -20,13 +20,13 @@ _MEMORY = (f"--mem-queue-size={MAX_MESSAGES}",)
 _KILOBYTE = 1024
 
 
-def _scenario(name: str, what: str, **flags: str | float) -> Scenario:
+def in_memory(name: str, what: str, **flags: str | float) -> Scenario:
     return Scenario(name, what, load_of(**flags), options=_MEMORY)
 
 
 def _sync(connections: int, what: str = "", **flags: str | float) -> Scenario:
     plural = "connections" if connections > 1 else "connection"
-    return _scenario(
+    return in_memory(
         f"pub-sync-{connections}",
         f"PUB{what} on {connections:,} {plural}, each waits for its OK before the next",
         publish="pub",
@@ -42,7 +42,7 @@ def _lone(name: str, what: str, **flags: str) -> Scenario:
 
 def _fan_out(channels: int) -> Scenario:
     plural = "channels" if channels > 1 else "channel"
-    return _scenario(
+    return in_memory(
         f"fanout-{channels}",
         f"MPUB of 200 into a topic with {channels} {plural}, a consumer at RDY 2500 on each; deliveries are counted",
         publish="mpub",
@@ -51,130 +51,6 @@ def _fan_out(channels: int) -> Scenario:
         consumers=1,
         rdy=2500,
         most=min(MAX_MESSAGES, 2 * MAX_MESSAGES // channels),
-    )
-
-
-# --- Shapes of real traffic -------------------------------------------------------------------------------------------
-
-_LARGE = 4 * _KILOBYTE
-
-
-def _shapes() -> tuple[Scenario, ...]:
-    """Bodies of several sizes, many topics, slow consumers, connections that come and go."""
-    large: dict[str, str | float] = {"size": _LARGE, "most": MAX_MESSAGES // 5}
-    mixed: dict[str, str | float] = {"spread": "true", "most": MAX_MESSAGES // 10}
-    return (
-        _scenario(
-            "mpub-20x4k",
-            "MPUB of 20 bodies of 4 KB, 4 connections that wait for each OK; one channel keeps all messages",
-            publish="mpub",
-            batch=20,
-            publishers=4,
-            **large,
-        ),
-        _scenario(
-            "pub-pipelined-4k",
-            "PUB of 4 KB, 2 connections with up to 100 unanswered each, 50 in a write",
-            publish="pub",
-            publishers=2,
-            burst=50,
-            outstanding=2,
-            **large,
-        ),
-        _scenario(
-            "deliver-fin-4k",
-            "deliver-fin-rdy2500 with bodies of 4 KB",
-            prefill="true",
-            consumers=2,
-            rdy=2500,
-            **large,
-        ),
-        _scenario(
-            "deliver-fin-64k",
-            "a channel with bodies of 64 KB filled in advance, drained by 2 consumers at RDY 100",
-            prefill="true",
-            consumers=2,
-            rdy=100,
-            size=64 * _KILOBYTE,
-            most=MAX_MESSAGES // 100,
-        ),
-        _scenario(
-            "mixed-drained",
-            "PUB of 50 bytes to 64 KiB (log-normal, median 1 KiB), 2 connections with up to 100 unanswered each, 50 in"
-            " a write, while 2 consumers at RDY 2500 drain; until all messages are finished",
-            publish="pub",
-            publishers=2,
-            burst=50,
-            outstanding=2,
-            consumers=2,
-            rdy=2500,
-            **mixed,
-        ),
-        replace(
-            _scenario(
-                "drained-200-topics",
-                "PUB to 200 topics in turn, a channel with a consumer at RDY 100 each, on 10 connections, each waits"
-                " for its OK before the next; until all messages are finished",
-                publish="pub",
-                publishers=10,
-                topics=200,
-                consumers=1,
-                rdy=100,
-            ),
-            connections=210,
-        ),
-        _scenario(
-            "fanout-20-uneven",
-            "MPUB of 200 into a topic with 20 channels, a consumer on each at RDY 2500, 1250, ... 19 and again;"
-            " deliveries are counted",
-            publish="mpub",
-            batch=200,
-            channels=20,
-            consumers=1,
-            rdy=2500,
-            uneven="true",
-            most=2 * MAX_MESSAGES // 20,
-        ),
-        _scenario(
-            "http-pub-1",
-            "POST /pub on one keep-alive connection, which waits for each answer",
-            publish="http-pub",
-        ),
-        Scenario(
-            "backlog-drained",
-            f"a channel with {BACKLOG // 10:,} messages in its log, drained by 2 consumers at RDY 2500 while 2"
-            " connections publish MPUBs of 200; until all messages are finished",
-            load_of(publish="mpub", batch=200, publishers=2, consumers=2, rdy=2500, backlog=BACKLOG // 10),
-        ),
-        *(
-            Scenario(
-                f"connections-{name}",
-                f"10 clients connect{how}, send IDENTIFY, and close when it is answered, again and again; connections"
-                " are counted",
-                load_of(churn="true", publishers=10, most=20_000, **flags),
-                tls=bool(flags),
-            )
-            for name, how, flags in (("plain", "", {}), ("tls", " with TLS", {"tls": "true"}))
-        ),
-    )
-
-
-_BY_GO_NSQ = (
-    *("mpub-200x200", "mpub-10x200", "pub-sync-1-poller", "pub-sync-10", "pub-pipelined", "deliver-fin-rdy2500"),
-    *("publish-while-consuming", "fanout-10", "latency-1k", "latency-10k", "mpub-20x4k", "pub-pipelined-4k"),
-    *("deliver-fin-4k", "deliver-fin-64k", "pub-drained-64k", "mixed-drained", "drained-200-topics"),
-    *("fanout-20-uneven", "mpub-200x200-tls", "pub-sync-10-tls"),
-)
-
-
-def _by_go_nsq(scenario: Scenario) -> Scenario:
-    """The same with NSQ's own library for Go, which most users run: where they differ, the lower ratio counts."""
-    load = tuple(each for each in scenario.load if each not in ("-thread=true", "-unbuffered=true"))
-    return replace(
-        scenario,
-        name=f"{scenario.name}-go-nsq",
-        what=f"`{scenario.name}` through go-nsq",
-        load=(*load, "-client=go-nsq"),
     )
 
 
@@ -282,7 +158,7 @@ def _at(level: str, scenario: Scenario) -> Scenario:
     return replace(scenario, name=f"{scenario.name}-{level}", what=what, ours=(f"--durability={level}",))
 
 
-_MPUB = _scenario(
+_MPUB = in_memory(
     "mpub-200x200",
     "MPUB of 200, 4 connections that wait for each OK; one channel keeps all messages",
     publish="mpub",
@@ -294,12 +170,12 @@ _ALL = (
     *grouped(
         "Publishing",
         _MPUB,
-        _scenario("mpub-10x200", "mpub-200x200 with MPUB of 10", publish="mpub", batch=10, publishers=4),
+        in_memory("mpub-10x200", "mpub-200x200 with MPUB of 10", publish="mpub", batch=10, publishers=4),
         _lone("", ", from a thread that only reads and writes", thread="true"),
         _lone("-poller", ", with Go's poller and scheduler, as in a Go program"),
         *map(_sync, (10, 100)),
         replace(_sync(1000), connections=1000),
-        _scenario(
+        in_memory(
             "pub-pipelined",
             "PUB, 2 connections with up to 100 unanswered each, 50 in a write",
             publish="pub",
@@ -307,13 +183,13 @@ _ALL = (
             burst=50,
             outstanding=2,
         ),
-        _scenario(
+        in_memory(
             "http-pub",
             "POST /pub on 10 keep-alive connections, each waits for its answer",
             publish="http-pub",
             publishers=10,
         ),
-        _scenario(
+        in_memory(
             "http-mpub",
             "POST /mpub of 100 lines on 4 keep-alive connections",
             publish="http-mpub",
@@ -323,14 +199,14 @@ _ALL = (
     ),
     *grouped(
         "Delivering",
-        _scenario(
+        in_memory(
             "rdy1-pingpong",
             "a channel filled in advance, one consumer at RDY 1: each message waits for the FIN of the one before",
             prefill="true",
             consumers=1,
             rdy=1,
         ),
-        _scenario(
+        in_memory(
             "rdy1-20-consumers",
             "a channel filled in advance, 20 consumers at RDY 1",
             prefill="true",
@@ -338,7 +214,7 @@ _ALL = (
             rdy=1,
         ),
         *(
-            _scenario(
+            in_memory(
                 f"deliver-fin-rdy{ready}",
                 f"a channel filled in advance, drained by 2 consumers at RDY {ready}; the FINs for one read are sent"
                 " together",
@@ -348,7 +224,7 @@ _ALL = (
             )
             for ready in (100, 2500)
         ),
-        _scenario(
+        in_memory(
             "mpub-drained",
             "MPUB of 200, 2 connections, while 2 consumers at RDY 2500 drain the channel; until all messages are"
             " finished",
@@ -358,7 +234,7 @@ _ALL = (
             consumers=2,
             rdy=2500,
         ),
-        _scenario(
+        in_memory(
             "publish-while-consuming",
             "PUB, 1 connection with up to 100 unanswered, while 2 consumers at RDY 2500 drain; until all messages are"
             " finished",
@@ -376,7 +252,7 @@ _ALL = (
             replace(_sync(10, f" of {size} KB", size=size * _KILOBYTE, most=most), name=f"pub-sync-10-{size}k")
             for size, most in ((1, MAX_MESSAGES // 2), (64, MAX_MESSAGES // 100))
         ),
-        _scenario(
+        in_memory(
             "mpub-drained-1k",
             "mpub-drained with MPUB of 50 bodies of 1 KB",
             publish="mpub",
@@ -387,7 +263,7 @@ _ALL = (
             size=_KILOBYTE,
             most=MAX_MESSAGES // 2,
         ),
-        _scenario(
+        in_memory(
             "pub-drained-64k",
             "PUB of 64 KB, 2 connections with up to 4 unanswered, while 2 consumers at RDY 100 drain",
             publish="pub",
@@ -399,10 +275,9 @@ _ALL = (
             most=MAX_MESSAGES // 100,
         ),
     ),
-    *grouped("Shapes of real traffic", *_shapes()),
     *grouped(
         "1,000 topics",
-        _scenario(
+        in_memory(
             "pub-1000-topics",
             "PUB to 1,000 topics in turn, a channel each, on 10 connections, each waits for its OK before the next",
             publish="pub",
@@ -410,7 +285,7 @@ _ALL = (
             topics=1000,
         ),
         replace(
-            _scenario(
+            in_memory(
                 "drained-1000-topics",
                 "pub-1000-topics with a consumer at RDY 100 on each channel, until all messages are finished",
                 publish="pub",
@@ -480,12 +355,4 @@ _ALL = (
     ),
 )
 
-_KINDS_BY_GO_NSQ = {Kind.THROUGHPUT: "Through go-nsq", Kind.LATENCY: "Latency through go-nsq"}
-_GO_NSQ = tuple(
-    replace(_by_go_nsq(each), group=title)
-    for kind, title in _KINDS_BY_GO_NSQ.items()
-    for each in _ALL
-    if each.name in _BY_GO_NSQ and each.kind is kind
-)
-
-SCENARIOS = tuple(replace(scenario, aim=AIMS.get(scenario.name)) for scenario in (*_ALL, *_GO_NSQ))
+SCENARIOS = tuple(replace(scenario, aim=AIMS.get(scenario.name)) for scenario in _ALL)

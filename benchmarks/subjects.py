@@ -8,6 +8,7 @@ from benchmarks.bystander_scenarios import BYSTANDER_SCENARIOS
 from benchmarks.lookupd_scenarios import LOOKUPD_SCENARIOS
 from benchmarks.nsqd_scenarios import BODY_SIZE, MAX_MESSAGES, SCENARIOS
 from benchmarks.scenarios import Scenario
+from benchmarks.traffic_scenarios import TRAFFIC_SCENARIOS
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.daemon_process import DaemonProcess, own_host
 from nsq_conformance.nsqd_process import NsqdProcess
@@ -69,6 +70,16 @@ SUBJECTS = {
             f"bodies of {BODY_SIZE} bytes, at most {MAX_MESSAGES:,} messages a run, unless the scenario says otherwise",
             _HERE / "RESULTS.md",
             in_readme=True,
+        ),
+        Subject(
+            "traffic",
+            "measure an nsqd with shapes of real traffic, and through go-nsq",
+            "nsqd",
+            TRAFFIC_SCENARIOS,
+            _nsqd,
+            (f"-size={BODY_SIZE}", f"-most={MAX_MESSAGES}"),
+            f"bodies of {BODY_SIZE} bytes, at most {MAX_MESSAGES:,} messages a run, unless the scenario says otherwise",
+            _HERE / "RESULTS-traffic.md",
         ),
         Subject(
             "bystander",

@@ -49,8 +49,6 @@ _HOLD_SECONDS: Final = 1.0
 """Time in which an operator's search must take its next step; deliveries go on after it in any case."""
 
 _NS_PER_SECOND: Final = 1_000_000_000
-_EXPIRY_LOG_SECONDS: Final = 10.0
-"""Minimum time between two log lines about expired messages."""
 
 NOT_IN_FLIGHT: Final = "ID not in flight"
 NOT_OWNER: Final = "client does not own message"
@@ -156,7 +154,6 @@ class Channel:
         self.dropped_count = 0
         self.dead_letter_count = 0
         self.expired_count = 0
-        self._expiry_is_logged_at = 0.0
         self.rejected_count = 0
         self.policy: Mapping[str, Any] = {}
         """The settings of the policies that apply, for /stats."""
@@ -172,7 +169,6 @@ class Channel:
         self._cursor = backlog.cursor  # Hot: saves an attribute for every publish
         self._left_behind: list[tuple[float, int, InFlight]] = []
         """A heap: each with a time until which no message of it is due. Many consumers may leave within a timeout."""
-        self._left_count = 0
         self._delivered_count = 0
         self._log_retry = _Retry()  # nothing is taken while it is waiting
         self._deferred_retry = _Retry()
@@ -586,8 +582,8 @@ class Channel:
         return min([self._release_deferred(now), self._log_retry.until, *deadlines])
 
     def _leave_behind(self, in_flight: InFlight) -> None:
-        self._left_count += 1
-        heapq.heappush(self._left_behind, (in_flight.next_deadline(), self._left_count, in_flight))
+        # The second value only decides between equal times.
+        heapq.heappush(self._left_behind, (in_flight.next_deadline(), id(in_flight), in_flight))
 
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
         """Drop the next messages, and count them as dropped; returns how many. Raises ``OSError``."""
@@ -684,9 +680,9 @@ class Channel:
         expired = [frame for frame in frames if 0 < expires_ns(frame) <= now_ns]
         if not expired:
             return frames
+        before = self.expired_count
         self.expired_count += len(expired)
-        if now >= self._expiry_is_logged_at:
-            self._expiry_is_logged_at = now + _EXPIRY_LOG_SECONDS
+        if self.expired_count.bit_length() > before.bit_length():  # a line each time that the number has doubled
             log.warning(
                 "CHANNEL(%s:%s): messages have expired, %d since the start of nsqd (see expired_count in /stats)",
                 self.topic_name, self.name, self.expired_count,

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from nsq_compat.protocol.compression import Codec
 
@@ -49,6 +50,9 @@ class Conversation:
     A class and not a ``Protocol``: compiled code then finds its attributes faster, a dozen for every command.
     """
 
+    reads_at_once: ClassVar[bool] = False
+    """The connection may call `receive_at_once`."""
+
     def __init__(self) -> None:
         self.closing = False
         """Nothing more is read; replies that wait are still sent."""
@@ -58,8 +62,6 @@ class Conversation:
         """Received commands wait for `read_on`."""
         self.awaits_publish = False
         """The last `receive_data` left a publish, and its reply, to the end of the event-loop iteration."""
-        self.reads_at_once = False
-        """The connection may call `receive_at_once`."""
         self.next_wakeup = float("inf")
         """When to call `data_to_send`, which changes it, even if nothing happens; monotonic seconds."""
         self.upgrade: Upgrade | None = None

@@ -151,6 +151,8 @@ class Layers:
     def __init__(self) -> None:
         self.tls: TlsFacts | None = None
         self.compression: Codec | None = None
+        self.are_negotiated = False
+        """There was an IDENTIFY."""
         self.wanted: tuple[Codec | None, ...] = ()
         """Those that follow, in order; None for TLS, which the connection creates."""
 

@@ -10,7 +10,7 @@ Invariants:
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from nsq_compat.protocol import commands as table
 from nsq_compat.protocol import headers
@@ -71,6 +71,8 @@ class NsqdSession(Conversation):
     `publish_batch`, a publish that came alone may be executed at the end of the event-loop iteration.
     """
 
+    reads_at_once: ClassVar[bool] = True
+
     def __init__(
         self,
         broker: Broker,
@@ -109,13 +111,11 @@ class NsqdSession(Conversation):
         self._command_timeout = command_timeout(self._settings)
         # nsqd: the first IDENTIFY fixes the settings of deliveries; another one changes the rest.
         self._delivery = self._settings
-        self._has_identified = False
         self._layers = Layers()
         self._heartbeat_due = NEVER
         self._deadline = NEVER
         self._renew_deadline()
         self.next_wakeup = self._deadline
-        self.reads_at_once = True
         self._publisher = Publisher(
             broker,
             publish_batch,
@@ -159,6 +159,8 @@ class NsqdSession(Conversation):
         publisher = self._publisher
         if not publisher.is_known_producer or self.has_unread or self.closing or self.upgrade is not None:
             return False
+        if isinstance(self._reader, TracedReader):
+            return False  # the command would be logged twice
         alone = self._reader.receive_single(data)
         if not isinstance(alone, Publish) or not publisher.needs_no_wait(alone):
             return False
@@ -269,7 +271,6 @@ class NsqdSession(Conversation):
         if isinstance(reader, TracedReader):
             reader = reader.inner
         self._reader = TracedReader(reader, self.peer) if is_on else reader
-        self.reads_at_once = not is_on  # it would be logged twice
         if self.subscription is not None:
             self.subscription.trace(self.peer if is_on else "")
 
@@ -349,7 +350,7 @@ class NsqdSession(Conversation):
         if spec is table.MIRROR and self._standby is None:
             raise FatalClientError(E_INVALID, b"invalid command MIRROR")  # as without the command
         if self._access is not None:
-            self._access.admit(spec, has_identified=self._has_identified)
+            self._access.admit(spec, has_identified=self._layers.are_negotiated)
         if spec is table.DPUB or (spec is table.HPUB and len(tokens) > 2):
             table.delay_of(tokens, self._limits.max_defer_timeout_ms)
         elif spec is table.MPUB or spec is table.HMPUB:
@@ -465,8 +466,8 @@ class NsqdSession(Conversation):
         log.info("[%s] IDENTIFY: %s", self.peer, request)
         self._settings = negotiation.negotiate(request, self._settings, self._limits)
         self._command_timeout = command_timeout(self._settings)
-        if not self._has_identified:
-            self._has_identified = True
+        if not self._layers.are_negotiated:
+            self._layers.are_negotiated = True
             self._delivery = self._settings
             self._restart_heartbeat()
         if not request.feature_negotiation:

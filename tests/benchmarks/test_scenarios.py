@@ -12,6 +12,7 @@ from benchmarks.nsqd_aims import AIMS
 from benchmarks.nsqd_scenarios import SCENARIOS
 from benchmarks.scenarios import Kind, Scenario, load_of
 from benchmarks.subjects import SUBJECTS
+from benchmarks.traffic_scenarios import TRAFFIC_SCENARIOS
 from nsq_conformance.daemon_process import DaemonProcess
 from tests.benchmarks.conftest import OURS, NsqdThat
 
@@ -31,7 +32,7 @@ def int_of(flag: str) -> int:
     return int(value) if value.isdigit() else 0
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *TRAFFIC_SCENARIOS], ids=lambda scenario: scenario.name)
 def test_a_scenario_runs(scenario: Scenario, generator: Path, nsqd_for: Callable[[Scenario], DaemonProcess]) -> None:
     figures = load(generator, NSQD, nsqd_for(scenario), briefly(scenario), scenario.name)
     if scenario.kind is Kind.IDLE:
