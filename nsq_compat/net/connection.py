@@ -183,8 +183,11 @@ class Connection(Generic[Session]):
             self._stop_watching()
             if endings().take_slot():
                 act()
-            else:
+            elif gevent.getcurrent() is self._hub:
                 endings().call(act)
+            else:
+                endings().wait()  # the session may wait in `act`, which the hub cannot
+                act()
 
     def _on_eof(self) -> None:
         try:

@@ -2,9 +2,12 @@
 
 import gc
 import os
+import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import gevent
@@ -15,11 +18,15 @@ from nsq_compat.log.data_path import make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles, read_file
 from nsq_compat.log.metadata import load_metadata, read_metadata
 from nsq_compat.log.storage import Durability, Storage
+from nsq_compat.net.event_loop import MAX_ENDINGS
 from nsq_compat.nsqd.daemon import CollectionExemption
 from nsq_compat.nsqd.durability import Checkpoints, MetadataFile, in_thread
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.values import QueueLimits
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.broker import Daemon
+from tests.nsqd.conftest import connect
+from tests.v2_client import pub
 
 
 class SlowFiles(OsFiles):
@@ -257,3 +264,19 @@ def test_topics_that_come_and_go_are_not_exempted_again(broker):
         broker.delete_topic(f"t{number}")
         broker.topic(f"t{number + 500}")
     assert gc.get_freeze_count() <= exempt
+
+
+def test_clients_that_publish_and_end_together_are_all_answered(tmp_path):
+    """More than end in one iteration of the event loop, and their answers wait for the disk."""
+    with NsqdProcess(installed_nsqd(), tmp_path, options=["--durability=fsync"]) as nsqd, ExitStack() as stack:
+        clients = [stack.enter_context(connect(nsqd)) for _ in range(5 * MAX_ENDINGS)]
+        for client in clients:
+            client.publishes(b"first")
+        nsqd.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, nsqd.pid, os.WSTOPPED | os.WNOWAIT)
+        for client in clients:
+            client.says(pub(b"last"))
+            client.socket.shutdown(socket.SHUT_WR)
+        nsqd.send_signal(signal.SIGCONT)
+        for client in clients:
+            client.hears(b"OK")
