@@ -388,13 +388,22 @@ PAGES = (
 )
 
 
+WIDE_ELEMENTS = """
+return [...document.body.querySelectorAll("*")]
+    .filter(each => each.getBoundingClientRect().right > innerWidth)
+    .map(each => each.outerHTML.slice(0, 300))
+"""
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_pages_fit_on_a_phone_without_console_errors(site, browser, path):
     filled(site, "everywhere", '{"a": 1}', "x" * 500)
     for width in (360, 1280):
         browser.resize(width, 800)
         browser.open(site.url(path))
-        assert browser.run("return document.scrollingElement.scrollWidth") <= width
+        if browser.run("return document.scrollingElement.scrollWidth") > width:
+            wide = browser.run(WIDE_ELEMENTS)
+            pytest.fail(f"at a width of {browser.run('return innerWidth')}: {wide}, {browser.complaints()}")
     assert browser.complaints() == []
 
 
