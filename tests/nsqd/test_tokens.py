@@ -241,7 +241,9 @@ def test_an_nsqd_registers_with_its_token_and_asks_for_channels(access, tmp_path
     access.has("node", "register", "read", more='addresses = ["127[.]0[.]0[.]1"]')
     token = tmp_path / "token"
     token.write_text("node\n")
-    with NsqlookupdProcess(installed_nsqlookupd(), options=[f"--access-file={access.path}"]) as lookupd:
+    # The machine's own name need not have an address.
+    options = [f"--access-file={access.path}", "--broadcast-address=127.0.0.1"]
+    with NsqlookupdProcess(installed_nsqlookupd(), options=options) as lookupd:
         addresses = [f"--lookupd-tcp-address={lookupd.tcp_address}"]
 
         def nsqd(name: str, *options: str) -> NsqdProcess:
