@@ -4,7 +4,6 @@ features and report them.
 
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqadmin_process import NsqadminProcess
 from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
+from scripts.release.source import contradiction, pack
+from scripts.release.tarball import PURPOSES, manual_page
 from tests.packaging.release import ROOT, console_scripts, run, settings, words
 
 # Builds and installations run other programs, and download once.
@@ -113,13 +114,12 @@ RELEASED = "## [Unreleased]\n\n## [1.0.0] - 2027-01-31\n"
 def test_version_tag_and_changelog_of_a_release_fit_together(
     version: str, changelog: str, tags: list[str], wanted: str
 ):
-    contradiction = runpy.run_path(str(ROOT / "scripts" / "release"))["contradiction"](version, changelog, tags)
-    assert bool(contradiction) == bool(wanted)
-    assert wanted in contradiction
+    found = contradiction(version, changelog, tags)
+    assert bool(found) == bool(wanted)
+    assert wanted in found
 
 
 def test_an_archive_depends_on_contents_only(tmp_path: Path):
-    pack = runpy.run_path(str(ROOT / "scripts" / "release"))["pack"]
     for name, order in (("one", "ab"), ("two", "ba")):
         folder = tmp_path / name / "release"
         folder.mkdir(parents=True)
@@ -132,9 +132,8 @@ def test_an_archive_depends_on_contents_only(tmp_path: Path):
 
 
 def test_a_manual_page_has_every_flag_and_what_it_means():
-    page = runpy.run_path(str(ROOT / "scripts" / "release"))["manual_page"]
     usage = "Usage of to_nsq:\n  -rate int\n    \tmost messages a second (default 1)\n  -version\n    \t.ends \\ here\n"
-    flags = page("to_nsq", "publish lines", usage, "1.0.0", "1800000000").partition("two.\n")
+    flags = manual_page("to_nsq", "publish lines", usage, "1.0.0", "1800000000").partition("two.\n")
     assert flags[0].splitlines()[:3] == [
         '.TH TO_NSQ 1 2027-01-15 "nsq_compat 1.0.0"',
         ".SH NAME",
@@ -151,13 +150,14 @@ def test_a_manual_page_has_every_flag_and_what_it_means():
 
 
 def test_a_manual_page_of_a_program_with_subcommands_shows_its_help_as_it_is():
-    page = runpy.run_path(str(ROOT / "scripts" / "release"))["manual_page"]
-    shown = page("nsq_data", "check", "``nsq_data``: check.\n\n    nsq_data check --json\n", "1.0.0", "1800000000")
+    shown = manual_page(
+        "nsq_data", "check", "``nsq_data``: check.\n\n    nsq_data check --json\n", "1.0.0", "1800000000"
+    )
     assert shown.endswith(".nf\n\\&nsq_data: check.\n\\&\n\\&    nsq_data check \\-\\-json\n.fi\n")
 
 
 def test_every_program_has_a_purpose_for_its_manual_page():
-    assert list(runpy.run_path(str(ROOT / "scripts" / "release"))["PURPOSES"]) == console_scripts()
+    assert list(PURPOSES) == console_scripts()
 
 
 # --- Without extras ---------------------------------------------------------------------------------------------------
