@@ -30,7 +30,9 @@ PATIENCE = 60.0
 # By program, those that it must not have at the start. Each takes 0.3 to 10 MB, or some milliseconds.
 UNNEEDED = {
     "nsqd": (
-        *("_hashlib", "_ssl", "datetime", "decimal", "email", "html", "inspect", "pdb", "pickle", "tomllib"),
+        *("_hashlib", "_ssl", "datetime", "decimal", "email", "html", "pdb", "pickle", "tomllib"),
+        # From Python 3.13 on, dataclasses with slots call it.
+        *(("inspect",) if sys.version_info < (3, 13) else ()),
         *(
             "cramjam",
             "ddsketch",
