@@ -2,8 +2,8 @@
 
 Invariants:
 
-- *Conservation.* Every frame that was put is in exactly one place: the backlog, one in-flight set (a consumer's, one
-  that a consumer left behind, or that of messages on their way to the dead-letter topic), or deferred; or it is
+- *Conservation.* Every frame that was put is in exactly one place: the backlog, one in-flight set (a consumer's, that
+  of the consumers that left, or that of messages on their way to the dead-letter topic), or deferred; or it is
   finished. Messages that are dropped or dead-lettered are counted.
 - *Attempts.* A queued frame carries the attempt number of its next delivery, a frame in flight that of its last one.
 - *Fair waking.* No more consumers are woken than there are frames, they are woken in turn, and each takes at most its
@@ -12,7 +12,6 @@ Invariants:
   frames or stands back.
 """
 
-import heapq
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -24,6 +23,7 @@ from nsq_compat.protocol.message import attempts, expires_ns, next_attempts
 from nsq_compat.protocol.message import message_id as id_of
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, Cursor, Peek
+from nsq_compat.queue.departed import Departed
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.latency import Latency
 from nsq_compat.queue.schedule import AT_ONCE, NEVER, Schedule
@@ -74,10 +74,14 @@ class DeadLetterQueue(Protocol):
         """Keep the frames, which have expired, if the policy says so."""
 
 
-class Consumer(Waiting, Protocol):
-    """Takes frames, and holds those that it has not answered."""
+class Holder(Protocol):
+    """Holds frames that are not answered."""
 
     in_flight: InFlight
+
+
+class Consumer(Waiting, Holder, Protocol):
+    """Takes frames, and holds those that it has not answered."""
 
     def close(self) -> None:
         """The channel is closed or deleted."""
@@ -167,8 +171,7 @@ class Channel:
         self._hooks = hooks
         self.backlog = backlog
         self._cursor = backlog.cursor  # Hot: saves an attribute for every publish
-        self._left_behind: list[tuple[float, int, InFlight]] = []
-        """A heap: each with a time until which no message of it is due. Many consumers may leave within a timeout."""
+        self.departed = Departed()
         self._delivered_count = 0
         self._log_retry = _Retry()  # nothing is taken while it is waiting
         self._deferred_retry = _Retry()
@@ -207,14 +210,9 @@ class Channel:
         return sum(len(each) for each in self.in_flight_sets())
 
     @property
-    def owner_count(self) -> int:
-        """The number of consumers that may have messages in flight, also of those that have left."""
-        return len(self.consumers) + len(self._left_behind)
-
-    @property
     def unanswered_count(self) -> int:
         """The number of messages in flight at consumers, also at those that have left."""
-        return sum(len(each.in_flight) for each in self.consumers) + sum(len(each) for _, _, each in self._left_behind)
+        return sum(len(each.in_flight) for each in self.consumers) + len(self.departed)
 
     @property
     def delivered(self) -> Sequence[int]:
@@ -343,7 +341,6 @@ class Channel:
         self.backlog.drop_taken()
         for in_flight in self.in_flight_sets():
             in_flight.clear()
-        self._left_behind.clear()
         for consumer in self.consumers:
             consumer.wake()  # it has room again
         self.dropped_count += count
@@ -372,14 +369,14 @@ class Channel:
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
-    def finish(self, consumer: Consumer, ids: Sequence[bytes]) -> list[bytes]:
+    def finish(self, consumer: Holder, ids: Sequence[bytes]) -> list[bytes]:
         """Finish messages; returns the ids that were not in flight at this consumer."""
         self.on_change()
         if self._notified is not None:
             self._notified.answered()
         return consumer.in_flight.finish(ids)
 
-    def requeue(self, consumer: Consumer, message_id: bytes, now: float, delay: float) -> None:
+    def requeue(self, consumer: Holder, message_id: bytes, now: float, delay: float) -> None:
         """Requeue a message, to be delivered again after `delay` seconds. Raises ``NotInFlight``."""
         frame = consumer.in_flight.take(message_id)
         if frame is None:
@@ -397,7 +394,7 @@ class Channel:
         else:
             self.put_back(again)
 
-    def touch(self, consumer: Consumer, message_id: bytes, now: float, timeout: float) -> None:
+    def touch(self, consumer: Holder, message_id: bytes, now: float, timeout: float) -> None:
         """Give a consumer more time for a message, up to max-msg-timeout in all. Raises ``NotInFlight``."""
         deadline = consumer.in_flight.touch(message_id, now + timeout, self._limits.max_msg_timeout)
         if deadline is None:
@@ -455,24 +452,27 @@ class Channel:
             frames += in_flight.take_all(ids)
         return next_attempts(frames)
 
-    def set_aside(self, limit: int, now: float, timeout: float) -> InFlight:
+    def set_aside(self, limit: int, now: float, timeout: float) -> Sequence[bytes]:
         """Take the next messages out, also of a paused channel; they are in flight until `now + timeout`.
 
-        The caller finishes them in the result, or returns them with ``return_set_aside``. Raises ``OSError``, having
-        taken nothing, as ``Backlog.take`` does.
+        The caller finishes them (``finish_set_aside``) or returns them (``return_set_aside``). Raises ``OSError``,
+        having taken nothing, as ``Backlog.take`` does.
         """
-        aside = InFlight()
-        if not self._log_retry.is_waiting:
-            aside.add(self.backlog.take(min(limit, MAX_BATCH), MAX_BATCH_BYTES), now, timeout)
-            self._leave_behind(aside)
-            self._schedule.at(now + timeout, self)
-            self.on_change()
-        return aside
+        if self._log_retry.is_waiting:
+            return ()
+        frames = self.backlog.take(min(limit, MAX_BATCH), MAX_BATCH_BYTES)
+        self.departed.add(frames, now, timeout)
+        self._schedule.at(now + timeout, self)
+        self.on_change()
+        return frames
 
-    def return_set_aside(self, aside: InFlight) -> None:
-        """Deliver the rest as if it had never been taken out."""
-        frames = aside.take_all(aside.frames.keys())
-        self.put_back(frames)
+    def finish_set_aside(self, frames: Sequence[bytes]) -> None:
+        self.departed.finish(list(map(id_of, frames)))
+        self.on_change()
+
+    def return_set_aside(self, frames: Sequence[bytes]) -> None:
+        """Deliver those that are still there as if they had never been taken out."""
+        self.put_back(self.departed.take_all(set(map(id_of, frames))))
 
     def requeue_withdrawn(self, frames: Sequence[bytes], now: float, delay: float) -> None:
         """Deliver messages that were taken out again, after `delay` seconds. It is not a failed attempt."""
@@ -499,8 +499,8 @@ class Channel:
             raise TooManyConsumers(f"consumers for {self.topic_name}:{self.name} exceeds limit of {limit}")
         self.consumers[consumer] = None
 
-    def remove_consumer(self, consumer: Consumer) -> None:
-        """Unsubscribe a consumer.
+    def remove_consumer(self, consumer: Consumer, *, answerable: bool = False) -> None:
+        """Unsubscribe a consumer. If its messages are `answerable`, answers may follow, see ``Departed.answerable``.
 
         nsqd: its messages in flight are not requeued now, but when they time out. So a message that crashes consumers
         does not crash all of them within a second.
@@ -509,7 +509,7 @@ class Channel:
             return
         self.leave_wait_queue(consumer)
         if len(consumer.in_flight):
-            self._leave_behind(consumer.in_flight)
+            self.departed.absorb(consumer.in_flight, answerable=answerable)
         if self.ephemeral and not self.consumers and not self.exiting:
             self._hooks.on_abandoned(self)
 
@@ -563,27 +563,13 @@ class Channel:
             if expired := self._expire(consumer.in_flight, now, left):
                 left -= expired
                 consumer.wake()  # it has room again
-        left_behind = self._left_behind
-        rest: list[InFlight] = []
-        while left_behind and left_behind[0][0] <= now and left > 0:
-            in_flight = heapq.heappop(left_behind)[2]
-            left -= self._expire(in_flight, now, left)
-            if in_flight:
-                rest.append(in_flight)
-        for in_flight in rest:
-            self._leave_behind(in_flight)
+        self._expire(self.departed, now, left)
         if now >= self._log_retry.until:
             self._log_retry.wait_until(NEVER)
             self.wake()
         deadlines = [consumer.in_flight.next_deadline() for consumer in self.consumers]
         deadlines += [in_flight.next_deadline() for in_flight in self._dying()]
-        if left_behind:
-            deadlines.append(left_behind[0][0])
-        return min([self._release_deferred(now), self._log_retry.until, *deadlines])
-
-    def _leave_behind(self, in_flight: InFlight) -> None:
-        # The second value only decides between equal times.
-        heapq.heappush(self._left_behind, (in_flight.next_deadline(), id(in_flight), in_flight))
+        return min([self._release_deferred(now), self._log_retry.until, self.departed.next_deadline(), *deadlines])
 
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
         """Drop the next messages, and count them as dropped; returns how many. Raises ``OSError``."""
@@ -659,7 +645,6 @@ class Channel:
         self.backlog.empty()
         for in_flight in self.in_flight_sets():
             in_flight.clear()
-        self._left_behind.clear()
 
     def wake(self) -> None:
         """Wake consumers if there are messages for them."""
@@ -699,8 +684,7 @@ class Channel:
 
     def in_flight_sets(self) -> list[InFlight]:
         """Return those of its consumers, of consumers that left, and of the dead-letter queue."""
-        behind = (each for _, _, each in self._left_behind)
-        return [*(consumer.in_flight for consumer in self.consumers), *behind, *self._dying()]
+        return [*(consumer.in_flight for consumer in self.consumers), self.departed, *self._dying()]
 
     def _dying(self) -> tuple[InFlight, ...]:
         return () if self.dead_letters is None else (self.dead_letters.in_flight,)

@@ -19,7 +19,7 @@ from nsq_compat.protocol.message import message_ids
 from nsq_compat.queue.schedule import NEVER
 
 _SPARE_PLACES: Final = 1024
-_NO_LIMIT: Final = 1 << 30
+ANY_NUMBER: Final = 1 << 30
 
 
 class Delivery(NamedTuple):
@@ -121,7 +121,7 @@ class InFlight:
         found = ((deadline, delivered) for deadline, delivered, ids in self._batches if message_id in ids)
         return next((Delivery(*times) for times in found), None)
 
-    def expire(self, now: float, limit: int = _NO_LIMIT) -> list[bytes]:
+    def expire(self, now: float, limit: int = ANY_NUMBER) -> list[bytes]:
         """Remove and return the frames that have timed out: first by delivery, then those with a deadline of their own.
 
         May exceed `limit` by a part of one batch.
@@ -145,13 +145,19 @@ class InFlight:
 
     def peek(self) -> Iterator[tuple[float, bytes]]:
         """Yield deadlines and frames: first touched messages, then the others, oldest delivery first."""
-        for message_id, own in self._own_deadlines.items():
-            yield own.deadline, self.frames[message_id]
-        own_deadlines, void = self._own_deadlines, self._void_places
-        for deadline, _, ids in self._batches:
+        for deadline, _, ids in self.deliveries():
             for message_id in ids:
-                if message_id in self.frames and message_id not in void and message_id not in own_deadlines:
-                    yield deadline, self.frames[message_id]
+                yield deadline, self.frames[message_id]
+
+    def deliveries(self) -> Iterator[tuple[float, float, list[bytes]]]:
+        """Yield deadline, time of delivery and ids, in the order of ``peek``."""
+        own_deadlines, void, frames = self._own_deadlines, self._void_places, self.frames
+        for message_id, own in own_deadlines.items():
+            yield own.deadline, own.delivered, [message_id]
+        for deadline, delivered, ids in self._batches:
+            left = [each for each in ids if each in frames and each not in void and each not in own_deadlines]
+            if left:
+                yield deadline, delivered, left
 
     def clear(self) -> None:
         self.frames.clear()

@@ -47,9 +47,8 @@ def state_in_channel(channel: Channel, message_id: bytes, logged: Logged | None)
     dying = channel.dead_letters.in_flight.frames if channel.dead_letters is not None else {}
     if message_id in dying:
         return MessageState(DEAD_LETTERING, attempts(dying[message_id]))
-    for in_flight in channel.in_flight_sets():  # of consumers that left
-        if message_id in in_flight.frames:
-            return _in_flight(in_flight, message_id, None)
+    if message_id in channel.departed.frames:
+        return _in_flight(channel.departed, message_id, None)
     return state_in_backlog(channel.backlog, message_id, logged)
 
 

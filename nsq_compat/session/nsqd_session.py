@@ -417,8 +417,8 @@ class NsqdSession(Conversation):
             self._count_search(subscription)
 
     def _count_search(self, subscription: Subscription) -> None:
-        """Count the search for a message that is not in flight here, which asks each consumer, also those that left."""
-        self._effort += subscription.channel.owner_count >> 5
+        """Count the search for a message that is not in flight here, which asks each consumer of the channel."""
+        self._effort += len(subscription.channel.consumers) >> 5
 
     def _subscribe(self, command: SimpleCommand) -> None:
         self._require(command.spec, *command.tokens[1:3])

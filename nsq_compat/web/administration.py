@@ -229,17 +229,15 @@ class Administration:
         if to == channel.topic_name:
             raise ApiError(400, "INVALID_ARG_TO")
         limit, now = _limit(request, MAX_BATCH), self._service.now()
-        aside = read_in_steps(lambda: channel.set_aside(limit, now, _REDRIVE_SECONDS))
-        frames = list(aside.frames.values())
+        frames = read_in_steps(lambda: channel.set_aside(limit, now, _REDRIVE_SECONDS))
         try:
             if frames:
                 self._broker.topic(to).republish(frames, now, self._service.now_ns())
         except (Refused, OSError) as failure:
-            channel.return_set_aside(aside)
+            channel.return_set_aside(frames)
             text = reason(failure) if isinstance(failure, OSError) else str(failure)
             raise ApiError(503, f"PUB_FAILED: {text}") from None
-        aside.finish(list(aside.frames))
-        channel.on_change()
+        channel.finish_set_aside(frames)
         return json_response({"moved": len(frames), "depth": channel.depth})
 
     def _take_out(

@@ -18,7 +18,7 @@ from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.message import attempts, body, has_headers, headers, message_id, timestamp_ns
 from nsq_compat.queue.channel import MAX_BATCH, Channel, TooManyConsumers
 from nsq_compat.queue.in_flight import InFlight
-from nsq_compat.queue.schedule import AT_ONCE, NEVER, Schedule
+from nsq_compat.queue.schedule import NEVER
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import ClientStats, Refused
 from nsq_compat.queue.wait_queue import Locality
@@ -63,25 +63,55 @@ _KEEP_ALIVE: Final = b": keep-alive\n\n"
 """A comment, which clients ignore, after `_KEEP_ALIVE_SECONDS` without an event: proxies close idle connections."""
 
 
-class HttpConsumer:
-    """A consumer of a channel whose messages are answered by requests.
+class Answered:
+    """Messages in flight in a channel that are answered by requests.
 
-    `timeout` is the time limit of a delivery in seconds. At most `max_in_flight` messages are in flight.
+    `timeout` is the time limit of a delivery in seconds.
     """
+
+    def __init__(self, channel: Channel, in_flight: InFlight, timeout: float) -> None:
+        self.channel = channel
+        self.in_flight = in_flight
+        self._timeout = timeout
+        self._finish_count = self._requeue_count = 0
+
+    def wake(self) -> None:
+        """There is room again."""
+
+    def finish(self, ids: Sequence[bytes], now: float, now_ns: int) -> None:
+        if self.channel.latency is not None:
+            self.channel.latency.add(self.in_flight.frames_of(ids), now, now_ns)
+        self.channel.finish(self, ids)
+        self._finish_count += len(ids)
+        self.wake()
+
+    def requeue(self, ids: Sequence[bytes], now: float, delay: float) -> None:
+        """Requeue messages, to be delivered after `delay` seconds."""
+        for each in ids:
+            self.channel.requeue(self, each, now, delay)
+        self._requeue_count += len(ids)
+        self.wake()
+
+    def touch(self, ids: Sequence[bytes], now: float) -> None:
+        """Give messages more time."""
+        for each in ids:
+            self.channel.touch(self, each, now, self._timeout)
+
+
+class HttpConsumer(Answered):
+    """A consumer of a channel. At most `max_in_flight` messages are in flight."""
 
     locality = Locality.GLOBAL
     version = ""
     """In /stats."""
 
     def __init__(self, channel: Channel, request: Request, timeout: float, max_in_flight: int, now_ns: int) -> None:
-        self.in_flight = InFlight()
+        super().__init__(channel, InFlight(), timeout)
         self.alarm = NEVER
-        self.channel = channel
         self.ready_count = 0
-        self._timeout = timeout
         self._max_in_flight = max_in_flight
         self._connected_at = now_ns // 1_000_000_000
-        self._message_count = self._finish_count = self._requeue_count = 0
+        self._message_count = 0
         self.came_from(request)
         channel.add_consumer(self)
 
@@ -89,9 +119,6 @@ class HttpConsumer:
         """Note the client for /stats."""
         self.remote_address = request.remote_address
         self._user_agent = request.headers.get(b"user-agent", b"")[:_MAX_USER_AGENT].decode("latin-1")
-
-    def wake(self) -> None:
-        raise NotImplementedError
 
     def begin_headers(self) -> None:
         """Answers have the headers of every message that has any."""
@@ -124,27 +151,6 @@ class HttpConsumer:
         self._message_count += len(frames)
         return frames
 
-    # --- Answers, to messages that are in flight here -----------------------------------------------------------------
-
-    def finish(self, ids: Sequence[bytes], now: float, now_ns: int) -> None:
-        if self.channel.latency is not None:
-            self.channel.latency.add(self.in_flight.frames_of(ids), now, now_ns)
-        self.channel.finish(self, ids)
-        self._finish_count += len(ids)
-        self.wake()  # there is room again
-
-    def requeue(self, ids: Sequence[bytes], now: float, delay: float) -> None:
-        """Requeue messages, to be delivered after `delay` seconds."""
-        for each in ids:
-            self.channel.requeue(self, each, now, delay)
-        self._requeue_count += len(ids)
-        self.wake()  # there is room again
-
-    def touch(self, ids: Sequence[bytes], now: float) -> None:
-        """Give messages more time."""
-        for each in ids:
-            self.channel.touch(self, each, now, self._timeout)
-
 
 class PolledConsumer(HttpConsumer):
     """The consumer of a channel for all requests for messages together."""
@@ -164,7 +170,7 @@ class PolledConsumer(HttpConsumer):
 
     def close(self) -> None:
         self.is_closed = True
-        self.channel.remove_consumer(self)
+        self.channel.remove_consumer(self, answerable=True)
 
     def on_alarm(self, now: float) -> float:
         """Leave if it was not used for long; returns when to look again."""
@@ -233,8 +239,7 @@ class PolledConsumer(HttpConsumer):
 class EventStream(HttpConsumer):
     """The consumer for one stream of Server-Sent Events, and the ``BodyStream`` of the response.
 
-    It takes messages when it is its turn and the connection can send them. When it has ended, its messages in flight
-    stay until they are answered or time out; then it calls `forget`.
+    It takes messages when it is its turn and the connection can send them. When it ends, it calls `forget`.
     """
 
     version = "SSE"
@@ -249,7 +254,6 @@ class EventStream(HttpConsumer):
         *,
         now: float,
         call_in_turn: Callable[[Callable[[], None]], None],
-        schedule: Schedule,
         forget: "Callable[[EventStream], None]",
     ) -> None:
         super().__init__(channel, request, timeout, max_in_flight, now_ns)
@@ -260,7 +264,6 @@ class EventStream(HttpConsumer):
         self._call_in_turn = call_in_turn
         self._awaits_turn = False
         self._has_turn = False
-        self._schedule = schedule
         self._forget = forget
 
     def start(self, wake: Callable[[], None]) -> None:
@@ -306,17 +309,10 @@ class EventStream(HttpConsumer):
         if self.is_over:
             return
         self.is_over = True
-        self.channel.remove_consumer(self)
+        self.channel.remove_consumer(self, answerable=True)
         wake, self._wake_connection = self._wake_connection, _no_connection
         wake()
-        self._schedule.at(AT_ONCE, self)
-
-    def on_alarm(self, now: float) -> float:
-        """After the end: forget the stream when no message is in flight any more."""
-        if self.in_flight:
-            return max(self.in_flight.next_deadline(), now + 1)
         self._forget(self)
-        return NEVER
 
 
 def _no_connection() -> None:
@@ -328,7 +324,7 @@ class Consuming:
         self._service = service
         self._polled: dict[Channel, PolledConsumer] = {}
         self._streams: dict[Channel, dict[EventStream, None]] = {}
-        """Those that are not over, or have messages in flight."""
+        """Those that are not over."""
 
     def routes(self) -> Routes:
         if not self._service.options.peeking_over_http:
@@ -370,7 +366,6 @@ class Consuming:
                 service.now_ns(),
                 now=service.now(),
                 call_in_turn=service.call_in_turn,
-                schedule=service.broker.schedule,
                 forget=self._forget,
             )
         self._streams.setdefault(channel, {})[stream] = None
@@ -412,7 +407,7 @@ class Consuming:
         now = self._service.now()
         return self._answer(request, "touched", lambda consumer, ids: consumer.touch(ids, now))
 
-    def _answer(self, request: Request, done: str, act: Callable[[HttpConsumer, Sequence[bytes]], None]) -> Response:
+    def _answer(self, request: Request, done: str, act: Callable[[Answered, Sequence[bytes]], None]) -> Response:
         missing = dict.fromkeys(ids_of(request))
         count = len(missing)
         topic, name = required_name(request, "topic"), required_name(request, "channel")
@@ -427,6 +422,10 @@ class Consuming:
                 act(consumer, [each for each in missing if each in held])
                 for each in held:
                     del missing[each]
+        if left := channel.departed.answerable(list(missing)):
+            act(Answered(channel, channel.departed, self._service.options.msg_timeout / SECOND), left)
+            for each in left:
+                del missing[each]
         return json_response({done: count - len(missing), "not_found": [each.decode("ascii") for each in missing]})
 
     def _consumers_of(self, channel: Channel) -> Iterator[HttpConsumer]:

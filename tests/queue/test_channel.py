@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from nsq_compat.log.checkpoint import ENTRY, ChannelState, immediate_entries
 from nsq_compat.protocol import message
 from nsq_compat.queue.channel import MAX_BATCH, MAX_BATCH_BYTES, Channel, NotInFlight, TooManyConsumers
-from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.schedule import NEVER
 from nsq_compat.queue.values import Exiting
 from tests.broker import Consumer
@@ -390,39 +389,6 @@ def test_messages_of_a_consumer_that_left_come_back_when_they_time_out_and_no_so
     assert staying.takes() == [b"a"]
     assert staying.attempts(b"a") == 2
     assert (channel.timeout_count, leaving.wakes) == (1, 0)
-
-
-def test_in_flight_sets_of_consumers_that_left_are_dropped_when_empty(daemon, channel):
-    for _ in range(10):
-        daemon.publishes(b"a")
-        leaving = daemon.consumer()
-        leaving.takes(room=1)
-        leaving.leaves()
-        daemon.waits(60)
-    assert len(channel._left_behind) <= 1
-
-
-@pytest.mark.interpreted
-def test_an_alarm_looks_only_at_consumers_that_left_of_which_a_message_is_due(daemon, channel, monkeypatch):
-    for _ in range(100):
-        daemon.publishes(b"a")
-        leaving = daemon.consumer()
-        leaving.takes(room=1)
-        leaving.leaves()
-        daemon.waits(0.1)
-    looked = []
-    expire = InFlight.expire
-
-    def look(self, now, limit):
-        looked.append(self)
-        return expire(self, now, limit)
-
-    monkeypatch.setattr(InFlight, "expire", look)
-    daemon.waits(54.95)
-    assert channel.timeout_count == len(looked) == 50
-    daemon.waits(60)
-    assert channel.timeout_count == len(looked) == 100
-    assert not channel._left_behind
 
 
 def test_leaving_twice_is_leaving_once(daemon, channel):

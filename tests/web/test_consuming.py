@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 
+from nsq_compat.protocol.message import message_id
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.values import QueueLimits
 from tests.web.conftest import ID_RULE, SECOND, Caller, Daemon, code, refused
@@ -371,6 +372,18 @@ def test_messages_of_a_stream_that_ended_can_be_answered_until_they_time_out(cal
     assert answer(call, "requeue", messages[b"b"]) == {"requeued": 0, "not_found": [messages[b"b"]]}
 
 
+def test_messages_of_a_consumer_over_tcp_that_left_are_not_answered_over_http(call, daemon, archive, drain):
+    channel = daemon.broker.topics["orders"].channels["archive"]
+    publish(call, b"a")
+    channel.add_consumer(drain)
+    (frame,) = channel.take(drain, 1, daemon.now(), 60.0)
+    channel.remove_consumer(drain)
+    mine = message_id(frame).decode("ascii")
+    for word, done in (("finish", "finished"), ("requeue", "requeued"), ("touch", "touched")):
+        assert answer(call, word, mine) == {done: 0, "not_found": [mine]}
+    assert channel.in_flight_count == 1
+
+
 @pytest.mark.parametrize("was_woken", [True, False])
 def test_a_stream_whose_client_does_not_read_leaves_messages_to_others(call, archive, daemon, drain, was_woken):
     stream = Stream(call)
@@ -415,7 +428,7 @@ def test_an_ephemeral_channel_is_deleted_with_its_last_stream(call, daemon, arch
     assert list(channels) == ["archive"]
 
 
-def test_nothing_is_left_of_streams_that_ended(call, daemon, archive):
+def test_streams_that_ended_are_not_kept_until_their_messages_are_answered(call, daemon, archive):
     publish(call, b"a")
     streams = [Stream(call) for _ in range(10)]
     for stream in streams:
@@ -423,8 +436,6 @@ def test_nothing_is_left_of_streams_that_ended(call, daemon, archive):
         stream.body.close()
     weak = [weakref.ref(stream.body) for stream in streams]
     del stream, streams
-    daemon.broker.schedule.run(daemon.now() + 61)
-    daemon.broker.schedule.run(daemon.now() + 63)
     gc.collect()
     assert [each() for each in weak] == [None] * 10
 
