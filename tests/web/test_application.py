@@ -204,6 +204,11 @@ def test_a_malformed_query_is_an_invalid_request(query):
     assert refusal.value.status == 400
 
 
+def test_a_long_query_is_parsed_once_for_all_that_read_it():
+    query = b"&".join(b"%%41%d=%%42" % number for number in range(1000))
+    assert parse_query(query) is parse_query(query)
+
+
 def test_a_query_has_2000_parameters():
     assert len(parse_query(b"&".join(b"%d" % number for number in range(2000)))) == 2000
     with pytest.raises(ApiError, match="INVALID_REQUEST"):
