@@ -40,7 +40,7 @@ class HeadersNotTaken(NsqError):
     """nsqd does not take messages with headers, and was not sent any. Another one may."""
 
     def __init__(self) -> None:
-        super().__init__("it does not take messages with headers, which only an nsqd of nsq_compat does")
+        super().__init__("it does not take messages with headers or ids, which only an nsqd of nsq_compat does")
 
 
 @dataclass(frozen=True, slots=True)

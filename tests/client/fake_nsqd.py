@@ -59,16 +59,18 @@ class Peer:
 class FakeNsqd:
     """Responds to each command as `answers` says; a test may change them."""
 
-    def __init__(self, answers: dict[str, Answer] | None = None, *, port: int = 0, **features: object) -> None:
+    def __init__(self, answers: dict[str, Answer] | None = None, *, listens: bool = True, **features: object) -> None:
         self.answers = {**DEFAULTS, **(answers or {})}
         if features:
             self.answers["IDENTIFY"] = response_frame(json.dumps(features).encode())
         self.peers: list[Peer] = []
         self._next_id = 0
-        self._listener = socket.create_server(("127.0.0.1", port))
+        self._listener = socket.socket()
+        self._listener.bind(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+        self._threads: list[threading.Thread] = []
+        if listens:
+            self.listen()
 
     # --- What a test does ---------------------------------------------------------------------------------------------
 
@@ -76,6 +78,12 @@ class FakeNsqd:
     def peer(self) -> Peer:
         """The last connection."""
         return self.peers[-1]
+
+    def listen(self) -> None:
+        """Take connections. Until then they are refused, and the port belongs to this one."""
+        self._listener.listen()
+        self._threads.append(threading.Thread(target=self._accept, daemon=True))
+        self._threads[-1].start()
 
     def said(self, name: str) -> list[str]:
         """The lines that the last peer sent; none without a peer."""

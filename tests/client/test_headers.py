@@ -72,7 +72,9 @@ def test_messages_with_and_without_headers_keep_their_order_in_the_background(ns
 
 def test_nothing_is_sent_to_an_nsqd_that_does_not_take_headers(fake):
     with Producer(fake.address) as producer:
-        with pytest.raises(Refused, match="it does not take messages with headers, which only an nsqd of nsq_compat"):
+        with pytest.raises(
+            Refused, match="it does not take messages with headers or ids, which only an nsqd of nsq_compat"
+        ):
             producer.publish("t", b"one", headers=HEADERS)
         with pytest.raises(Refused, match="it does not take messages with headers"):
             producer.publish_many("t", [b"one", b"two"], headers=[{}, HEADERS])

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,6 +13,7 @@ from nsq_compat.protocol.frames import OK, error_frame
 from nsq_compat.protocol.headers import decode
 from tests.client.fake_nsqd import CLOSE, Answer, FakeNsqd, MakeNsqd
 from tests.client.on_loop import LoopProducer, end_loops
+from tests.client.waiting import wait_until
 
 Producer = ThreadedProducer
 """The kind that is tested."""
@@ -109,15 +110,19 @@ def test_a_node_that_cannot_be_reached_after_an_unknown_outcome_stays_the_only_o
     assert ids_at(other) == []
 
 
-def test_a_publish_waits_for_a_node_that_is_not_running(make_nsqd, make):
-    gone = make(OK)
-    port = int(gone.address.rpartition(":")[2])
-    gone.close()
-    with Producer(gone.address, idempotent=True, publish_timeout=60) as producer, ThreadPoolExecutor(1) as pool:
+def test_a_publish_waits_for_a_node_that_is_not_running(make_nsqd):
+    node = make_nsqd({"HPUB": OK}, listens=False, max_rdy_count=2500, nsq_compat={"headers": True})
+    other = make_nsqd({"IDENTIFY": CLOSE})
+    with (
+        Producer([node.address, other.address], idempotent=True, publish_timeout=60) as producer,
+        ThreadPoolExecutor(1) as pool,
+    ):
         publishing = pool.submit(producer.publish, "t", b"one")
-        assert not wait([publishing], 0.5).done  # while it is refused
-        node = make_nsqd({"HPUB": OK}, port=port, max_rdy_count=2500, nsq_compat={"headers": True})
-        assert publishing.result(60).nodes == (node.address,)
+        wait_until(lambda: len(other.peers) >= 3)  # both have been tried in vain, again and again
+        node.listen()
+        published = publishing.result(60)
+    assert published.nodes == (node.address,)
+    assert {str(each) for each in published.attempts} >= {f"{node.address}: connection refused"}
     assert len(ids_at(node)) == 1
 
 
@@ -168,7 +173,9 @@ def test_a_retry_takes_the_error_of_a_publish():
 
 def test_an_nsqd_without_headers_is_sent_nothing(fake):
     with Producer(fake.address, idempotent=True) as producer:
-        with pytest.raises(Refused, match="it does not take messages with headers, which only an nsqd of nsq_compat"):
+        with pytest.raises(
+            Refused, match="it does not take messages with headers or ids, which only an nsqd of nsq_compat"
+        ):
             producer.publish("t", b"one")
         (peer,) = fake.peers
         assert [line for line in peer.lines if not line.startswith(("IDENTIFY", "NOP"))] == []
