@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -44,6 +45,8 @@ class Message:
     is_deferred: bool = field(default=False, init=False)
     """The handler has called ``enable_async``."""
     _listeners: tuple[tuple[str, Callable[..., object]], ...] = field(default=(), init=False)
+    _span: Callable[[], AbstractContextManager[object]] | None = field(default=None, init=False)
+    """Makes its span current in a block, with tracing."""
 
     @property
     def is_lost(self) -> bool:
@@ -69,6 +72,17 @@ class Message:
         """Restart nsqd's timeout. Raises ``AlreadyAnswered``."""
         self._begin_answer("touch")
         self._connection.touch(self)
+
+    def in_span(self) -> AbstractContextManager[object]:
+        """Make the span of the message current in a block. Without tracing, the block has no span of its own.
+
+        An error that leaves the block is recorded. The span ends when the message is answered and no block is left.
+        """
+        return nullcontext() if self._span is None else self._span()
+
+    def note_span(self, span: Callable[[], AbstractContextManager[object]]) -> None:
+        """Note what ``in_span`` returns."""
+        self._span = span
 
     def enable_async(self) -> None:
         """Answer the message later: the handler's return value is ignored."""

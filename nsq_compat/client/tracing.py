@@ -5,16 +5,17 @@ Names and attributes are those of OpenTelemetry's conventions for messaging:
 
 - A publish has a span of the type `send`, from the call to its outcome. Its context is in the message's headers, unless
   the program gave a context itself; then the span has a link to that. There is no span for each message of a batch.
-- A message that is handled has a span of the type `process`. It ends when the handler has ended and the message is
-  answered. It has a link to the span of the publish, and is its child, unless a span is current in an iteration.
+- A message that is handled has a span of the type `process`. It ends when the message is answered, and the handler and
+  every block of ``Message.in_span`` have ended. It has a link to the span of the publish, and is its child, unless a
+  span is current in an iteration.
 
 An nsqd without headers, such as Go's, gets messages without the context.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Final, Self
@@ -84,7 +85,7 @@ class Tracing:
         name, attributes = _name("process", topic), _subscription(topic, channel)
 
         def handle(message: Message) -> object:
-            with self._begin(name, attributes, message, context.Context(), gives_up=gives_up) as handling:
+            with self._begin(name, attributes, message, context.Context(), gives_up=gives_up).current() as handling:
                 return handling.note(handler(message))
 
         return handle
@@ -94,18 +95,21 @@ class Tracing:
         name, attributes = _name("process", topic), _subscription(topic, channel)
 
         async def handle(message: Message) -> object:
-            with self._begin(name, attributes, message, context.Context(), gives_up=gives_up) as handling:
+            with self._begin(name, attributes, message, context.Context(), gives_up=gives_up).current() as handling:
                 result: Any = handler(message)
                 return handling.note(await result if inspect.isawaitable(result) else result)
 
         return handle
 
     def iteration(self, topic: str, channel: str) -> Callable[[Message], None]:
-        """What begins the span of a message that an iteration returns. It ends when the message is answered."""
+        """What begins the span of a message that an iteration returns. ``Message.in_span`` makes it current.
+
+        An iteration cannot do that itself: nothing tells it when the body of the loop ends, for example with a break.
+        """
         name, attributes = _name("process", topic), _subscription(topic, channel)
 
         def begin(message: Message) -> None:
-            self._begin(name, attributes, message, context.get_current()).end_when_answered()
+            self._begin(name, attributes, message, context.get_current())
 
         return begin
 
@@ -195,28 +199,39 @@ class Sending:
 
 
 class Handling:
-    """A message that is handled. In the block, its span is current."""
+    """A message that is handled."""
 
     def __init__(self, span: Span, parent: context.Context, message: Message) -> None:
         self._span = span
         self._open = [span] if span.is_recording() else []
         self._context = parent
-        self._token: Any = None
-        self._has_returned = self._is_answered = False
+        self._blocks: list[None] = []
+        """One for each block in which the span is current. A list, because blocks may end in several threads."""
+        self._is_answered = False
+        self._error: BaseException | None = None
+        """The last one that has left a block. It is recorded once if blocks are nested."""
+        message.note_span(self.current)
         if self._open:
             message.on("finish", self._on_answer)
             message.on("requeue", self._on_requeue)
             message.on("touch", self._on_touch)
 
-    def __enter__(self) -> Self:
-        self._token = context.attach(trace.set_span_in_context(self._span, self._context))
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
-        context.detach(self._token)
-        if error is not None:
-            _fail(self._span, error)
-        self.end_when_answered()
+    @contextmanager
+    def current(self) -> Iterator[Self]:
+        """Make the span current in a block, which it outlasts, and record an error that leaves the block."""
+        self._blocks.append(None)
+        token = context.attach(trace.set_span_in_context(self._span, self._context))
+        try:
+            yield self
+        except BaseException as error:
+            if error is not self._error:
+                self._error = error
+                _fail(self._span, error)
+            raise
+        finally:
+            context.detach(token)
+            self._blocks.pop()
+            self._end_if_over()
 
     def note(self, result: object) -> object:
         """Note what the handler returned, and return it."""
@@ -228,15 +243,11 @@ class Handling:
         self._span.set_attribute("error.type", kind)
         self._span.set_status(StatusCode.ERROR, kind)
 
-    def end_when_answered(self) -> None:
-        self._has_returned = True
-        if self._is_answered:
-            self._end()
-
-    def _end(self) -> None:
-        # The handler may end in one thread while another one answers.
-        with suppress(IndexError):
-            self._open.pop().end()
+    def _end_if_over(self) -> None:
+        if self._is_answered and not self._blocks:
+            # A block may end in one thread while another one answers.
+            with suppress(IndexError):
+                self._open.pop().end()
 
     def _on_requeue(self, message: Message) -> None:
         self._span.add_event("requeue")
@@ -249,8 +260,7 @@ class Handling:
         self._is_answered = True
         if message.is_lost:
             self._span.add_event("connection lost")
-        if self._has_returned:
-            self._end()
+        self._end_if_over()
 
 
 # --- Attributes -------------------------------------------------------------------------------------------------------

@@ -251,6 +251,31 @@ def test_a_message_that_is_answered_later_has_a_span_until_then(fake, spans):
     assert [event.name for event in span.events] == ["touch"]
 
 
+def test_the_span_of_a_message_that_is_answered_later_is_current_in_its_block(fake, spans):
+    messages = Keeping()
+    with consuming("t", messages, fake.address, spans):
+        fake.send_messages([b"one"])
+        wait_until(lambda: messages)
+        with messages[0].in_span():
+            messages[0].finish()
+            assert spans("process") == []  # it has not ended before the block
+            with spans.provider.get_tracer("test").start_as_current_span("inside"):
+                pass
+    (inside,), (process,) = spans("inside"), spans.wait_for("process")
+    assert parent_of(inside) == context_of(process)
+
+
+def test_an_error_that_leaves_a_block_in_a_handler_is_recorded_once(fake, spans):
+    def handle(message):
+        with message.in_span():
+            raise ValueError("bad order")
+
+    with consuming("t", handle, fake.address, spans):
+        fake.send_messages([b"one"])
+        (span,) = spans.wait_for("process")
+    assert [event.name for event in span.events] == ["exception", "requeue"]
+
+
 def test_a_message_that_is_requeued_on_purpose_has_not_failed(fake, spans):
     with consuming("t", lambda message: message.requeue(delay=5, backoff=False), fake.address, spans):
         fake.send_messages([b"one"])

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from opentelemetry import trace
 from opentelemetry.trace import StatusCode
 
@@ -73,6 +74,52 @@ async def test_a_message_of_an_iteration_has_a_span_until_it_is_answered(nsqd, t
     context = outside.get_span_context()
     assert (parent_of(within), links_of(within)) == ((context.trace_id, context.span_id), [context_of(sent)])
     assert [event.name for event in within.events] == ["requeue"]
+
+
+async def test_the_span_of_a_message_of_an_iteration_is_current_in_its_block_only(nsqd, topic):
+    spans = Spans()
+    tracer = spans.provider.get_tracer("test")
+    async with aio.Producer(nsqd.tcp_address, tracing=spans.provider) as producer:
+        await producer.publish_many(topic, [b"one", b"two"])
+    options = {"nsqd_tcp_addresses": nsqd.tcp_address, "max_in_flight": 2, "tracing": spans.provider}
+    async with aio.Consumer(topic, "c", **options) as consumer:
+
+        async def handle_one() -> None:
+            async for message in consumer:
+                with message.in_span():
+                    await asyncio.sleep(0)
+                    message.finish()
+                    with tracer.start_as_current_span("inside"):
+                        await asyncio.sleep(0)
+                break
+            assert not trace.get_current_span().get_span_context().is_valid
+
+        await asyncio.gather(handle_one(), handle_one())
+    assert {parent_of(span) for span in spans("inside")} == {context_of(span) for span in spans("process")}
+    assert len(spans("process")) == len(spans("inside")) == 2
+
+
+async def test_an_error_that_leaves_the_block_is_in_the_span_that_ends_with_the_answer(fake):
+    spans = Spans()
+    async with aio.Consumer("t", "c", nsqd_tcp_addresses=fake.address, tracing=spans.provider) as consumer:
+        await send_messages(fake, [b"one"])
+        message = await anext(consumer)
+        with pytest.raises(ValueError, match="bad order"), message.in_span():
+            raise ValueError("bad order")
+        assert spans("process") == []
+        message.requeue(delay=9, backoff=False)
+    (span,) = spans("process")
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "bad order")
+    assert [event.name for event in span.events] == ["exception", "requeue"]
+
+
+async def test_without_tracing_the_block_of_a_message_has_no_span_of_its_own(fake):
+    async with aio.Consumer("t", "c", nsqd_tcp_addresses=fake.address) as consumer:
+        await send_messages(fake, [b"one"])
+        message = await anext(consumer)
+        with message.in_span():
+            assert not trace.get_current_span().get_span_context().is_valid
+            message.finish()
 
 
 async def test_a_cancelled_handler_has_an_error(fake):
