@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from nsq_compat.client.settings import check_number
 from nsq_compat.protocol.headers import NO_HEADERS, Headers
 
 log: Final = logging.getLogger(__name__)
@@ -61,12 +62,18 @@ class Message:
     def requeue(self, *, delay: float | None = None, time_ms: float | None = None, backoff: bool = True) -> None:
         """Let nsqd deliver it again, after `delay` seconds or `time_ms` milliseconds. Raises ``AlreadyAnswered``.
 
-        By default the delay grows with the attempts. With `backoff` False the consumer does not back off.
+        By default the delay grows with the attempts. With `backoff` False the consumer does not back off. Raises
+        ``TypeError`` for a delay that is not a number; the message can then still be answered.
         """
+        # Before the answer begins, because a message that is refused here has none.
+        if time_ms is not None:
+            check_number("time_ms", time_ms)
+            delay = time_ms / 1000 if time_ms >= 0 else delay
+        if delay is not None:
+            check_number("delay", delay)
+            delay = delay if delay >= 0 else None
         self._begin_answer("requeue")
-        if time_ms is not None and time_ms >= 0:
-            delay = time_ms / 1000
-        self._connection.requeue(self, delay if delay is not None and delay >= 0 else None, backoff)
+        self._connection.requeue(self, delay, backoff)
 
     def touch(self) -> None:
         """Restart nsqd's timeout. Raises ``AlreadyAnswered``."""

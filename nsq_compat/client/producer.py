@@ -27,7 +27,7 @@ from nsq_compat.client.nodes import (
     retried,
 )
 from nsq_compat.client.publishing import Publish, checked, publish_of
-from nsq_compat.client.settings import ConnectionOptions, ConnectionSettings, address_list, split_address
+from nsq_compat.client.settings import ConnectionOptions, ConnectionSettings, address_list, check_number, split_address
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.headers import NO_HEADERS, Headers
 
@@ -69,6 +69,7 @@ class Producer:
             split_address(address)
         self._nodes.check_copies(copies)
         self.settings.check_idempotent(idempotent)
+        check_number("publish_timeout", publish_timeout)
         self._publish_timeout = publish_timeout
         self._copies = copies
         self._idempotent = idempotent

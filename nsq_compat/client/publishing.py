@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple, cast
 
 from nsq_compat.client.link import Link
+from nsq_compat.client.settings import check_number
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.headers import ID, NO_HEADERS, HeaderError, Headers, body_begin, encode, with_no_headers
 from nsq_compat.protocol.names import is_valid_name
@@ -127,7 +128,12 @@ def _with_id(headers: Headers) -> Headers:
 
 
 def publish_of(topic: str, bodies: Sequence[bytes], defer: float) -> Publish:
-    """PUB, DPUB or MPUB, or with headers HPUB or HMPUB, of checked bodies; only a single one can be deferred."""
+    """PUB, DPUB or MPUB, or with headers HPUB or HMPUB, of checked bodies; only a single one can be deferred.
+
+    Raises ``TypeError`` for a `defer` that is not a number.
+    """
+    if defer:
+        check_number("defer", defer)
     kinds = set(map(type, bodies))
     if _Payload in kinds or _Optional in kinds:
         plain = None if _Payload in kinds else lambda: _command(topic, list(map(_without_headers, bodies)), defer)

@@ -2,6 +2,8 @@
 
 import difflib
 import inspect
+import math
+import numbers
 import socket
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,6 +47,10 @@ class ConnectionSettings:
     message_headers: bool = True
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if type(each.default) in (int, float) or (each.name == "msg_timeout" and value is not None):
+                check_number(each.name, value)
         for name, allowed, rule in self._rules():
             if not allowed:
                 raise ValueError(f"{name} must be {rule}, not {getattr(self, name)!r}")
@@ -189,6 +195,14 @@ class SubscriptionOptions(ConnectionOptions, total=False):
     max_backoff_duration: float
     reconnect_delay: float
     max_reconnect_delay: float
+
+
+def check_number(name: str, value: object) -> None:
+    """Raises ``TypeError`` or ``ValueError`` for a value that is not a finite number, such as "1s"."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, not {value!r:.80}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, not {value!r}")
 
 
 def address_list(addresses: str | Iterable[str] | None) -> list[str]:

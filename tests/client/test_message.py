@@ -47,6 +47,15 @@ def test_the_delay_of_a_requeue_is_given_or_the_consumers(message, answers, opti
     assert answers.given == [answer]
 
 
+@pytest.mark.parametrize("wrong", [{"delay": "1s"}, {"time_ms": "1s"}, {"delay": float("inf")}])
+def test_a_message_that_is_requeued_with_a_wrong_delay_can_still_be_answered(message, answers, wrong):
+    with pytest.raises((TypeError, ValueError), match="must be a"):
+        message.requeue(**wrong)
+    assert not message.is_answered
+    message.finish()
+    assert answers.given == ["finish"]
+
+
 @pytest.mark.parametrize("first", ["finish", "requeue"])
 @pytest.mark.parametrize("second", ["finish", "requeue", "touch"])
 def test_a_message_is_answered_once(message, answers, first, second):

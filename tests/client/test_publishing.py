@@ -48,6 +48,13 @@ def test_what_nsqd_would_refuse_is_a_value_error(bodies, headers, error):
         checked("t", [b"x"], [{"a b": "c"}])
 
 
+@pytest.mark.parametrize("bodies", [[b"x"], checked("t", [b"x"], [{"a": "b"}])])
+def test_a_delay_is_a_number_of_seconds(bodies):
+    with pytest.raises(TypeError, match="^defer must be a number, not '1s'$"):
+        publish_of("t", bodies, "1s")  # type: ignore[arg-type]
+    assert b" 1500\n" in publish_of("t", bodies, 1.5).command
+
+
 @pytest.mark.parametrize("make", [list, tuple, deque])
 def test_bodies_may_be_any_sequence_of_bytes(make):
     bodies = checked("t", make([b"one", bytearray(b"two"), memoryview(b"three")]), ())

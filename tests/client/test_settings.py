@@ -1,7 +1,7 @@
 import ssl
 from dataclasses import fields
 from functools import partial
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -35,6 +35,20 @@ def test_a_wrong_value_is_named(wrong):
     (name, *_) = wrong
     with pytest.raises(ValueError, match=name):
         ConnectionSettings(**wrong)
+
+
+@pytest.mark.parametrize("name", ["timeout", "msg_timeout", "requeue_delay", "max_in_flight", "sample_rate"])
+def test_a_value_that_is_not_a_number_is_named(name):
+    for wrong, kind in (("5", TypeError), (float("inf"), ValueError)):
+        options: dict[str, Any] = {name: wrong}
+        with pytest.raises(kind, match=f"{name} must be a .*number, not {wrong!r}"):
+            SubscriptionSettings(**options)
+
+
+@pytest.mark.parametrize("kind", [Producer, aio.Producer])
+def test_the_timeout_of_publishes_is_a_number(kind):
+    with pytest.raises(TypeError, match="publish_timeout must be a number, not '5'"):
+        kind("127.0.0.1:1", publish_timeout="5")
 
 
 def test_times_are_milliseconds_on_the_wire():
