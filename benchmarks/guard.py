@@ -6,6 +6,10 @@ a single CPU, because on several it polls busily, for a time and not for a count
 calibration loop in the same Python, which removes most of the influence of Python's build. Work of the kernel is not
 counted, but the number of system calls is.
 
+The functions that a message spends its time in are recorded too, so that a growth is told with their names: for an
+interpreted nsqd, the lines that each Python function executes (`executed_lines.py`), for a compiled one the
+instructions of each function.
+
 The compiled nsqd, used if it is on PYTHONPATH, has its own record: ``guard-compiled.json``.
 """
 
@@ -19,11 +23,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.executed_lines import lines_by_function
 from benchmarks.measure import RunFailed, version_of
 from benchmarks.path_loads import LOADS, OPTIONS, Load
 from nsq_conformance.daemon_process import DaemonFailed, installed
@@ -39,7 +45,18 @@ _CALLS_BY_ITSELF = 100
 _PATIENCE = 300.0
 _ROUNDS = 3
 _CALIBRATION_LOOPS = 2000
-_VALGRIND = ("valgrind", "--tool=callgrind", "--instr-atstart=no", "--collect-systime=yes")
+_MOST_NAMED = 5
+_POSITION = frozenset("0123456789+-*")
+"""The first character of a line with a cost: a line number, or its distance from the one before."""
+
+_LEAST_SHARE = 0.01
+"""The part of a message's cost from which on a function is recorded."""
+
+_VALGRIND = ("valgrind", "--tool=callgrind", "--instr-atstart=no", "--collect-systime=yes", "--compress-strings=no")
+
+
+Record = dict[str, dict[str, dict[str, float]]]
+"""``costs`` and ``functions``, each by load."""
 
 
 class CannotCount(Exception):
@@ -52,6 +69,8 @@ class Cost:
 
     instructions: float
     system_calls: float
+    functions: Mapping[str, float]
+    """The instructions of each function itself, without those of the functions that it calls."""
 
 
 class Counted:
@@ -80,10 +99,25 @@ class Counted:
 
 
 def _totals(dump: str) -> Cost:
-    """Parse a callgrind dump: ``events: Ir sysCount ...`` names the values of ``totals: 1234 5 ...``."""
-    lines = dict(line.partition(": ")[::2] for line in dump.splitlines() if line.startswith(("events: ", "totals: ")))
-    values = dict(zip(lines["events"].split(), map(int, lines["totals"].split()), strict=False))
-    return Cost(values["Ir"], values.get("sysCount", 0))
+    """Parse a callgrind dump.
+
+    ``events: Ir sysCount ...`` names the values of ``totals: 1234 5 ...``, and those of each line of a function, after
+    the line's number. A line after ``calls=`` is the cost of the called function.
+    """
+    heads = dict(line.partition(": ")[::2] for line in dump.splitlines() if line.startswith(("events: ", "totals: ")))
+    values = dict(zip(heads["events"].split(), map(int, heads["totals"].split()), strict=False))
+    functions: Counter[str] = Counter()
+    name, of_called = "", False
+    for line in dump.splitlines():
+        if line.startswith("fn="):
+            name = line[3:]
+        elif line.startswith("calls="):
+            of_called = True
+        elif line[:1] in _POSITION:
+            if not of_called:
+                functions[name] += int(line.split()[1])
+            of_called = False
+    return Cost(values["Ir"], values.get("sysCount", 0), functions)
 
 
 def _valgrind(dumps: Path) -> list[str]:
@@ -147,45 +181,88 @@ def costs(command: str, loads: Sequence[Load], folder: Path) -> dict[str, Cost]:
         for _ in range(_ROUNDS):
             for load, send in running:
                 spent = counted.count(send)
-                found[load.name].append(Cost(spent.instructions / load.messages, spent.system_calls / load.messages))
+                found[load.name].append(_of_one(spent, load.messages))
     return {name: _median(each) for name, each in found.items()}
 
 
+def _of_one(spent: Cost, messages: int) -> Cost:
+    functions = {
+        name: instructions / messages
+        for name, instructions in spent.functions.items()
+        if instructions >= _LEAST_SHARE * spent.instructions
+    }
+    return Cost(spent.instructions / messages, spent.system_calls / messages, functions)
+
+
 def _median(each: Sequence[Cost]) -> Cost:
-    return Cost(
-        statistics.median(cost.instructions for cost in each), statistics.median(cost.system_calls for cost in each)
-    )
+    """The one with the median of instructions, and the median of system calls."""
+    of_instructions = sorted(each, key=lambda cost: cost.instructions)[len(each) // 2]
+    return replace(of_instructions, system_calls=statistics.median(cost.system_calls for cost in each))
 
 
-def measure(command: str, loads: Sequence[Load]) -> dict[str, dict[str, float]]:
-    """The cost of a message for each load, in ``loops`` of the calibration loop and ``system_calls``."""
-    with tempfile.TemporaryDirectory(prefix="nsqd-bench-") as folder:
-        loop = calibrate(Path(folder))
-        return {
+def measure(command: str, loads: Sequence[Load], *, compiled: bool) -> Record:
+    """The cost of a message for each load, in ``loops`` of the calibration loop and ``system_calls``; and the functions
+    that take the most, in loops if `compiled`, in lines otherwise. Raises CannotCount, DaemonFailed and TimeoutError.
+    """
+    with tempfile.TemporaryDirectory(prefix="nsqd-bench-") as name:
+        folder = Path(name)
+        loop = calibrate(folder)
+        found = costs(command, loads, folder)
+        functions = (
+            {name: {each: ir / loop for each, ir in cost.functions.items()} for name, cost in found.items()}
+            if compiled
+            else lines_by_function(command, loads, folder)
+        )
+    return {
+        "costs": {
             name: {"loops": round(cost.instructions / loop, 3), "system_calls": round(cost.system_calls, 3)}
-            for name, cost in costs(command, loads, Path(folder)).items()
-        }
+            for name, cost in found.items()
+        },
+        "functions": {
+            name: {each: round(amount, 4) for each, amount in sorted(of_load.items()) if _counts(amount, of_load)}
+            for name, of_load in functions.items()
+        },
+    }
 
 
-def grown(recorded: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """A sentence for each cost that has grown by more than 15 %, or is not recorded."""
+def _counts(amount: float, of_load: Mapping[str, float]) -> bool:
+    return amount >= _LEAST_SHARE * sum(of_load.values())
+
+
+def grown(recorded: Record, now: Record, unit: str = "lines") -> list[str]:
+    """A sentence for each cost that has grown by more than 15 %, with functions that have grown; or is not recorded.
+
+    `unit` is that of the functions.
+    """
     by_itself = {load.name: _CALLS_BY_ITSELF / load.messages for load in LOADS}
     sentences = []
-    for name, figures in now.items():
-        if name not in recorded:
+    for name, figures in now["costs"].items():
+        if name not in recorded["costs"]:
             sentences.append(f"{name}: never recorded, make bench-record")
             continue
         for figure, value in figures.items():
-            before = recorded[name][figure]
+            before = recorded["costs"][name][figure]
             if value > before * GROWTH + (by_itself.get(name, 0) if figure == "system_calls" else 0):
                 what = figure.replace("_", " ")
+                which = _most_grown(recorded["functions"].get(name, {}), now["functions"].get(name, {}), unit)
                 sentences.append(
-                    f"{name}: {value:g} {what} per message, recorded {before:g}: {value / before:.2f} times"
+                    f"{name}: {value:g} {what} per message, recorded {before:g}: {value / before:.2f} times{which}"
                 )
     return sentences
 
 
+def _most_grown(before: Mapping[str, float], now: Mapping[str, float], unit: str) -> str:
+    """The functions whose growth is the largest, and at least a tenth of the largest."""
+    by = {name: amount - before.get(name, 0.0) for name, amount in now.items()}
+    most = sorted(by, key=by.__getitem__, reverse=True)[:_MOST_NAMED]
+    named = [name for name in most if by[name] > max(0.1 * by[most[0]], _LEAST_SHARE * sum(now.values()))]
+    if not named:
+        return f"; no function has more {unit}: what it calls, in a library or in C, costs more"
+    return "; " + ", ".join(f"{name} ({before.get(name, 0):g} -> {now[name]:g} {unit})" for name in named)
+
+
 def table(recorded: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]) -> str:
+    """The costs of all loads, beside the recorded ones."""
     lines = [f"{'a message of':<42}{'loops':>10}{'recorded':>10}{'system calls':>14}{'recorded':>10}"]
     for name, figures in now.items():
         before = recorded.get(name, {})
@@ -219,18 +296,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         build = _build(options.nsqd)
+        compiled = build.endswith("-compiled")
         if options.record:
-            costs_now = {"build": build, "costs": measure(options.nsqd, LOADS)}
-            options.file.write_text(json.dumps(costs_now, indent=2) + "\n")
+            now = measure(options.nsqd, LOADS, compiled=compiled)
+            options.file.write_text(json.dumps({"build": build, **now}, indent=2) + "\n")
             print(f"recorded in {options.file}")
             return
         record = json.loads(options.file.read_text())
         _refuse_another_kind(record["build"], build)
-        now = measure(options.nsqd, LOADS)
-    except (CannotCount, DaemonFailed, RunFailed) as error:
+        now = measure(options.nsqd, LOADS, compiled=compiled)
+    except (CannotCount, DaemonFailed, RunFailed, TimeoutError) as error:
         sys.exit(f"bench-check: {error}")
-    print(table(record["costs"], now))
-    if sentences := grown(record["costs"], now):
+    print(table(record["costs"], now["costs"]))
+    if sentences := grown(record, now, "loops" if compiled else "lines"):
         sys.exit("\n".join(["bench-check: the message path has become more expensive", *sentences]))
 
 
