@@ -23,6 +23,7 @@ ROUNDS = 15
 class Figures(HTMLParser):
     """The figures of a page: `tiles` and `plots` by title, `columns` by table and label, `totals` as `columns`.
 
+    The sums of a machine in the table of nodes are `totals`.
     Tables that can be unfolded are named after the section that they are in, with "details".
     """
 
@@ -33,6 +34,7 @@ class Figures(HTMLParser):
         self.columns: dict[tuple[str, str], list[str]] = defaultdict(list)
         self.totals: dict[tuple[str, str], str] = {}
         self._section = self._label = self._title = ""
+        self._is_sum = False
         self._open: list[str] = []
         self._text: list[str] = []
         self.feed(page)
@@ -45,6 +47,8 @@ class Figures(HTMLParser):
             self._section += " details"
         if tag in ("tfoot", "table"):
             self._open.append(tag)
+        if tag == "tr":
+            self._is_sum = self._open[-1] == "tfoot" or given.get("class") == "host"
         if tag in ("td", "th"):
             self._label = given.get("data-label") or ""
         if tag not in ("small", "span"):
@@ -59,7 +63,7 @@ class Figures(HTMLParser):
             self.tiles[self._title] = text
         elif tag == "strong" and self._section == "charts":
             self.plots[self._title] = text
-        elif tag == "td" and self._label and self._open[-1] == "tfoot":
+        elif tag == "td" and self._label and self._is_sum:
             self.totals[key] = text
         elif tag == "td" and self._label:
             self.columns[key].append(text)
@@ -190,11 +194,13 @@ def test_the_table_of_nodes_agrees_with_its_heading_and_with_the_overview_of_the
     nsqadmin = start(*addresses, "--sample-interval=1h")
     until(lambda: "nsqadmin_nodes 2" in nsqadmin.get("/metrics"), "the sample")
     nodes, overview = nsqadmin.get("/nodes"), Figures(nsqadmin.get("/"))
-    rows = Figures(nodes).columns
+    page = Figures(nodes)
+    rows = page.columns
     assert f"data-live>{len(rows['node-table', 'Waiting'])}</span>" in nodes
     assert len(rows["node-table", "Waiting"]) == number(overview.tiles["Nodes"]) == len(nsqds)
     for tile in ("Waiting", "Consumers"):
         assert total(rows["node-table", tile]) == number(overview.tiles[tile]), tile
+        assert page.totals["node-table", tile] == overview.tiles[tile], "both nodes are on one machine"
 
 
 def test_the_counter_agrees_with_its_table(nsqadmin):

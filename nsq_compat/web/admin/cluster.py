@@ -1,7 +1,8 @@
 """Pages of the whole cluster: the overview, the counter, what nsqlookupd knows, and the nsqds with their tombstones."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from nsq_compat.cluster.mirroring import Primary
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.sightings import GONE, OK, Sighting
 from nsq_compat.cluster.stats import NodeStats
+from nsq_compat.protocol.names import canonical_host
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import require, service
 from nsq_compat.web.admin.actions import perform
@@ -155,11 +157,57 @@ class NodeRow:
     def is_mirroring(self) -> bool:
         return self.stats is not None and self.stats.mirroring.is_used
 
+    @property
+    def host(self) -> str:
+        """Equal for all nodes of a machine, however they spell its broadcast address."""
+        return canonical_host(self.node.broadcast_address)
+
     def figure(self, name: str) -> float:
         """For sorting; nodes without the figure come last."""
         return float(getattr(self.stats, name)) if self.stats else -1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The nodes of one machine, with sums over those that answered."""
+
+    nodes: Sequence[NodeRow]
+
+    @property
+    def address(self) -> str:
+        return self.nodes[0].node.broadcast_address
+
+    @property
+    def answered(self) -> list[NodeStats]:
+        return [row.stats for row in self.nodes if row.stats]
+
+    @property
+    def waiting(self) -> int:
+        return sum(stats.waiting for stats in self.answered)
+
+    @property
+    def rate(self) -> float | None:
+        known = [row.rate for row in self.nodes if row.rate is not None]
+        return sum(known) if known else None
+
+    @property
+    def consumers(self) -> int:
+        return sum(stats.total("client_count") for stats in self.answered)
+
+    @property
+    def topics(self) -> int:
+        """A topic that several nodes have is one."""
+        return len({topic.topic_name for stats in self.answered for topic in stats.topics})
+
+    def sort_key(self, column: str) -> Any:
+        """Orders machines as a row of the sums would, where there are sums, else by the highest of its nodes."""
+        if column in _SUMS and self.answered:
+            return getattr(self, column) or 0
+        values = [_NODE_COLUMNS[column](row) for row in self.nodes]
+        return min(values) if column == "name" else max(values)
+
+
+_SUMS: Final = ("waiting", "rate", "consumers", "topics")
 _NODE_COLUMNS: Final[Mapping[str, Callable[[NodeRow], Any]]] = {
     "name": lambda row: row.node.hostname,
     "version": lambda row: row.node.version,
@@ -181,12 +229,27 @@ def _node_rows(snapshot: Snapshot, history: History) -> list[NodeRow]:
     return [NodeRow(node, stats.get(at), sightings.of(at), rate(node_key(at))) for at, node in found.items()]
 
 
+def _hosts(rows: Iterable[NodeRow]) -> dict[str, Host]:
+    found: dict[str, list[NodeRow]] = {}
+    for row in rows:
+        found.setdefault(row.host, []).append(row)
+    return {host: Host(nodes) for host, nodes in found.items()}
+
+
+def _grouped(hosts: Mapping[str, Host], column: str) -> Callable[[NodeRow], Any]:
+    """A sort key by which the nodes of a machine stay together."""
+    keys = {host: each.sort_key(column) for host, each in hosts.items()}
+    return lambda row: (keys[row.host], row.host, _NODE_COLUMNS[column](row))
+
+
 @nodes.get("/nodes")
 def list_() -> str:
     queries, lookupds, history = Queries(), service().cluster.lookupds, service().history
     snapshot = queries.snapshot()
     rows = _node_rows(snapshot, history)
-    page = page_of(rows, request.args, _NODE_COLUMNS, lambda row: f"{row.node.hostname} {row.address}")
+    hosts = _hosts(rows)
+    columns = {column: _grouped(hosts, column) for column in _NODE_COLUMNS}
+    page = page_of(rows, request.args, columns, lambda row: f"{row.node.hostname} {row.address}")
     if snapshot is history.latest:
         # The figures are those of the sample. Whether a daemon answers is asked now.
         health = queries.health_of([*lookupds, *(row.address for row in page.rows)])
@@ -196,6 +259,7 @@ def list_() -> str:
     return render_template(
         "nodes/list.html",
         page=page,
+        groups=[(hosts[host], list(rows)) for host, rows in groupby(page.rows, attrgetter("host"))],
         health=health,
         lookupds=lookupds,
         taken_at=snapshot.taken_at,

@@ -205,6 +205,52 @@ def test_the_nodes_are_listed_with_their_health(browser, nsqd):
     assert "No nsqd has “other”" in shown(browser.get("/nodes?q=other"))
 
 
+@pytest.fixture
+def machines(service, nsqd, lookupd, make_nsqd):
+    """Two nodes of the machine 127.0.0.1 and one of localhost, with their addresses."""
+    second, other = make_nsqd(), make_nsqd()
+    clients = {"clients": [{"client_id": "c"}], "client_count": 1}
+    nsqd.has(topic_json("orders", channel_json("mail", depth=20, **clients)))
+    second.has(topic_json("orders", channel_json("mail", depth=1000, **clients)), topic_json("events"))
+    other.has(topic_json("orders", channel_json("mail", depth=500, **clients)))
+    listed = [nsqd.info(), second.info(), other.info(broadcast_address="localhost")]
+    lookupd.says("nodes", {"producers": listed})
+    return nsqd.address, second.address, f"localhost:{other.port}"
+
+
+def order_of(browser, path, *parts):
+    page = shown(browser.get(path))
+    page = page[page.index("nsqd nodes") :]
+    return sorted(parts, key=page.index)
+
+
+def test_nodes_of_one_machine_are_grouped_under_their_sums(browser, machines):
+    page = browser.get("/nodes")
+    text = shown(page)
+    assert "nsqd nodes ( 3 )" in text
+    assert "127.0.0.1 2 nodes 1,020 \u2013 2 2 " in text, "waiting, rate, consumers, and topics without repetition"
+    assert page.text.count('class="host"') == 1, "none for a machine with one node"
+    assert page.text.count('class="of-host"') == 2
+
+
+def test_sorting_and_searching_nodes_keeps_those_of_a_machine_together(browser, machines):
+    first, second, other = *sorted(machines[:2]), machines[2]
+    assert order_of(browser, "/nodes", *machines) == [first, second, other]
+    small, large = machines[0], machines[1]
+    assert order_of(browser, "/nodes?sort=waiting&desc=1", *machines) == [large, small, other]
+    assert order_of(browser, "/nodes?sort=waiting", *machines) == [other, small, large]
+    found = shown(browser.get(f"/nodes?q={small}"))
+    assert large not in found
+    assert "nsqd nodes ( 1 )" in found
+    assert "127.0.0.1 2 nodes 1,020" in found, "the sums are those of the machine"
+
+
+def test_sums_of_a_machine_say_how_many_of_its_nodes_are_in_them(browser, nsqd, lookupd, make_nsqd):
+    broken = make_nsqd().says("stats", b"", 500)
+    lookupd.says("nodes", {"producers": [nsqd.info(), broken.info()]})
+    assert "127.0.0.1 2 nodes, 1 in the sums 12,311" in shown(browser.get("/nodes"))
+
+
 def test_a_node_shows_its_topics_and_clients(browser, nsqd):
     text = shown(browser.get(f"/nodes/{nsqd.address}"))
     assert "12,311 waiting (7 not yet in channels), 20,000 messages published" in text
