@@ -9,6 +9,8 @@ text, the config file and the values shown at run time are all made from them, s
         msg_timeout: int = option(DURATION, MINUTE, "how long a consumer may keep a message")
 """
 
+import os
+import zlib
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Generic, TypeVar
@@ -113,6 +115,16 @@ def option_value(options: Any, key: str) -> Any:
     if isinstance(value, tuple):
         return [row.secret(each) if row.secret is not None else each for each in value]
     return row.secret(value) if row.secret is not None else value
+
+
+def node_id(host: str) -> int:
+    """The default of --node-id: a number in [0,1024) that stays the same for a host name."""
+    try:
+        # hashlib loads OpenSSL, which takes 4 MB of memory.
+        from _md5 import md5  # type: ignore[import-not-found]
+    except ImportError:  # some distributions build Python without it
+        from hashlib import md5
+    return zlib.crc32(md5(os.fsencode(host), usedforsecurity=False).digest()) % 1024
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,8 +5,6 @@ integer nanoseconds, lists are tuples. `log_level` and `nsqlookupd_tcp_addresses
 two broadcast ports and `statsd_prefix` are completed once, by `complete`, when the listeners are bound.
 """
 
-import os
-import zlib
 from dataclasses import dataclass
 from socket import gethostname
 from typing import Final
@@ -25,7 +23,7 @@ from nsq_compat.cli.kinds import (
     OptionError,
     choice,
 )
-from nsq_compat.cli.options import DaemonOptions, option, repeated
+from nsq_compat.cli.options import DaemonOptions, node_id, option, repeated
 from nsq_compat.log.storage import Durability
 from nsq_compat.policy.access import is_token
 from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND, parse_duration
@@ -38,16 +36,6 @@ SYNC: Final = "sync"
 REFUSE: Final = "refuse"
 MANUAL: Final = "manual"
 TOPOLOGY_AWARE_CONSUMPTION: Final = "topology-aware-consumption"
-
-
-def node_id(host: str) -> int:
-    """The default of --node-id: a number in [0,1024) that stays the same for a host name."""
-    try:
-        # hashlib loads OpenSSL, which takes 4 MB of memory.
-        from _md5 import md5  # type: ignore[import-not-found]
-    except ImportError:  # some distributions build Python without it
-        from hashlib import md5
-    return zlib.crc32(md5(os.fsencode(host), usedforsecurity=False).digest()) % 1024
 
 
 @dataclass(slots=True, kw_only=True)

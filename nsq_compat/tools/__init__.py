@@ -2,6 +2,7 @@
 
     nsq_access      make, list and revoke the tokens of an access file
     nsq_data        check a data path, export it to Go's nsqd, salvage Go's bad files
+    nsq_nodes       lay out several nsqd on one machine
     nsq_stat        a channel's statistics over all nodes, in intervals
     nsq_tail        print messages
     nsq_to_file/    write messages to files

@@ -45,6 +45,7 @@ PURPOSES: Final = {
     "nsqadmin": "show and control a cluster of NSQ in the browser",
     "nsq_access": "make tokens for an access file",
     "nsq_data": "check, export and salvage a data path of nsqd",
+    "nsq_nodes": "lay out several nsqd on one machine",
     "nsq_redrive": "publish dead letters again",
     "nsq_rewind": "move a channel to an earlier or later message, on all nsqd of a topic",
     "nsq_replay": "print or copy a past range of a topic",

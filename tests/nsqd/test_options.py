@@ -4,8 +4,8 @@ import pytest
 
 from nsq_compat.cli.flags import parse, usage
 from nsq_compat.cli.kinds import FLOATS, STRINGS, OptionError
-from nsq_compat.cli.options import option_value, table_of
-from nsq_compat.nsqd.options import NsqdOptions, complete, expand_statsd_prefix, node_id, validate
+from nsq_compat.cli.options import node_id, option_value, table_of
+from nsq_compat.nsqd.options import NsqdOptions, complete, expand_statsd_prefix, validate
 from nsq_compat.protocol.durations import HOUR
 
 HOST = os.uname().nodename

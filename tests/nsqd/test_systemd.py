@@ -56,6 +56,24 @@ def test_a_unit_restricts_its_daemon(program):
     assert "User" in unit or unit["DynamicUser"] == "yes"
 
 
+def test_the_unit_of_a_node_is_that_of_nsqd_with_a_place_of_its_own():
+    changed = {"Description", "EnvironmentFile", "ExecStart", "StateDirectory", "WantedBy"}
+    alone, node = settings("nsqd"), settings("nsqd@")
+    assert [pair for pair in node if pair[0] not in {*changed, "PartOf"}] == [
+        pair for pair in alone if pair[0] not in changed
+    ]
+    assert [pair for pair in node if pair[0] in {*changed, "PartOf"}] == [
+        ("Description", "NSQ message queue, node %i of this machine"),
+        ("PartOf", "nsqd.target"),
+        ("EnvironmentFile", "-/etc/default/nsqd"),
+        ("EnvironmentFile", "/etc/nsqd/%i.env"),
+        ("ExecStart", "/usr/local/bin/nsqd $NSQD_OPTIONS $NSQD_NODE_OPTIONS"),
+        ("StateDirectory", "nsqd/%i"),
+        ("WantedBy", "nsqd.target"),
+    ]
+    assert "WantedBy=multi-user.target" in (UNITS / "nsqd.target").read_text()
+
+
 def test_a_stop_by_systemd_leaves_time_for_a_drain():
     unit = dict(settings("nsqd"))
     minutes = int(unit["TimeoutStopSec"].removesuffix("min"))

@@ -144,6 +144,12 @@ def nsq_access(it: Installed) -> None:
     assert run(it.program("nsq_access"), "list", *of, cwd=it.folder) == "worker: consume\n"
 
 
+def nsq_nodes(it: Installed) -> None:
+    nodes = run(it.program("nsq_nodes"), "--count=3", cwd=it.folder).splitlines()
+    for port, node in zip((4150, 4250, 4350), nodes, strict=True):
+        assert f"--tcp-address=0.0.0.0:{port}" in node
+
+
 def nsq_data(it: Installed) -> None:
     it.nsqd.stop()
     options = ("check", f"--data-path={it.folder / 'data'}")
@@ -152,7 +158,7 @@ def nsq_data(it: Installed) -> None:
 
 USES: tuple[Callable[[Installed], None], ...] = (
     nsqd, nsqlookupd, nsqadmin, to_nsq, nsq_tail, nsq_stat, nsq_to_file, nsq_to_http, nsq_to_nsq, nsq_pubsub, nsq_pull,
-    nsq_redrive, nsq_rewind, nsq_replay, nsq_access, nsq_data,
+    nsq_redrive, nsq_rewind, nsq_replay, nsq_access, nsq_nodes, nsq_data,
 )  # fmt: skip
 
 
