@@ -174,10 +174,9 @@ NOT_RUN: Final[Mapping[tuple[str, str], str]] = {
         "FastAPI is not a dependency; tests/client/test_docs.py compiles it"
     ),
     ("docs/benchmarks.md", "make bench PEER=/path/to/nsqd"): "minutes, and Go's nsqd",
-    (
-        "docs/operations.md",
-        "systemctl enable --now nsqd",
-    ): "no systemd; tests/nsqd/test_systemd.py starts the daemons as the units do",
+    ("docs/operations.md", "```bash"): (
+        "no systemd; tests/nsqd/test_systemd.py and tests/tools/test_nsq_nodes.py start the daemons as the units do"
+    ),
     ("docs/spark.md", "```python"): "tests/spark/session does the same in a real session",
     ("docs/spark-jobs.md", "```bash"): "tests/spark/session/test_jobs.py runs each job with its flags",
 }
