@@ -18,8 +18,8 @@ from typing import Final
 from nsq_compat.protocol.names import address_error, canonical_host, printable
 
 _WILDCARDS: Final = re.compile(r"(\*\*|\*)")
-_NUMBER: Final = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+)){0,2}")
-"""Parts that the C library completes to an IPv4 address."""
+_NUMBER: Final = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+)){0,3}")
+"""What the C library takes for an IPv4 address: parts that it completes, octal and hexadecimal ones."""
 _OWN_NAME: Final = "{name}"
 _ANY_END: Final = (".*", ".**")
 _MAX_NAMES_SHOWN: Final = 3

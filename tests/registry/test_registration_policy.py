@@ -51,6 +51,8 @@ def test_an_address_that_matches_may_be_claimed(rule, address):
         ("n1.nsqd.example=*", "2130706433"),
         ("n1.nsqd.example=**", "0x7f000001"),
         ("n1.nsqd.example=**", "127.1"),
+        ("n1.nsqd.example=**", "010.0.0.1"),
+        ("n1.nsqd.example=**", "0x7f.0.0.1"),
         ("n1.nsqd.example=10.0.0.7", "10.0.0.70"),
         ("n1.nsqd.example=10.0.0.7", "10x0.0.7"),
         ("n1.nsqd.example=*.example", "a.b.example"),
