@@ -252,7 +252,8 @@ class GroupReader:
 
         Returns the header, and whether it is from the trailer. Raises ``TooManyCandidates`` as ``next_header`` does.
         """
-        end, salt, search = self._segment.end, self._segment.salt, (position, lowest)
+        segment, salt, search = self._segment, self._segment.salt, (position, lowest)
+        end = segment.end
         position = self._segment.searches.pop(search, position)
         stop = position + _SEARCHED_BYTES if self._in_steps else end
         while end - position >= HEADER_SIZE:
@@ -273,7 +274,7 @@ class GroupReader:
                 at = block.find(MAGIC_PREFIX, at + 1)
             if len(block) < HEADER_SIZE:
                 break
-            position += len(block) - HEADER_SIZE + 1
+            position = _behind(segment, block, position)
         return None, False
 
 
@@ -303,8 +304,17 @@ def next_header(
             if header.kind in kinds and header.end <= segment.end:
                 return header
             at = header.end - position
-        position += at if at > len(block) - HEADER_SIZE else len(block) - HEADER_SIZE + 1
+        position = position + at if at > len(block) - HEADER_SIZE else _behind(segment, block, position)
     return None
+
+
+def _behind(segment: Segment, block: bytes, position: int) -> int:
+    """Where to go on behind a block in which no header begins.
+
+    The holes of a sparse file are skipped: they may be thousands of times as large as the rest of it.
+    """
+    following = position + len(block) - HEADER_SIZE + 1
+    return following if block.strip(b"\0") else max(following, segment.next_data(following))
 
 
 def seek_number(segment: Segment, seq: int, damage: Damage, in_steps: bool = False) -> tuple[int, int]:

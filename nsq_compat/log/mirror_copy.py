@@ -23,6 +23,7 @@ from nsq_compat.protocol.storage_schema import RELEASED_MAGIC
 
 CHUNK: Final = 1 << 19
 """Bytes that are compared, and copied, at once."""
+_SUM_OF_ZEROS: Final = google_crc32c.value(bytes(CHUNK))
 _OPEN_FILES: Final = 64
 _MAX_FILE: Final = 1 << 40
 """A larger file is an error of the primary. Summing up a sparse one would take hours."""
@@ -99,9 +100,16 @@ class MirrorCopy:
             found: list[int] = []
             while piece := read_up_to(self._files, fd, CHUNK, CHUNK * len(found)):
                 found.append(google_crc32c.value(piece))
+                if not piece.strip(b"\0"):
+                    found += [_SUM_OF_ZEROS] * self._chunks_without_data(relative, fd, CHUNK * len(found))
                 if self._times_closed != times_closed:
                     raise ValueError("the connection has ended")
             return found
+
+    def _chunks_without_data(self, relative: str, fd: int, offset: int) -> int:
+        """The number of whole chunks from `offset` on that are in a hole of the file."""
+        end = min(self._files.next_data(fd, offset), self._files.size(self._path(relative)))
+        return max(0, end - offset) // CHUNK
 
     def close(self) -> None:
         """Close all files. They are opened again if more changes are applied."""

@@ -168,6 +168,9 @@ class MirroredFiles:
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         return self._files.pread(fd, size, offset)
 
+    def next_data(self, fd: int, offset: int) -> int:
+        return self._files.next_data(fd, offset)
+
     def pwrite(self, fd: int, data: bytes, offset: int) -> int:
         written = self._files.pwrite(fd, data, offset)
         place = self._open.get(fd)

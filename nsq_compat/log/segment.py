@@ -414,6 +414,12 @@ class Segment:
             faults.succeeded(self, offset, size)
         return data
 
+    def next_data(self, offset: int) -> int:
+        """Where bytes other than zeros may follow, as far as the system knows without reading."""
+        with suppress(OSError):  # a read raises it, too
+            return min(self.end, self._files.next_data(self._descriptors.use(self.file), offset))
+        return offset
+
     def close(self) -> None:
         """Truncate reserved blocks and close the descriptor."""
         if self._reserved > self.end and not self.abandoned:

@@ -9,6 +9,7 @@ have written, and the next one says nothing of it, as Linux does.
 
 import errno
 import os
+import sys
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Self, TypeVar
@@ -191,6 +192,9 @@ class SimulatedDisk:
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         return bytes(self._file(fd).now[offset : offset + size])
+
+    def next_data(self, fd: int, offset: int) -> int:
+        return next((at for at, byte in enumerate(self._file(fd).now[offset:], offset) if byte), sys.maxsize)
 
     def pwrite(self, fd: int, data: bytes, offset: int) -> int:
         self._file(fd).write(offset, data)

@@ -7,6 +7,7 @@ from functools import partial
 from random import Random
 from typing import cast
 
+import google_crc32c
 import greenlet
 import pytest
 
@@ -362,6 +363,30 @@ class LosablePrimary(DataPath):
             assert stored.checkpoint_error == ""
         assert self.unfinished & mirrored <= bodies
         shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("size", [1, CHUNK, 9 * CHUNK + 5])
+def test_the_sums_of_a_sparse_file_are_those_of_its_bytes(tmp_path, size):
+    class CountingFiles(OsFiles):
+        reads = 0
+
+        def pread(self, fd, size, offset):
+            CountingFiles.reads += 1
+            return os.pread(fd, size, offset)
+
+    copy = MirrorCopy(cast("Files", CountingFiles()), str(tmp_path), syncs=False)
+    (tmp_path / "nsq_compat/t.topic").mkdir(parents=True)
+    with open(tmp_path / SEGMENT, "wb") as file:
+        file.truncate(size)
+        file.seek(3 * CHUNK + 7)
+        file.write(b"x")
+        file.truncate(size)
+    data = (tmp_path / SEGMENT).read_bytes()
+    assert copy.sums(SEGMENT) == [google_crc32c.value(data[at : at + CHUNK]) for at in range(0, size, CHUNK)]
+    os.truncate(tmp_path / SEGMENT, 1 << 36)
+    CountingFiles.reads = 0
+    assert len(copy.sums(SEGMENT)) == (1 << 36) // CHUNK
+    assert CountingFiles.reads < 20
 
 
 @pytest.fixture

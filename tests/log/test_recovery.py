@@ -4,13 +4,14 @@ import os
 
 import pytest
 
-from nsq_compat.log.checkpoint import ENTRY, ChannelState, TopicState, immediate_entries
+from nsq_compat.log.checkpoint import CHECKPOINT, ENTRY, ChannelState, TopicState, immediate_entries
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.recovery import StoredTopic, recover
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
 from nsq_compat.protocol.message import make_frames, message_id
 from nsq_compat.protocol.storage_schema import (
+    CHECKPOINT_MAGIC,
     CHANNEL_CREATED,
     CHANNEL_DELETED,
     CHANNEL_EMPTIED,
@@ -433,3 +434,47 @@ def test_a_missing_segment_is_damage(past):
         topic.read_needed()
         assert list(dict(topic.backlogs())["c"]) == []
         assert topic.log.damage.records == 7
+
+
+# --- Sparse files, which a forged copy of a primary may have at no cost on the disk -----------------------------------
+
+
+class CountingFiles(OsFiles):
+    """Counts the bytes that are read."""
+
+    def __init__(self):
+        self.bytes_read = 0
+
+    def pread(self, fd, size, offset):
+        data = os.pread(fd, size, offset)
+        self.bytes_read += len(data)
+        return data
+
+
+@pytest.mark.parametrize("is_in_between", [True, False])
+def test_the_holes_of_a_log_are_not_read(tmp_path, is_in_between):
+    past = Past(str(tmp_path))
+    past.published(3)
+    path = past.log.segments[-1].path
+    past.log.close()
+    os.truncate(path, 1 << 36)
+    if is_in_between:
+        with open(path, "r+b") as file:
+            file.seek(1 << 35)
+            file.write(b"x")
+    files = CountingFiles()
+    with StoredTopic(files, str(tmp_path)) as stored:
+        assert stored.log.end.seq == 3
+        assert [name for name, _ in stored.backlogs()] == [None]
+    assert files.bytes_read < 1 << 24
+
+
+def test_a_checkpoint_of_almost_only_zeros_is_damaged_and_not_read_to_its_end(tmp_path):
+    Past(str(tmp_path)).log.close()
+    for begin in (b"", CHECKPOINT_MAGIC):
+        (tmp_path / CHECKPOINT).write_bytes(begin)
+        os.truncate(tmp_path / CHECKPOINT, 1 << 36)
+        files = CountingFiles()
+        with StoredTopic(files, str(tmp_path)) as stored:
+            assert stored.checkpoint_error
+        assert files.bytes_read < 1 << 27
