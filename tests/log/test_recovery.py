@@ -11,10 +11,10 @@ from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
 from nsq_compat.protocol.message import make_frames, message_id
 from nsq_compat.protocol.storage_schema import (
-    CHECKPOINT_MAGIC,
     CHANNEL_CREATED,
     CHANNEL_DELETED,
     CHANNEL_EMPTIED,
+    CHECKPOINT_MAGIC,
     DEFERRED,
     TOPIC_AWAITS_CHANNELS,
     TOPIC_EMPTIED,
