@@ -2,6 +2,9 @@
 
 They are found by id; they have no message numbers. Each group is sorted by id, and its range of ids is kept in memory.
 Like a segment, a file is written by one run only. A damaged message is counted when it is searched for.
+
+No file gets the number of an earlier one: a standby may still need that while it is sent the new one. So of the file
+with the highest number, the header stays when its messages are not needed any more.
 """
 
 from bisect import bisect_left, bisect_right
@@ -11,7 +14,7 @@ from typing import Final, NamedTuple
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.group_reader import GroupReader, unfinished
-from nsq_compat.log.segment import Segment, encode_group
+from nsq_compat.log.segment import FIRST_GROUP, Segment, encode_group
 from nsq_compat.protocol.message import message_id, message_ids
 from nsq_compat.protocol.storage_schema import MESSAGES
 
@@ -81,19 +84,22 @@ class Kept:
         self._path_of = path_of
         self._segment_size = segment_size
         self.files: list[KeptFile] = []
+        self._headers: list[KeptFile] = []
+        """Files without messages; the last one has the highest number so far, or is not needed."""
         self._active: KeptFile | None = None
         self._last_number = 0
         self._protected: set[KeptFile] = set()
 
     def add_file(self, number: int, size: int) -> None:
         """Add a file of an earlier run, in the order of the file numbers."""
-        self.files.append(KeptFile(self._descriptors, self._path_of(number), number, 0, size))
+        files = self.files if size > FIRST_GROUP else self._headers
+        files.append(KeptFile(self._descriptors, self._path_of(number), number, 0, size))
         self._last_number = number
 
     def move(self, descriptors: Descriptors) -> None:
         """As `Segment.move`, for all files."""
         self._descriptors = descriptors
-        for file in self.files:
+        for file in [*self.files, *self._headers]:
             file.move(descriptors, self._path_of(file.number))
 
     def begin_checkpoint(self) -> None:
@@ -166,9 +172,18 @@ class Kept:
         return not file.is_damaged
 
     def remove(self, file: KeptFile) -> None:
-        file.remove()
+        """Discard a file's messages. Of the last file, the header stays."""
+        if file.number == self._last_number:
+            file.release()
+            file.close()
+            self._headers.append(file)
+        else:
+            file.remove()
         self.files.remove(file)
         self._protected.discard(file)
+        while self._headers and self._headers[0].number != self._last_number:
+            self._headers[0].remove()
+            del self._headers[0]
 
     def close(self) -> None:
         for file in self.files:

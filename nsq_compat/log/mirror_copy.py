@@ -4,6 +4,7 @@ The files of a topic are copied in an order that leaves the copy usable at any m
 then the checkpoint that needs it, and only then what the checkpoint before needed is deleted or released.
 """
 
+import errno
 import json
 import os
 from collections import OrderedDict
@@ -216,12 +217,21 @@ def _is_log(path: str) -> bool:
     return os.path.basename(path).startswith(_LOG_PREFIX)
 
 
+def _adopted(path: str, size: int, suffix: str = _COPIED) -> list[Change]:
+    """A file that was written under a name with this suffix gets its own name."""
+    copied = path + suffix
+    return [Change(mirror.TRUNCATE, copied, size), Change(mirror.RENAME, copied, data=path.encode("utf-8"))]
+
+
 class _Copying:
     """Copies one unit. `theirs` are the sizes of the standby's files, None if it has no such unit.
 
     The primary may be lost in the middle of this, and the standby then has the checkpoint of an earlier connection. So
     files do not lose anything before the next checkpoint is there: segments that were released since are released after
     it. What is released while the unit is copied is among the changes that are held.
+
+    If the primary has deleted all log files that the standby has, messages between those and the next ones would look
+    lost. All files are then copied `aside`, and replace the others together.
     """
 
     def __init__(
@@ -235,15 +245,18 @@ class _Copying:
         self._has_folder = theirs is not None or unit == METADATA
         self._equal = equal
         self._after_state: list[Change] = []
+        self._is_aside = False
+        self._aside: dict[str, int] = {}
+        """Sizes of the files that were copied aside."""
 
     def steps(self, changes: Changes) -> Steps:
         yield from self._forget_another()
-        with suppress(FileNotFoundError):
-            # The bulk first, so that few changes have to be held.
-            ours = sizes_of(self._files, self._data_path, self._unit)
-            for path in sorted(path for path in ours if _is_log(path))[:-1]:
-                if not self._is_equal(path, ours[path]):
-                    self._equal[path] = ours[path]  # first, so that it is removed if the file is replaced meanwhile
+        # The bulk first, so that few changes have to be held.
+        ours = sizes_of(self._files, self._data_path, self._unit)
+        for path in sorted(path for path in ours if _is_log(path))[:-1]:
+            if not self._is_equal(path, ours[path]):
+                self._equal[path] = ours[path]  # first, so that it is removed if the file is replaced meanwhile
+                with suppress(FileNotFoundError):
                     yield from self._copy(path, ours[path])
         while True:
             changes.hold(self._unit)
@@ -256,7 +269,7 @@ class _Copying:
                 yield from self._copy_all(ours)
                 break
             except FileNotFoundError:
-                continue  # a file was renamed or deleted before it was read
+                continue  # a file was renamed, deleted or cut before it was read
         changes.make_live(self._unit)
 
     def _copy_all(self, ours: dict[str, int]) -> Steps:
@@ -268,13 +281,17 @@ class _Copying:
             for path in sorted(ours.keys() - {self._state}):
                 if not self._is_equal(path, ours[path]):
                     yield from self._copy(path, ours[path])
-            if state is not None:
+            together = [each for path in self._aside if path in ours for each in _adopted(path, self._aside[path])]
+            if state is not None and not self._is_aside:
                 yield from self._replace(self._state, state, state_fd)
+            elif state is not None:
+                yield from self._write_all(self._state + _COPIED, state, state_fd)
+                together += _adopted(self._state, state)
         if self._unit == METADATA:
             yield from self._copy_temporary()
         self._after_state += [Change(mirror.REMOVE, path) for path in self._theirs if path not in ours]
-        if self._after_state:
-            yield [*self._after_state]
+        if together or self._after_state:
+            yield [*together, *self._after_state]
 
     def _copy_temporary(self) -> Steps:
         """Complete the file that replaces nsqd.dat, because a thread may have written some of it before.
@@ -297,9 +314,12 @@ class _Copying:
     def _forget_another(self) -> Steps:
         """Delete the standby's files of a topic that was deleted and created again."""
         ours = sizes_of(self._files, self._data_path, self._unit)
-        logs = [path for path in self._theirs if _is_log(path)]
+        logs = [path for path in self._theirs if _is_log(path) and not path.endswith(TEMPORARY)]
         common = sorted(path for path in ours if path in logs)
         if not logs:
+            return
+        if max(logs) < min(filter(_is_log, ours), default=""):
+            self._is_aside = True  # what the standby has was deleted since
             return
         if common:
             sums: list[int] = json.loads((yield command(f"sums {common[0]}")))
@@ -331,13 +351,17 @@ class _Copying:
         known = self._theirs.get(path, 0)
         yield from self._make_folder()
         with self._opened(path) as fd:
+            if self._is_aside:
+                yield from self._write_all(path + _COPIED, size, fd)
+                self._aside[path] = self._theirs[path] = size
+                return
             if not os.path.basename(path).startswith(_APPENDED):
                 yield from self._replace(path, size, fd)
                 return
             sums: list[int] = json.loads((yield command(f"sums {path}"))) if known else []
             first = read_up_to(self._files, fd, CHUNK, 0)
-            if first.startswith(RELEASED_MAGIC) and known > size:
-                if len(first) >= size:  # else it was released after that
+            if first.startswith(RELEASED_MAGIC) and known > len(first):
+                if len(first) >= size:  # else it was released after it was listed, and the held changes do that
                     self._after_state += [Change(mirror.WRITE, path, 0, first), Change(mirror.TRUNCATE, path, size)]
                 return
             if known and sums[:1] != [google_crc32c.value(first)]:
@@ -351,22 +375,34 @@ class _Copying:
             self._theirs[path] = size
 
     def _replace(self, path: str, size: int, fd: int) -> Steps:
-        """Copy a file whose content is replaced as a whole."""
-        copied = path + (TEMPORARY if self._unit == METADATA else _COPIED)
-        yield from self._write(copied, size, fd, ())
-        yield [Change(mirror.TRUNCATE, copied, size), Change(mirror.RENAME, copied, data=path.encode("utf-8"))]
+        """Copy a file whose content is replaced as a whole. Raises ``OSError`` if that changes meanwhile."""
+        suffix = TEMPORARY if self._unit == METADATA else _COPIED
+        yield from self._write_all(path + suffix, size, fd)
+        yield _adopted(path, size, suffix)
         self._theirs[path] = size
 
-    def _write(self, target: str, size: int, fd: int, sums: Sequence[int]) -> Steps:
-        """Write the chunks that do not have these `sums`."""
+    def _write_all(self, target: str, size: int, fd: int) -> Steps:
+        if not (yield from self._write(target, size, fd, ())):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), target)  # it was released, or closed
+
+    def _write(
+        self, target: str, size: int, fd: int, sums: Sequence[int]
+    ) -> Generator[bytes | list[Change], bytes, bool]:
+        """Write the chunks that do not have these `sums`. Returns whether the file had this size until the end."""
+        is_whole = True
         for number, begin in enumerate(range(0, size, CHUNK)):
             data = read_up_to(self._files, fd, CHUNK, begin)
+            is_whole = begin + len(data) >= min(begin + CHUNK, size)
             if number < len(sums) and google_crc32c.value(data) == sums[number]:
                 continue
+            # A file of this name may be there since an earlier connection.
+            changes = [Change(mirror.TRUNCATE, target)] if not sums and not begin else []
             if data.strip(b"\0") or number < len(sums):
-                yield [Change(mirror.WRITE, target, begin, data)]
+                changes.append(Change(mirror.WRITE, target, begin, data))
             else:
-                yield [Change(mirror.ZEROS, target, begin + len(data))]
+                changes.append(Change(mirror.ZEROS, target, begin + len(data)))
+            yield changes
+        return is_whole
 
     def _read_all(self, path: str) -> bytes:
         return read_file(self._files, os.path.join(self._data_path, path))

@@ -76,9 +76,22 @@ def test_files_without_unfinished_messages_are_deleted(keeper):
     keeper.release(5, 6)
     assert keeper.disk.listdir("/") == ["kept.2"]
     keeper.release()
-    assert keeper.disk.listdir("/") == []
+    assert keeper.disk.listdir("/") == ["kept.2"], "its number is not used again"
+    assert keeper.kept.files == []
     keeper.kept.add(frames_of(7))
     assert keeper.numbers(7) == [7]
+
+
+def test_a_number_is_not_used_again_by_a_later_run(keeper):
+    keeper.kept.add(frames_of(1))
+    keeper.release()
+    for number in (2, 3):
+        keeper.start()
+        assert keeper.numbers(1) == []
+        keeper.kept.add(frames_of(number))
+        assert [each.number for each in keeper.kept.files] == [number]
+        keeper.release()
+        assert keeper.disk.listdir("/") == [f"kept.{number}"]
 
 
 def test_what_is_added_while_a_checkpoint_is_written_stays_in_whatever_files_it_is(keeper):
@@ -89,7 +102,7 @@ def test_what_is_added_while_a_checkpoint_is_written_stays_in_whatever_files_it_
     assert keeper.numbers(*range(2000)) == list(range(2000))
     keeper.kept.begin_checkpoint()
     keeper.release()
-    assert keeper.disk.listdir("/") == []
+    assert keeper.kept.files == []
 
 
 def test_mostly_dead_files_are_copied_before_they_are_deleted(keeper):

@@ -353,6 +353,19 @@ class LosablePrimary(DataPath):
         assert self.consumer.finishes(*finished) == []
         self.unfinished -= set(finished)
 
+    def end_run(self) -> None:
+        """Finish everything, and start again."""
+        assert self.consumer.finishes(*self.unfinished) == []
+        self.unfinished.clear()
+        for _ in range(20):  # kept messages are only looked at every few times
+            self.checkpoint(self.daemon, "t")
+        self.daemon = self.restart(self.daemon)
+        self.consumer = self.daemon.consumer("c", "t")
+
+    def kept_files(self) -> list[str]:
+        folder = self.pair.paths[0] / "nsq_compat/t.topic"
+        return [f"{each.name} {each.stat().st_size}" for each in sorted(folder.glob("kept.*"))]
+
     def check_copy(self, mirrored: set[bytes]) -> None:
         """If the primary were lost now, the standby would report no loss, and would deliver what was mirrored."""
         copy = self.folder_for_copies / f"copy{next(self.names)}"
@@ -455,5 +468,39 @@ def test_a_copy_is_usable_while_segments_are_released_that_it_catches_up_with(lo
 
     losable.pair.catch_up(between)
     assert next(steps) > release_at, "otherwise the test would prove nothing"
+    losable.check_copy(losable.unfinished)
+    losable.pair.assert_equal()
+
+
+def test_a_copy_is_usable_while_it_catches_up_with_a_log_that_has_none_of_its_files_any_more(losable):
+    losable.publish(30)
+    losable.checkpoint(losable.daemon, "t")
+    losable.pair.catch_up()
+    mirrored = losable.unfinished.copy()
+    losable.pair.changes.forget()
+    losable.publish(30)
+    losable.finish_all_but(b"004", b"017", b"050")
+    losable.checkpoint(losable.daemon, "t")
+    logs = [{each.name for each in path.glob("nsq_compat/t.topic/log.*")} for path in losable.pair.paths]
+    assert not logs[0] & logs[1], "otherwise the test would prove nothing"
+    losable.pair.catch_up(between=lambda: losable.check_copy(mirrored))
+    losable.check_copy(losable.unfinished)
+    losable.pair.assert_equal()
+
+
+def test_a_copy_is_usable_while_kept_messages_are_replaced_by_those_of_a_later_run(losable):
+    losable.publish(30)
+    losable.finish_all_but(*KEPT)
+    losable.checkpoint(losable.daemon, "t")
+    losable.pair.catch_up()
+    losable.pair.changes.forget()
+    assert losable.kept_files(), "otherwise the test would prove nothing"
+    losable.end_run()
+    before = losable.kept_files()
+    losable.publish(30)
+    losable.finish_all_but(b"031", b"047")
+    losable.checkpoint(losable.daemon, "t")
+    assert losable.kept_files() != before, "otherwise the test would prove nothing"
+    losable.pair.catch_up(between=lambda: losable.check_copy(set()))
     losable.check_copy(losable.unfinished)
     losable.pair.assert_equal()

@@ -19,6 +19,7 @@ from nsq_compat.log.checkpoint import (
 )
 from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import Files, OsFiles, replace_file
+from nsq_compat.log.segment import FIRST_GROUP
 from nsq_compat.log.storage import Durability, Reserve, Storage
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import body, make_frames, message_id
@@ -619,7 +620,8 @@ def test_a_log_begun_beside_retained_messages_tells_which_channels_there_were(da
     consumer.finishes(b"a", b"b", b"c")
     for _ in range(20):  # it is only looked at every few times
         data_path.checkpoint(daemon)
-    assert not [name for name in os.listdir(data_path.folder()) if name.startswith("kept")]
+    (kept,) = [name for name in os.listdir(data_path.folder()) if name.startswith("kept")]
+    assert os.path.getsize(os.path.join(data_path.folder(), kept)) == FIRST_GROUP
     daemon.publishes(b"d")
     daemon.topic().empty()
     data_path.kill(daemon)
