@@ -1,37 +1,101 @@
-"""The name of a data path in mirroring: a random identity, and an epoch that grows with each start."""
+"""The name of a data path in mirroring, and what tells whether a start found less than an earlier run had written."""
 
 import json
 import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from typing import Final, NamedTuple
 
 from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import Files, read_file, replace_file
 
-_FILE = "identity"
+_FILE: Final = "identity"
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+UNKNOWN_SALT: Final = -1
+
+
+class FileEnd(NamedTuple):
+    """Where the groups of a log file end. The salt tells it from a file of another topic of the same name."""
+
+    number: int
+    end: int
+    salt: int
+
+
+class FoundEnd(NamedTuple):
+    """The end of a topic's log at a start: the next offset, the one after the last message that is there, and files."""
+
+    next_offset: int
+    after_messages: int
+    files: Sequence[FileEnd]
 
 
 @dataclass
 class Identity:
-    """`forgotten` has, by the identity of a standby, its last take-over whose messages this nsqd has forgotten."""
+    """A random identity, and an epoch that grows with each start.
+
+    `forgotten` has, by the identity of a standby, its last take-over whose messages this nsqd has forgotten. `ends`
+    has, by topic, what a start has found, until it is compared with what the standby has. `may_lack_files`: the machine
+    has started since nsqd ran before, so files that were not synced may be missing.
+    """
 
     identity: str = ""
     epoch: int = 0
     forgotten: dict[str, str] = field(default_factory=dict)
+    boot: str = ""
+    may_lack_files: bool = False
+    ends: dict[str, FoundEnd] | None = None
 
     def save(self, files: Files, data_path: str) -> None:
         """Raises ``OSError``."""
         text = json.dumps(asdict(self), indent=1)
         replace_file(files, os.path.join(our_folder(data_path), _FILE), text.encode("utf-8"), sync=True)
 
+    def topics_behind(self, theirs: Mapping[str, Sequence[int]]) -> dict[str, FoundEnd]:
+        """The topics of which the standby has more than a start has found. `theirs`: its last files' ends."""
+        ours = {topic: (self.ends or {}).get(topic, FoundEnd(0, 0, ())) for topic in theirs}
+        return {
+            topic: ours[topic]
+            for topic, last in theirs.items()
+            if _is_behind(ours[topic].files, FileEnd(*last), self.may_lack_files)
+        }
+
+
+def _is_behind(ours: Sequence[FileEnd], last: FileEnd, may_lack_files: bool) -> bool:
+    if not ours or ours[-1].number < last.number:
+        return may_lack_files  # else the topic was deleted, and perhaps created again
+    return any(
+        each.number == last.number
+        and each.end < last.end
+        and (each.salt == last.salt or UNKNOWN_SALT in (each.salt, last.salt))
+        for each in ours
+    )
+
 
 def begin_epoch(files: Files, data_path: str) -> Identity:
     """The identity of a data path, in a new epoch. Raises ``OSError``, and ``ValueError`` if its file is damaged."""
     try:
         found = Identity(**json.loads(read_file(files, os.path.join(our_folder(data_path), _FILE))))
+        if found.ends is not None:
+            found.ends = {
+                topic: FoundEnd(offset, after, [FileEnd(*each) for each in ends])
+                for topic, (offset, after, ends) in found.ends.items()
+            }
     except FileNotFoundError:
         found = Identity(os.urandom(16).hex())
     except TypeError as error:
         raise ValueError(str(error)) from None
     found.epoch += 1
+    boot = _boot_id()
+    found.may_lack_files |= found.boot not in ("", boot)
+    found.boot = boot
     found.save(files, data_path)
     return found
+
+
+def _boot_id() -> str:
+    """A random id that each start of the machine has, "" if the system has none."""
+    with suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:
+        return file.read().strip()
+    return ""

@@ -7,6 +7,7 @@ then the checkpoint that needs it, and only then what the checkpoint before need
 import errno
 import json
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -15,9 +16,11 @@ from typing import Final
 import google_crc32c
 
 from nsq_compat.log.checkpoint import CHECKPOINT
-from nsq_compat.log.data_path import FOLDER, TOPIC_SUFFIX, remove_topic_folder
+from nsq_compat.log.data_path import FOLDER, TOPIC_SUFFIX, remove_topic_folder, topic_folder, topics_in
 from nsq_compat.log.files import TEMPORARY, Files, opened, read_file, read_up_to, write_all
+from nsq_compat.log.identity import UNKNOWN_SALT, FileEnd
 from nsq_compat.log.mirrored_files import METADATA, Changes, unit_of
+from nsq_compat.log.segment import FIRST_GROUP, decode_segment_header
 from nsq_compat.protocol import mirror
 from nsq_compat.protocol.mirror import Change, command
 from nsq_compat.protocol.storage_schema import RELEASED_MAGIC
@@ -30,6 +33,7 @@ _MAX_FILE: Final = 1 << 40
 """A larger file is an error of the primary. Summing up a sparse one would take hours."""
 _FOLDER_KINDS: Final = (mirror.MAKE_FOLDER, mirror.REMOVE_FOLDER)
 _LOG_PREFIX: Final = "log."
+_LOG_NAME: Final = re.compile(r"log\.[0-9]+")
 _APPENDED: Final = (_LOG_PREFIX, "kept.")
 _COPIED: Final = ".copied" + TEMPORARY
 
@@ -93,6 +97,32 @@ class MirrorCopy:
     def units(self) -> dict[str, dict[str, int]]:
         """The sizes of all files by unit and path."""
         return {unit: sizes_of(self._files, self._folder, unit) for unit in units_in(self._files, self._folder)}
+
+    def ends(self) -> dict[str, FileEnd]:
+        """By topic, the end of the last log file that has groups."""
+        found: dict[str, FileEnd] = {}
+        for topic in topics_in(self._files, self._folder):
+            folder = topic_folder(self._folder, topic)
+            with suppress(FileNotFoundError):
+                for name in sorted(filter(_LOG_NAME.fullmatch, self._files.listdir(folder)), reverse=True):
+                    last = self._end_of(os.path.join(folder, name), int(name.removeprefix(_LOG_PREFIX)))
+                    if last.end > FIRST_GROUP:
+                        found[topic] = last
+                        break
+        return found
+
+    def _end_of(self, path: str, number: int) -> FileEnd:
+        """Without the zeros that are reserved. A group does not consist of zeros."""
+        with opened(self._files, path) as fd:
+            header = decode_segment_header(read_up_to(self._files, fd, FIRST_GROUP, 0))
+            salt = UNKNOWN_SALT if header is None or header.is_released else header.salt
+            end = self._files.size(path)
+            while end > FIRST_GROUP:
+                begin = max(FIRST_GROUP, end - CHUNK)
+                end = begin + len(read_up_to(self._files, fd, end - begin, begin).rstrip(b"\0"))
+                if end > begin:
+                    break
+            return FileEnd(number, end, salt)
 
     def sums(self, relative: str) -> list[int]:
         """The CRC-32C of each chunk of a file. Ends early, with ``ValueError``, when the copy is closed."""

@@ -24,6 +24,7 @@ from nsq_compat.log.data_path import leftover_name, remove_folder
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import TEMPORARY, Files
 from nsq_compat.log.group_reader import MESSAGE_KINDS, GroupReader, extend_index, index_of
+from nsq_compat.log.identity import UNKNOWN_SALT, FileEnd, FoundEnd
 from nsq_compat.log.kept import Kept
 from nsq_compat.log.migration import migrate
 from nsq_compat.log.reading import (
@@ -57,6 +58,7 @@ _SPILLED_AT_ONCE: Final = 1 << 15
 _ALL: Final = 1 << 62
 _MAX_OFFSET: Final = 1 << 61
 """Higher ones are not believed at a start, so that no publish ever needs a number that does not fit."""
+_COMPARED_FILES: Final = 4
 _INDEXED_SEGMENTS: Final = 8
 """The newest segments, whose indexes stay in memory. An index has about 200 KB."""
 
@@ -131,6 +133,27 @@ class TopicLog(ReadableLog):
     def disk_bytes(self) -> int:
         """Bytes in all files, without reserved space."""
         return sum(segment.end for segment in [*self.segments, *self.kept.files])
+
+    def found_end(self) -> FoundEnd:
+        """What earlier runs have left, for the comparison with a standby. Raises ``OSError``."""
+        found = [segment for segment in self.segments if segment is not self._active]
+        files = [
+            FileEnd(
+                segment.number,
+                _ALL if segment.released else segment.end,
+                UNKNOWN_SALT if segment.released or segment.header_lost else segment.salt,
+            )
+            for segment in found[-_COMPARED_FILES:]
+        ]
+        return FoundEnd(self.next_seq + self.deferred_count, self._offset_after_messages(), files)
+
+    def _offset_after_messages(self) -> int:
+        for segment in reversed(self.segments):
+            for reader in readers_from_end(segment, segment.end, Damage(quiet=True)):
+                groups = [each for each in chain.from_iterable(iter(reader.read, [])) if each.kind in MESSAGE_KINDS]
+                if groups:
+                    return groups[-1].offset + len(groups[-1].frames)
+        return 0
 
     # --- Writing ------------------------------------------------------------------------------------------------------
 

@@ -294,7 +294,13 @@ class Daemon:
         if self._access is not None:
             self._token_watch.start()
         if self.mirror is not None:
-            self.mirror.start()
+            self.mirror.start(
+                {
+                    name: topic.store.log.found_end()
+                    for name, topic in self.broker.topics.items()
+                    if topic.store is not None
+                }
+            )
             self.mirror.was_asked.wait(self.options.mirror_timeout / SECOND)  # what was taken over is not served here
         if self.standby is not None:
             self.standby.start()
@@ -399,15 +405,15 @@ class Daemon:
             "node_id": options.id,
         }
 
-    def _forget(self, adopted: Mapping[str, tuple[int, str]]) -> None:
-        """The standby delivers the messages of these topics before these offsets."""
-        for name, (offset, last_id) in adopted.items():
+    def _forget(self, adopted: Mapping[str, tuple[int, str, int]]) -> None:
+        """The standby delivers the messages of these topics before these offsets, see ``Mirror``."""
+        for name, (offset, last_id, empty_until) in adopted.items():
             topic = self.broker.topics.get(name)
             if topic is None or not offset:
                 continue
             why = "the last message that the standby has is not there"
             try:
-                if topic.forget_before(offset, last_id.encode("ascii"), time.time_ns()):
+                if topic.forget_before(offset, last_id.encode("ascii"), time.time_ns(), empty_until):
                     continue
             except OSError as error:
                 why = reason(error)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 import gevent
@@ -24,7 +25,7 @@ from nsq_compat.cli.kinds import OptionError
 from nsq_compat.client.settings import ConnectionSettings, split_address
 from nsq_compat.log.data_path import NotMirrored, reason, resolved
 from nsq_compat.log.files import Files
-from nsq_compat.log.identity import Identity
+from nsq_compat.log.identity import FoundEnd, Identity
 from nsq_compat.log.mirror_copy import catch_up
 from nsq_compat.log.mirrored_files import Changes
 from nsq_compat.log.storage import Done
@@ -51,6 +52,7 @@ _ROUNDS: Final = 10
 """Rounds of `Mirror._watch` within the timeout. While nsqd itself stands still, no round passes, so that it does not
 take a standby for lost that could not be heard."""
 _CONNECT_SECONDS: Final = 2.0
+_NO_ENDS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 def make_mirror(
@@ -61,7 +63,7 @@ def make_mirror(
     tick: LoopTick,
     *,
     describe: Callable[[], Mapping[str, object]],
-    forget: Callable[[Mapping[str, tuple[int, str]]], None],
+    forget: Callable[[Mapping[str, tuple[int, str, int]]], None],
 ) -> "Mirror":
     """The connection to the standby. Raises ``OptionError``."""
     tls: dict[str, object] = {}
@@ -110,9 +112,9 @@ class Mirror:
     """Keeps the standby at `address` equal to `data_path`, from `start` to `stop`.
 
     `describe` returns what the standby shows of this nsqd. `forget` is called with the topics that the standby has
-    taken over, each with the offset up to which it has their messages, and the id of the last one; it must not wait for
-    the standby. `tick` is that of the clients' connections, so that changes leave together, at the end of the iteration
-    in which they were made.
+    taken over, each with the offset up to which it has their messages, the id of the last one, and the offset up to
+    which no other message is here. It must not wait for the standby. `tick` is that of the clients' connections, so
+    that changes leave together, at the end of the iteration in which they were made.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class Mirror:
         refuses: bool,
         timeout: float,
         describe: Callable[[], Mapping[str, object]],
-        forget: Callable[[Mapping[str, tuple[int, str]]], None],
+        forget: Callable[[Mapping[str, tuple[int, str, int]]], None],
     ) -> None:
         self.address = address
         self.state = State.GONE
@@ -167,7 +169,11 @@ class Mirror:
         changes.on_change = self._on_change
         changes.on_replaced = self._on_replaced
 
-    def start(self) -> None:
+    def start(self, ends: Mapping[str, FoundEnd]) -> None:
+        """`ends`: those of the logs, by topic, as they were restored. Raises ``OSError``."""
+        if self._identity.ends is None:
+            self._identity.ends = dict(ends)
+            self._save()
         self.is_started = True
         self._running.start()
         self._watching.start()
@@ -323,6 +329,7 @@ class Mirror:
             self._run_of_standby = answer.get("run")
             self._changes.equal.clear()
         self._forget_adopted(session, answer)
+        self._compare_ends(session)
         self.was_asked.set()
         self._note(State.CATCHING_UP)
         self.acknowledged = self._changes.position  # what was lost with an earlier connection is in the copy
@@ -363,7 +370,9 @@ class Mirror:
         finally:
             steps.close()  # and the file that is being copied
 
-    def _forget_adopted(self, session: MirrorSession, answer: Mapping[str, object]) -> None:
+    def _forget_adopted(
+        self, session: MirrorSession, answer: Mapping[str, object], ends: Mapping[str, int] = _NO_ENDS
+    ) -> None:
         standby, takeover = str(answer.get("identity", "")), str(answer.get("takeover", ""))
         adopted = answer.get("adopted")
         if not takeover or not isinstance(adopted, dict):
@@ -374,10 +383,34 @@ class Mirror:
                 self.address,
                 len(adopted),
             )  # fmt: skip
-            self._forget(adopted)
+            self._forget({topic: (*last, ends.get(topic, 0)) for topic, last in adopted.items()})
             self._identity.forgotten[standby] = takeover
-            self._identity.save(self._files, self._data_path)
+            self._save()
         _ask(session, command("forgotten"))
+
+    def _compare_ends(self, session: MirrorSession) -> None:
+        """Have the standby take over what it has and the last start has not found, before the copy is changed.
+
+        At --durability=os, a machine that loses its power loses what was written last.
+        """
+        if self._identity.ends is None:
+            return
+        behind = self._identity.topics_behind(json.loads(_ask(session, command("ends"))))
+        if behind:
+            log.error(
+                "MIRROR(%s): messages are missing here that the standby has, so it takes over their topics: %s",
+                self.address,
+                ", ".join(sorted(behind)),
+            )  # fmt: skip
+            topics = json.dumps([(topic, end.after_messages) for topic, end in behind.items()]).encode()
+            answer = json.loads(_ask(session, command("adopt", topics)))
+            self._forget_adopted(session, answer, {topic: end.next_offset for topic, end in behind.items()})
+        self._identity.ends = None
+        self._identity.may_lack_files = False
+        self._save()
+
+    def _save(self) -> None:
+        self._identity.save(self._files, self._data_path)
 
     # --- States -------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Final
@@ -37,7 +37,7 @@ from nsq_compat.log.storage import Storage
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.nsqd.durability import in_thread
 from nsq_compat.protocol.errors import FatalClientError
-from nsq_compat.protocol.go_json import INT64, STRING, Fields, loads_object
+from nsq_compat.protocol.go_json import INT64, STRING, Fields, loads_object, loads_untyped
 from nsq_compat.protocol.mirror import decode_changes
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.backlog import prepare
@@ -242,6 +242,9 @@ class Standby:
         mirrored.session = session
         mirrored.last_seen = time.time()
         log.info("MIRROR(%s): connected, epoch %d", mirrored.name, epoch)
+        return self._answer(state)
+
+    def _answer(self, state: MirrorState) -> bytes:
         answer = {
             "identity": self._identity,
             "run": self._run,
@@ -269,6 +272,12 @@ class Standby:
         if verb == "sums":
             with self._reading:
                 return json.dumps(in_thread(copy.sums, argument)).encode("utf-8")
+        if verb == "ends":
+            with self._reading:
+                return json.dumps(in_thread(copy.ends)).encode("utf-8")
+        if verb == "adopt":
+            self.adopt(mirrored.state.identity, _offsets_in(body))
+            return self._answer(mirrored.state)
         if verb == "forgotten":
             state = mirrored.state
             state.takeover, state.adopted = "", {}
@@ -327,12 +336,14 @@ class Standby:
         others = (each for each in self.mirrors.values() if each is not mirrored)
         return any(each.session is not None and each.name == mirrored.name for each in others)
 
-    def adopt(self, identity: str) -> list[str]:
+    def adopt(self, identity: str, offsets: Mapping[str, int] | None = None) -> list[str]:
         """Take over the topics of a primary; returns their names. Raises ``KeyError``, ``ValueError``, ``OSError``.
 
         The copy of a topic becomes this nsqd's own, or its unfinished messages become those of the topic that this nsqd
         has. After a crash, the rest follows at the next start. If a topic fails, the others are served, and it is tried
         again.
+
+        `offsets`: the primary, which is connected, asks for these topics, of which it has what is before these offsets.
         """
         mirrored = self.mirrors[identity]
         state = mirrored.state
@@ -340,14 +351,20 @@ class Standby:
             raise ValueError("another take-over is going on")
         self._is_adopting = mirrored.is_adopting = True
         try:
-            return self._adopt(mirrored, state)
+            return self._adopt(mirrored, state, offsets)
         finally:
             self._is_adopting = mirrored.is_adopting = False
 
-    def _adopt(self, mirrored: Mirrored, state: MirrorState) -> list[str]:
-        mirrored.session = None
+    def _adopt(self, mirrored: Mirrored, state: MirrorState, offsets: Mapping[str, int] | None) -> list[str]:
+        if offsets is None:
+            mirrored.session = None
         mirrored.copy.close()
-        names = [name for name in topics_in(self._files, mirrored.folder) if is_valid_name(name)]
+        wanted = state.adopted if state.adopting else offsets
+        names = [
+            name
+            for name in topics_in(self._files, mirrored.folder)
+            if is_valid_name(name) and (wanted is None or name in wanted)
+        ]
         if not names and not state.adopting:
             raise ValueError("there is no copy of a topic")
         log.warning("MIRROR(%s): taking over %d topics of epoch %d", mirrored.name, len(names), state.epoch)
@@ -361,10 +378,11 @@ class Standby:
                 (topic.name, channel.name)
                 for topic in known.values()
                 for channel in topic.channels
-                if channel.paused and not self._has_channel(topic.name, channel.name)
+                if topic.name in names and channel.paused and not self._has_channel(topic.name, channel.name)
             ]
-        for name in names:  # a primary that returns keeps the messages of an incomplete copy
-            state.adopted[name] = in_thread(self._end_of, mirrored, name) if state.is_complete else (0, "")
+            for name in names:  # a primary that returns keeps the messages of an incomplete copy
+                limit = None if offsets is None else offsets[name]
+                state.adopted[name] = in_thread(self._end_of, mirrored, name, limit) if state.is_complete else (0, "")
         in_thread(mirrored.save)
         self._pause(state)
         failure: OSError | None = None
@@ -381,19 +399,21 @@ class Standby:
         self._save_metadata()  # which has the pauses
         if failure is not None:
             raise failure
-        with suppress(FileNotFoundError):
-            self._files.unlink(os.path.join(mirrored.folder, "nsqd.dat"))
+        if not topics_in(self._files, mirrored.folder):
+            with suppress(FileNotFoundError):
+                self._files.unlink(os.path.join(mirrored.folder, "nsqd.dat"))
         state.adopting, state.paused = False, []
         in_thread(mirrored.save)
         log.info("MIRROR(%s): has taken over %d topics", mirrored.name, len(names))
         return names
 
-    def _end_of(self, mirrored: Mirrored, name: str) -> tuple[int, str]:
-        """The offset of the next message of a copy, and the id of the last one."""
+    def _end_of(self, mirrored: Mirrored, name: str, limit: int | None) -> tuple[int, str]:
+        """The offset of the next message of a copy, at most `limit`, and the id of the message before that."""
         try:
             folder = topic_folder(mirrored.folder, name)
             with StoredTopic(self._files, folder, sort=_sorted_ids) as stored:
                 offset = stored.state.end.seq + stored.log.deferred_count
+                offset = offset if limit is None else min(offset, limit)
                 return offset, id_at(stored.log, offset - 1).decode("ascii")
         except OSError:
             return 0, ""  # the primary keeps its messages; the take-over of the topic logs the error
@@ -467,6 +487,19 @@ class Standby:
             while batch := in_thread(next, batches, None):
                 topic.take_in(receivers, batch, time.monotonic(), time.time_ns())
                 yield_to_loop()
+
+
+def _offsets_in(body: bytes) -> dict[str, int]:
+    """The topics that a primary wants to be taken over, each with an offset. Raises ``ValueError``."""
+    found: dict[str, int] = {}
+    pairs = loads_untyped(body)
+    for pair in pairs if isinstance(pairs, list) else [pairs]:
+        match pair:
+            case [str(name), int(offset)]:
+                found[name] = offset
+            case _:
+                raise ValueError("adopt needs topics and offsets")
+    return found
 
 
 def _read_copy(storage: Storage, folder: str) -> StoredTopic:

@@ -454,19 +454,21 @@ class Topic:
         self._control_log.note_ids(digests, time_ns, self.seq)
         self.note_ids(digests, now, time_ns)
 
-    def forget_before(self, offset: int, last_id: bytes, now_ns: int) -> bool:
+    def forget_before(self, offset: int, last_id: bytes, now_ns: int, empty_until: int = 0) -> bool:
         """Another nsqd delivers the messages before this offset from now on. Does not wait for a standby.
 
         `last_id` is the id of the last of them. If another message is there, the topic was deleted and created again,
-        and nothing is forgotten; returns whether it was. Raises ``OSError``.
+        and nothing is forgotten; returns whether it was. There is no message from `offset` to `empty_until`. Raises
+        ``OSError``.
         """
         if self.store is None:
             return False
         with self.store.log.at_once():
             if id_at(self.store.log, offset - 1) != last_id:
                 return False
+            offset = max(offset, empty_until)
             for name, channel in list(self.channels.items()):
-                if not channel.ephemeral and self.offset_of_channel(name) < offset:
+                if not channel.ephemeral and self.offset_of_channel(name) <= offset:
                     self._move(channel, offset, self._held_from(), now_ns, (0, 0), drops_taken=True)
             if self.is_holding:
                 self.backlog.cursor.pass_over(number_at(self.store.log, offset, self.seq))

@@ -350,6 +350,119 @@ def test_a_primary_that_returns_forgets_what_was_taken_over_and_keeps_the_rest(m
     assert standby.unfinished("t") == {"c": 0}
 
 
+def lose_power(primary: Daemon, *lost: str, kept: float = 0.5) -> None:
+    """It ends, and so does the system, which had written `kept` of each log, and nothing of the `lost` topics."""
+    primary.kill()
+    for path in primary.data_path.glob("nsq_compat/*.topic/log.*"):
+        content = path.read_bytes().rstrip(b"\0")
+        path.write_bytes(content[: int(kept * len(content))])
+    for topic in lost:
+        shutil.rmtree(primary.data_path / "nsq_compat" / f"{topic}.topic")
+    path = primary.data_path / "nsq_compat" / "identity"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "boot": "an earlier one"}))
+
+
+def everything(*daemons: Daemon, topic: str = "t") -> list[bytes]:
+    """The bodies of all messages of the channel c, sorted."""
+    bodies: list[bytes] = []
+    for daemon in daemons:
+        has_topic = topic in {each["topic_name"] for each in daemon.stats()}
+        if has_topic and (count := daemon.unfinished(topic).get("c")):
+            bodies += daemon.consumes(count, topic.encode())
+    return sorted(bodies)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
+def test_what_a_primary_has_lost_with_its_power_comes_from_the_standby(machines, kept):
+    standby = machines.standby()
+    primary = machines.primary(standby)
+    bodies: dict[str, list[bytes]] = {}
+    for name in ("t", "new"):
+        primary.create_channel(name, "c")
+        bodies[name] = [b"%b %d" % (name.encode(), number) for number in range(200)]
+        with primary.client() as producer:
+            for body in bodies[name]:  # each is a group of the log
+                producer.publishes(body, topic=name.encode())
+    lose_power(primary, "new", kept=kept)
+    primary = machines.primary(standby, data_path=primary.data_path)
+    assert "messages are missing here that the standby has, so it takes over their topics: new, t" in primary.log
+    primary.publishes(b"later")
+    assert everything(primary, standby) == sorted([*bodies["t"], b"later"])
+    assert everything(primary, standby, topic="new") == sorted(bodies["new"])
+    # From then on it is as before: another loss costs nothing either.
+    primary.publishes(b"latest")
+    lose_power(primary, kept=0.5)
+    primary = machines.primary(standby, data_path=primary.data_path)
+    assert b"latest" in everything(standby)
+
+
+def test_topics_of_which_a_primary_has_lost_nothing_stay_there(machines):
+    standby = machines.standby()
+    primary = machines.primary(standby)
+    for name in ("t", "whole"):
+        primary.create_channel(name, "c")
+        with primary.client() as producer:
+            producer.publishes(b"1", b"2", topic=name.encode())
+    primary.control("pause", "whole", "c")
+    primary.kill()
+    (path,) = primary.data_path.glob("nsq_compat/t.topic/log.*")
+    path.write_bytes(path.read_bytes().rstrip(b"\0")[:-1])
+    primary = machines.primary(standby, data_path=primary.data_path)
+    assert standby.unfinished("t") == {"c": 2}
+    assert primary.unfinished("t") == {"c": 0}
+    assert primary.unfinished("whole") == {"c": 2}
+    assert [each["topic_name"] for each in standby.stats()] == ["t"]
+    lose(primary)
+    assert adopt(standby) == ["t", "whole"]
+    assert standby.unfinished("whole") == {"c": 2}
+    assert [each["paused"] for each in standby.channels("whole")] == [True]
+
+
+def test_a_primary_that_has_lost_its_power_serves_without_its_standby_and_loses_nothing_when_that_returns(machines):
+    standby = machines.standby()
+    primary = machines.primary(standby)
+    primary.create_channel("t", "c")
+    bodies = [b"%d" % number for number in range(100)]
+    with primary.client() as producer:
+        for body in bodies:
+            producer.publishes(body)
+    lose_power(primary)
+    standby.hang()
+    later = []
+    for number in range(3):  # also over several starts
+        options = (f"--mirror-to={standby.tcp_address}", "--mirror-timeout=100ms")
+        primary = machines.start(*options, data_path=primary.data_path)
+        later.append(b"later %d" % number)
+        primary.publishes(later[-1])
+        if number < 2:
+            primary.kill()
+    standby.go_on()
+    wait_until(partial(is_in_sync, primary))
+    assert everything(standby) == sorted(bodies)
+    assert everything(primary) == later
+
+
+def test_a_topic_that_was_created_again_without_the_standby_is_not_taken_for_lost(machines):
+    standby = machines.standby()
+    primary = machines.primary(standby, "--mirror-timeout=100ms")
+    for name in ("t", "gone"):
+        primary.create_channel(name, "c")
+        with primary.client() as producer:
+            producer.publishes(*(b"before %d" % number for number in range(10)), topic=name.encode())
+    standby.kill()
+    wait_until(partial(is_lost, primary))
+    for name in ("t", "gone"):
+        primary.control("delete", name)
+    primary.create_channel("t", "c")
+    primary.publishes(b"after")
+    primary.kill()
+    standby = machines.standby(f"--tcp-address={standby.tcp_address}", data_path=standby.data_path)
+    primary = machines.primary(standby, data_path=primary.data_path)
+    assert "messages are missing here" not in primary.log
+    assert standby.stats() == []
+    assert everything(primary) == [b"after"]
+
+
 def test_a_topic_that_was_created_again_is_not_taken_for_the_one_that_was_taken_over(machines):
     standby = machines.standby()
     primary = machines.primary(standby, "--mirror-timeout=100ms")
