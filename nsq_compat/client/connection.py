@@ -40,8 +40,10 @@ class Connection(Link):
         settings: ConnectionSettings,
         observer: "Observer[Connection] | None" = None,
         subscription: tuple[str, str] | None = None,
+        *,
+        publish_ids: bool = False,
     ) -> None:
-        super().__init__(address, settings, subscription)
+        super().__init__(address, settings, subscription, publish_ids=publish_ids)
         self._observer: Observer[Connection] = observer or Observer()
         self._lock = threading.Lock()
         self._flush_wanted = threading.Event()

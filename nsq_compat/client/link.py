@@ -105,7 +105,14 @@ class Link:
     The methods at the end are implemented by the two kinds of connections.
     """
 
-    def __init__(self, address: str, settings: ConnectionSettings, subscription: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        settings: ConnectionSettings,
+        subscription: tuple[str, str] | None = None,
+        *,
+        publish_ids: bool = False,
+    ) -> None:
         self.address: str = address
         self.id: str = address
         """`id` is pynsq's name."""
@@ -121,7 +128,7 @@ class Link:
         """An nsqd has answered at this address before."""
         self._silence = 2 * settings.heartbeat_interval
         """Seconds without received data after which the connection fails."""
-        self._session = ClientSession(settings.identify(), auth_secret=settings.secret())
+        self._session = ClientSession(settings.identify(publish_ids=publish_ids), auth_secret=settings.secret())
         self._tls: TlsStream | None = None
         self._reason: Exception | None = None
         if subscription is not None:

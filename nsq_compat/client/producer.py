@@ -26,7 +26,7 @@ from nsq_compat.client.nodes import (
     failed_attempt,
     retried,
 )
-from nsq_compat.client.publishing import Publish, checked, publish_of
+from nsq_compat.client.publishing import Publish, checked, note_answer, publish_of
 from nsq_compat.client.settings import ConnectionOptions, ConnectionSettings, address_list, check_number, split_address
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.headers import NO_HEADERS, Headers
@@ -197,7 +197,7 @@ class Producer:
             connection = self._connections.get(node)
             if connection is None or connection.is_closed:
                 is_known = connection is not None
-                connection = Connection(node, self.settings)
+                connection = Connection(node, self.settings, publish_ids=self._idempotent)
                 connection.is_known = is_known
                 connection.open(deadline)
                 self._connections[node] = connection
@@ -244,11 +244,12 @@ class Producer:
         if command is None:
             return failed_attempt(node, HeadersNotTaken(), was_sent=False)
         try:
-            connection.ask(command).result(max(0.0, deadline - time.monotonic()))
+            answer = connection.ask(command).result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             # Aborted, so that other threads do not wait for this node.
             connection.abort(ConnectionLost("no answer in time"))
             return failed_attempt(node, TimeoutError("no answer in time"), was_sent=True)
         except (NsqError, ConnectionLost) as error:
             return failed_attempt(node, error, was_sent=True)
+        note_answer(publish, node, answer)
         return Attempt(node, Outcome.SENT)

@@ -9,12 +9,15 @@ from typing import Any, Final, NamedTuple, cast
 from nsq_compat.client.link import Link
 from nsq_compat.client.settings import check_number
 from nsq_compat.protocol import command_writer
+from nsq_compat.protocol.frames import NO_WINDOW
 from nsq_compat.protocol.headers import ID, NO_HEADERS, HeaderError, Headers, body_begin, encode, with_no_headers
 from nsq_compat.protocol.names import is_valid_name
 
 log: Final = logging.getLogger(__name__)
 
 _BYTES: Final = frozenset({bytes, bytearray, memoryview})
+_MAX_LINE: Final = 128
+"""Bytes of a command that contain its topic."""
 _A_DICT: Final = "the headers of a message must be a dict"
 
 
@@ -155,6 +158,21 @@ def _command(topic: str, bodies: Sequence[bytes], defer: float) -> bytes:
 
 def _without_headers(body: bytes) -> bytes:
     return body[body_begin(body, 0) :] if type(body) is _Optional else body
+
+
+def note_answer(publish: Publish, address: str, answer: bytes) -> None:
+    """Warn if nsqd has published messages with ids at a topic where they have no effect."""
+    if answer == NO_WINDOW:
+        _note_no_window(address, publish.command[:_MAX_LINE].split(maxsplit=2)[1].decode("ascii"))
+
+
+@lru_cache(maxsize=1024)  # once for each topic of each nsqd
+def _note_no_window(address: str, topic: str) -> None:
+    log.warning(
+        "[%s] no policy sets dedup_window for the topic %s: if a publish is repeated, its messages may be there twice",
+        address,
+        topic,
+    )
 
 
 @lru_cache(maxsize=1024)  # once for each nsqd

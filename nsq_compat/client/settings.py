@@ -83,7 +83,7 @@ class ConnectionSettings:
         if idempotent and not self.message_headers:
             raise ValueError("idempotent needs message_headers, because an id is a header")
 
-    def identify(self) -> IdentifyRequest:
+    def identify(self, *, publish_ids: bool = False) -> IdentifyRequest:
         values: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(IdentifyRequest)}
         values |= {
             "client_id": self.client_id or self.hostname.split(".")[0],
@@ -91,6 +91,7 @@ class ConnectionSettings:
             "feature_negotiation": True,
             "deflate_level": self.deflate_level if self.deflate else 0,
             "msg_timeout": int((self.msg_timeout or 0) * 1000),
+            "publish_ids": publish_ids,
         }
         return IdentifyRequest(**values)
 

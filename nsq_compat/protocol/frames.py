@@ -36,6 +36,9 @@ def error_frame(data: bytes) -> bytes:
 OK: Final = response_frame(b"OK")
 HEARTBEAT: Final = response_frame(b"_heartbeat_")
 CLOSE_WAIT: Final = response_frame(b"CLOSE_WAIT")
+NO_WINDOW: Final = b"OK no-window"
+"""Not in NSQ: the response to HPUB and HMPUB for a client that asks for it, at a topic where ids have no effect."""
+OK_NO_WINDOW: Final = response_frame(NO_WINDOW)
 
 
 # --- Reading frames ---------------------------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ class IdentifyRequest:
     topology_zone: str = ""
     message_headers: bool = False
     """Not in NSQ: messages with headers. On the wire, here and in the response, it is in an object `nsq_compat`."""
+    publish_ids: bool = False
+    """Not in NSQ: `NO_WINDOW` as the answer to a publish with headers, where ids have no effect."""
 
     def __str__(self) -> str:
         """The form of Go's log lines."""
@@ -73,6 +75,7 @@ class IdentifyResponse:
     topology_region: str
     topology_zone: str
     message_headers: bool = False
+    publish_ids: bool = False
 
     def encode(self) -> bytes:
         """The JSON object, as the data of a response frame."""
@@ -102,14 +105,15 @@ _GO_LINE: Final = "{" + " ".join(f"{name}:%s" for name in _GO_NAMES.values()) + 
 _go_values: Final = attrgetter(*_GO_NAMES)
 
 _EXTENSIONS: Final = "nsq_compat"
-_HEADERS: Final = "message_headers"
-_HEADERS_ON_WIRE: Final = "headers"
+_ON_WIRE: Final = {"message_headers": "headers", "publish_ids": "ids"}
+"""The names of the members of that object."""
 
 
 def _to_wire(message: IdentifyRequest | IdentifyResponse) -> dict[str, Any]:
     # Not with asdict(), which copies each value and takes ten times as long.
     values = {name: getattr(message, name) for name in message.__slots__}
-    return values | {_EXTENSIONS: {_HEADERS_ON_WIRE: True}} if values.pop(_HEADERS) else values
+    extensions = {on_wire: True for name, on_wire in _ON_WIRE.items() if values.pop(name)}
+    return values | {_EXTENSIONS: extensions} if extensions else values
 
 
 @lru_cache(64)  # most clients of an nsqd are granted the same
@@ -118,13 +122,14 @@ def _encoded(response: IdentifyResponse) -> bytes:
 
 
 def _from_wire(values: dict[str, Any]) -> dict[str, Any]:
-    return values | {_HEADERS: values.pop(_EXTENSIONS)[_HEADERS_ON_WIRE]}
+    extensions = values.pop(_EXTENSIONS)
+    return values | {name: extensions[on_wire] for name, on_wire in _ON_WIRE.items()}
 
 
 def _fields(message: type[IdentifyRequest | IdentifyResponse]) -> dict[str, Kind]:
     fields = fields_of(message)
     # Lenient, because NSQ's nsqd ignores what it does not know.
-    extensions = lenient(object_of({_HEADERS_ON_WIRE: fields.pop(_HEADERS)}))
+    extensions = lenient(object_of({on_wire: lenient(fields.pop(name)) for name, on_wire in _ON_WIRE.items()}))
     # nsqd: the sample rate is the only field of 32 bits.
     return fields | {"sample_rate": INT32, _EXTENSIONS: extensions}
 

@@ -24,7 +24,7 @@ from nsq_compat.protocol import commands as table
 from nsq_compat.protocol.command_reader import Publish
 from nsq_compat.protocol.commands import CommandSpec
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, E_NOT_MIRRORED, FatalClientError
-from nsq_compat.protocol.frames import OK
+from nsq_compat.protocol.frames import OK, OK_NO_WINDOW
 from nsq_compat.protocol.headers import MAX_PART, HeaderError
 from nsq_compat.protocol.message import message_ids, without_headers
 from nsq_compat.queue.broker import Broker
@@ -73,6 +73,8 @@ class Publisher:
         self.state = DONE
         self.counts: dict[bytes, int] = {}
         """Published messages by topic."""
+        self.names_windows = False
+        """The client has asked to be told if ids of messages have no effect."""
         self._broker = broker
         self._publish_batch = publish_batch
         self._command: Publish | None = None  # unless the state is DONE
@@ -80,6 +82,7 @@ class Publisher:
         self._payloads: list[bytes] = []
         self._parts: Iterator[list[bytes]] | None = None
         self._large: LargeBatch | None = None
+        self._answer = OK
         self._sent_at = 0.0, 0  # the two times of the HMPUB
         self._require = require
         self._reply = reply
@@ -149,12 +152,16 @@ class Publisher:
             if is_large_with_headers(payloads, topic):
                 command.bodies = ()
                 self._large = LargeBatch(topic, payloads, now, now_ns, with_headers=True)
-                self._command, self.state = command, IN_STEPS
+                self._command, self.state, self._answer = command, IN_STEPS, self._answer_of(topic)
                 return
             topic.publish_with_headers(payloads, now, now_ns, delay)
         except (Refused, HeaderError, OSError) as error:
             raise failed(command.spec, error) from None
-        self._confirm(command, len(payloads))
+        self._confirm(command, len(payloads), self._answer_of(topic))
+
+    def _answer_of(self, topic: Topic) -> bytes:
+        """The answer to a publish with headers."""
+        return OK_NO_WINDOW if self.names_windows and topic.publish_ids is None else OK
 
     def publish_parts(self, command: Publish, parts: Iterator[list[bytes]], now: float, now_ns: int) -> None:
         """As ``publish_with_headers``, for an HMPUB with these parts. A part that is not the last one is a step."""
@@ -192,7 +199,7 @@ class Publisher:
             return True
         try:
             if large.step():
-                self._confirm(command, large.count)
+                self._confirm(command, large.count, self._answer)
         except (Refused, HeaderError, OSError) as error:
             self._done()
             raise failed(command.spec, error) from None
@@ -231,12 +238,12 @@ class Publisher:
 
     def _done(self) -> None:
         self._command, self._large, self.state = None, None, DONE
-        self._parts, self._payloads = None, []
+        self._parts, self._payloads, self._answer = None, [], OK
 
-    def _confirm(self, command: Publish, count: int) -> None:
+    def _confirm(self, command: Publish, count: int, answer: bytes = OK) -> None:
         name, counts = command.tokens[1], self.counts
         counts[name] = counts.get(name, 0) + count
-        self._reply(OK * count if count > 1 and command.spec is table.PUB else OK)
+        self._reply(OK * count if count > 1 and command.spec is table.PUB else answer)
 
 
 class Subscription:

@@ -100,6 +100,7 @@ def negotiate(request: IdentifyRequest, current: IdentifyRequest, limits: NsqdLi
     if request.output_buffer_size == _OFF:
         granted["output_buffer_timeout"] = 0
     granted["message_headers"] = request.message_headers and request.feature_negotiation
+    granted["publish_ids"] = request.publish_ids and granted["message_headers"]
     return replace(request, **granted)  # type: ignore[arg-type]  # all of them are integers or booleans
 
 
@@ -130,6 +131,7 @@ def grant(settings: IdentifyRequest, limits: NsqdLimits) -> IdentifyResponse:
         topology_region=limits.topology_region,
         topology_zone=limits.topology_zone,
         message_headers=settings.message_headers,
+        publish_ids=settings.publish_ids,
     )
 
 

@@ -465,6 +465,7 @@ class NsqdSession(Conversation):
         request = decode_identify(command.body)
         log.info("[%s] IDENTIFY: %s", self.peer, request)
         self._settings = negotiation.negotiate(request, self._settings, self._limits)
+        self._publisher.names_windows = self._settings.publish_ids
         self._command_timeout = command_timeout(self._settings)
         if not self._layers.are_negotiated:
             self._layers.are_negotiated = True

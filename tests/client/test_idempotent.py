@@ -65,6 +65,27 @@ def test_each_message_gets_an_id_of_its_own(nsqd, topic):
     assert [headers.get("a") for _, headers in found] == [None, "b", None, None, None, "b", None]
 
 
+def test_a_topic_without_a_window_is_reported_once(nsqd, topic, caplog):
+    with caplog.at_level("WARNING"):
+        with Producer(nsqd.tcp_address) as producer:
+            producer.publish(topic, b"1", headers={"a": "b"})
+        assert caplog.messages == []
+        with Producer(nsqd.tcp_address, idempotent=True) as producer:
+            producer.publish(topic, b"1")
+            producer.publish_many(topic, [b"2", b"3"])
+    assert caplog.messages == [
+        f"[{nsqd.tcp_address}] no policy sets dedup_window for the topic {topic}: if a publish is repeated, its "
+        "messages may be there twice"
+    ]
+
+
+def test_a_topic_with_a_window_is_not_reported(make, caplog):
+    node = make(OK)
+    with Producer(node.address, idempotent=True) as producer:
+        producer.publish("t", b"1")
+    assert caplog.messages == []
+
+
 def test_an_id_of_the_caller_stays(nsqd, topic):
     with Producer(nsqd.tcp_address, idempotent=True) as producer:
         producer.publish(topic, b"1", headers={"NSQ-Id": "mine"})

@@ -82,6 +82,14 @@ def test_the_answer_says_what_has_become_of_an_id(nsqd):
     assert nsqd.logs("TOPIC(none): messages have the header nsq-id, but no policy sets dedup_window")
 
 
+def test_a_client_that_asks_learns_over_tcp_if_an_id_has_no_effect(nsqd):
+    batch = [(b"m", {"nsq-id": str(number)}) for number in range(5000)]  # published in steps
+    with connect(nsqd, feature_negotiation=True, nsq_compat={"headers": True, "ids": True}) as producer:
+        for topic, answer in ((b"none", b"OK no-window"), (b"t", b"OK")):
+            producer.says(hpub(b"m", {"nsq-id": "a"}, topic), hmpub(batch, topic)).hears(answer, answer)
+            producer.says(pub(b"m", topic=topic)).hears(b"OK")
+
+
 def test_stats_name_the_window(nsqd):
     assert post(nsqd, "/pub?topic=none", b"one") == (200, b"OK")
     assert (nsqd.topic_stats("t") or {})["dedup_window"] == "10m0s"

@@ -33,6 +33,7 @@ def received(client):
         {"nsq_compat": {"headers": False}},
         {"nsq_compat": {"headers": "yes"}},
         {"nsq_compat": {"other": True}},
+        {"nsq_compat": {"ids": True}},
         {"nsq_compat": True},
         {"nsq_compat": None},
         {"headers": True},

@@ -39,8 +39,10 @@ class Connection(Link, asyncio.Protocol):
         settings: ConnectionSettings,
         observer: "Observer[Connection] | None" = None,
         subscription: tuple[str, str] | None = None,
+        *,
+        publish_ids: bool = False,
     ) -> None:
-        super().__init__(address, settings, subscription)
+        super().__init__(address, settings, subscription, publish_ids=publish_ids)
         self._observer: Observer[Connection] = observer or Observer()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None

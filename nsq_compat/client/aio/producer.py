@@ -23,7 +23,7 @@ from nsq_compat.client.nodes import (
     may_be_for_one,
     retried,
 )
-from nsq_compat.client.publishing import Publish, checked, publish_of
+from nsq_compat.client.publishing import Publish, checked, note_answer, publish_of
 from nsq_compat.client.settings import ConnectionOptions, ConnectionSettings, address_list, check_number, split_address
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.headers import NO_HEADERS, Headers
@@ -300,9 +300,10 @@ class Producer:
         if command is None:
             return failed_attempt(node, HeadersNotTaken(), was_sent=False)
         try:
-            await connection.ask(command, deadline)
+            answer = await connection.ask(command, deadline)
         except (NsqError, ConnectionLost) as error:
             return failed_attempt(node, error, was_sent=True)
+        note_answer(publish, node, answer)
         return Attempt(node, Outcome.SENT)
 
     # --- Connecting ---------------------------------------------------------------------------------------------------
@@ -347,7 +348,7 @@ class Producer:
         return task
 
     async def _open(self, node: str) -> Connection:
-        connection = Connection(node, self.settings)
+        connection = Connection(node, self.settings, publish_ids=self._idempotent)
         connection.is_known = node in self._connections
         await connection.open()
         self._connections[node] = connection
