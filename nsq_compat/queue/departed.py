@@ -24,6 +24,8 @@ _PEEKED_AT_ONCE: Final = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
+    """Messages that were delivered together, and time out together."""
+
     deadline: float
     delivered: float
     ids: Sequence[bytes]

@@ -135,40 +135,51 @@ def command_of(unit, number, layout, common):
     return [*shlex.split(installed("nsqd")), *(each for word in words for each in values.get(word, [word]))]
 
 
-def test_the_nodes_of_a_layout_register_and_serve_clients_as_one_cluster(run, tmp_path):
+def test_the_nodes_of_a_layout_serve_clients_as_one_cluster_and_one_of_them_is_restarted_alone(run, tmp_path):
     host, topics = own_host(), [f"orders.{number}" for number in range(4)]
     where = (f"--data-path={tmp_path}", f"--listen-address={host}", f"--broadcast-address={host}")
     assert run("nsq_nodes", "--count=2", f"--write={tmp_path}", *where).returncode == 0
     with ExitStack() as stack:
         nsqlookupd = stack.enter_context(NsqlookupdProcess(installed_nsqlookupd()))
-        # As in /etc/default/nsqd, with an address that a node of its own overrides.
+        # As in /etc/default/nsqd, with options that those of a node override.
         common = [f"--lookupd-tcp-address={nsqlookupd.tcp_address}", "--tcp-address=0.0.0.0:1", "--node-id=5"]
-        for number in (1, 2):
-            (tmp_path / str(number)).mkdir()
-            nsqd = subprocess.Popen(command_of(UNIT, number, tmp_path, common), stderr=subprocess.DEVNULL)
+
+        def start(number):
+            command = command_of(UNIT, number, tmp_path, common)
+            nsqd = subprocess.Popen(command, stderr=subprocess.DEVNULL)
             stack.callback(nsqd.wait)
             stack.callback(nsqd.terminate)
-        wait_until(lambda: len(nsqlookupd.get("/nodes")["producers"]) == 2)
-        ports = {(each["tcp_port"], each["http_port"]) for each in nsqlookupd.get("/nodes")["producers"]}
-        assert ports == {(4150, 4151), (4250, 4251)}
+            return nsqd
 
-        sent: Counter[bytes] = Counter()
-        for port in (4150, 4250):
-            with Producer(f"{host}:{port}") as producer:
-                for topic in topics:
-                    producer.publish_many(topic, [f"{topic} {port} {number}".encode() for number in range(50)])
-                    sent.update(f"{topic} {port} {number}".encode() for number in range(50))
-        received: list[tuple[bytes, bytes]] = []
+        def listed():
+            return {(each["tcp_port"], each["http_port"]) for each in nsqlookupd.get("/nodes")["producers"]}
+
+        for number in (1, 2):
+            (tmp_path / str(number)).mkdir()
+        start(1)
+        second = start(2)
+        wait_until(lambda: listed() == {(4150, 4151), (4250, 4251)})
+        with Producer([f"{host}:4150", f"{host}:4250"]) as producer:
+            for topic in topics:
+                for number in range(100):
+                    producer.publish(topic, f"{topic} {number}".encode())
+        second.kill()
+        wait_until(lambda: listed() == {(4150, 4151)})
+        start(2)
+        wait_until(lambda: len(listed()) == 2)
+        received: list[tuple[bytes, bytes]] = []  # body and id
         for topic in topics:
             stack.enter_context(
                 Consumer(
                     topic,
                     "archive",
-                    lambda message: received.append((message.id, message.body)),
+                    lambda message: received.append((message.body, message.id)),
                     lookupd_http_addresses=nsqlookupd.http_address,
                     max_in_flight=50,
                 )
             )
         wait_until(lambda: len(received) == 400)
-        assert Counter(body for _, body in received) == sent
-        assert len({message_id for message_id, _ in received}) == 400, "no id twice, though both nodes are one machine"
+        bodies = [f"{topic} {number}".encode() for topic in topics for number in range(100)]
+        assert sorted(body for body, _ in received) == sorted(bodies)
+        ids = {(body.partition(b" ")[0], message_id) for body, message_id in received}
+        assert len(ids) == 400, "no two messages of a topic have the same id"
