@@ -66,6 +66,8 @@ _FRAME_TYPES: Final = tuple(
 _find_frame_type: Final = re.compile(b"|".join(map(re.escape, _FRAME_TYPES))).search
 _frame_size: Final = struct.Struct(">I").unpack_from
 _SMALL_READ: Final = 1 << 12
+LARGE_FRAME: Final = 1 << 15
+"""Bytes. Larger frames are read one by one: a call of the system costs less than cutting them out of a block."""
 _INDEXED_GROUPS: Final = 512
 """Groups that one step of building an index passes, about a millisecond of work."""
 _INDEXED_BYTES: Final = 1 << 22
@@ -89,6 +91,9 @@ class GroupReader:
     no numbered message; otherwise a lost deferred message is reported when it is searched for by its id.
 
     With `in_steps`, `read` raises ``BlockingIOError`` after a part of a long search past damage. The next call resumes.
+
+    With `in_parts`, `read` returns a group of large frames in several parts, each as a group without its `place`. If
+    the group is damaged, sound frames may come twice.
     """
 
     def __init__(
@@ -99,6 +104,7 @@ class GroupReader:
         seq: int = -1,
         counts_all: bool = True,
         in_steps: bool = False,
+        in_parts: bool = False,
     ) -> None:
         self.offset = offset
         self.next_seq = 0
@@ -107,6 +113,9 @@ class GroupReader:
         self._seq = seq
         self._counts_all = counts_all
         self._in_steps = in_steps
+        self._in_parts = in_parts
+        self._has_large_frames = False  # the last group, and probably the next
+        self._part: _LargeGroup | None = None  # which begins at `offset`
         self._segment = segment
         self._damage = damage
 
@@ -126,7 +135,7 @@ class GroupReader:
         """Read the next groups, about `max_bytes`; none at the end. Raises ``OSError``."""
         groups: list[Group] = []
         while not groups and self.offset < self._segment.end:
-            groups = self._read_block(max_bytes) or self._read_one()
+            groups = self._read_large_frames(max_bytes) or self._read_block(max_bytes) or self._read_one(max_bytes)
         return groups
 
     def _read_block(self, max_bytes: int) -> list[Group]:
@@ -163,10 +172,53 @@ class GroupReader:
                 self.next_seq = first_seq + count
             at = stop
         self.offset = base + at
+        self._has_large_frames = self._in_parts and at > 0 and len(groups[-1].frames[-1]) >= LARGE_FRAME
         return groups
 
-    def _read_one(self) -> list[Group]:
+    def _read_large_frames(self, max_bytes: int) -> list[Group]:
+        """Read the next frames if they are expected to be large, each into memory of its own, which saves copies."""
+        groups: list[Group] = []
+        size = 0
+        while self._has_large_frames and self.offset < self._segment.end:
+            try:
+                part = self._part or self._begin_part()
+                if part is None or (size and size + part.next_size() > max_bytes):
+                    break
+                frame = part.read()
+            except OSError:
+                if groups:
+                    break  # the next call raises it again
+                raise
+            if frame is None:
+                if groups:
+                    break
+                self._part, self._has_large_frames = None, False
+                return self._read_group(part.header)
+            seq = part.header.first_seq + part.index
+            groups.append(Group(MESSAGES, seq, 0, [frame]))
+            size += len(frame)
+            self.next_seq = seq + 1
+            if part.advance(frame):
+                self._part = None
+                self.offset = part.header.end
+        return groups
+
+    def _begin_part(self) -> "_LargeGroup | None":
+        """The next group as one to be read in parts; None if it has to be read as a whole."""
+        header = decode_header(self._segment.pread(HEADER_SIZE, self.offset), 0, self.offset, self._segment.salt)
+        part = None if header is None else _large_group(self._segment, header)
+        if part is None:
+            self._has_large_frames = False
+        elif self.suspect is not None:
+            self.report_suspect(part.header.first_seq)
+        self._part = part
+        return part
+
+    def _read_one(self, max_bytes: int) -> list[Group]:
         """Read the next group if it is larger than a block, or its sound frames; none after moving past damage."""
+        if self._in_parts and self._begin_part() is not None:
+            self._has_large_frames = True
+            return self._read_large_frames(max_bytes)
         header = decode_header(self._segment.pread(HEADER_SIZE, self.offset), 0, self.offset, self._segment.salt)
         return self._find_next() if header is None else self._read_group(header)
 
@@ -339,6 +391,60 @@ def seek_number(segment: Segment, seq: int, damage: Damage, in_steps: bool = Fal
         except TooManyCandidates:
             pass
     return index_of(segment, damage, in_steps).seek(seq)
+
+
+class _LargeGroup:
+    """A group of large frames, which is read frame by frame. `index` is that of the next frame."""
+
+    def __init__(self, segment: Segment, header: GroupHeader, checksums: Sequence[int]) -> None:
+        self.header = header
+        self.index = 0
+        self._segment = segment
+        self._checksums = checksums
+        self._offset = header.frames_begin
+        self._next_size = 0  # 0: unknown
+
+    def next_size(self) -> int:
+        """The size of the next frame, if it is sound. Raises ``OSError``."""
+        if not self._next_size:
+            if self.header.record_count == 1:
+                self._next_size = self.header.size
+            else:
+                data = self._segment.pread(4, self._offset)
+                self._next_size = 4 + _frame_size(data)[0] if len(data) == 4 else 4
+        return self._next_size
+
+    def read(self) -> bytes | None:
+        """The next frame; None if it does not match its checksum. Raises ``OSError``."""
+        size = self.next_size()
+        if self._offset + size > self.header.payload_end:
+            return None
+        frame = self._segment.pread(size, self._offset)
+        return frame if crc32c(frame) == self._checksums[self.index] else None
+
+    def advance(self, frame: bytes) -> bool:
+        """Go on to the frame after this one; returns whether there is none."""
+        self.index += 1
+        self._offset += len(frame)
+        self._next_size = 0
+        return self.index == self.header.record_count
+
+
+def _large_group(segment: Segment, header: GroupHeader) -> _LargeGroup | None:
+    """The group as one that is read frame by frame; None if its frames are small, or it may be incomplete."""
+    count = header.record_count
+    if (
+        header.kind != MESSAGES
+        or header.size < count * LARGE_FRAME
+        or header.end > min(segment.acknowledged, segment.end)
+    ):
+        return None
+    if count == 1:
+        return _LargeGroup(segment, header, (header.payload_crc,))
+    checksums = segment.pread(count * CHECKSUM_SIZE, header.payload_begin)
+    if len(checksums) < count * CHECKSUM_SIZE:
+        return None
+    return _LargeGroup(segment, header, struct.unpack(f">{count}I", checksums))
 
 
 def index_of(segment: Segment, damage: Damage, in_steps: bool = False) -> Index:

@@ -76,11 +76,12 @@ class LogEnd(NamedTuple):
 
 
 class LogCursor:
-    """Reads the groups of a log, from one segment to the next. `counts_all` is passed to ``GroupReader``."""
+    """Reads the groups of a log, from one segment to the next. The options are those of ``GroupReader``."""
 
-    def __init__(self, log: "ReadableLog", *, counts_all: bool = False) -> None:
+    def __init__(self, log: "ReadableLog", *, counts_all: bool = False, in_parts: bool = False) -> None:
         self._log = log
         self._counts_all = counts_all
+        self._in_parts = in_parts
         self.segment: Segment | None = None
         self._reader: GroupReader | None = None
         self._seq = 0  # the number after the last message passed
@@ -161,7 +162,9 @@ class LogCursor:
 
     def _enter(self, segment: Segment, offset: int, seq: int) -> None:
         self.segment = segment
-        self._reader = GroupReader(segment, self._log.damage, offset, seq, self._counts_all, self._log.in_steps)
+        self._reader = GroupReader(
+            segment, self._log.damage, offset, seq, self._counts_all, self._log.in_steps, self._in_parts
+        )
 
 
 def _last_groups(segment: Segment, count: int, damage: Damage) -> list[Group]:
@@ -196,7 +199,7 @@ class LogReader:
     def __init__(self, log: "ReadableLog", seq: int) -> None:
         self.seq = seq
         self._log = log
-        self._cursor = LogCursor(log)
+        self._cursor = LogCursor(log, in_parts=True)
 
     def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
         """Read the next messages, about `max_bytes`; none at the end of the log, which may grow.

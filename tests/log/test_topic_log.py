@@ -40,10 +40,10 @@ class Writer:
         self.log = TopicLog(self.files, self.folder, segment_size=self.segment_size, start=start)
         return self.log
 
-    def publish(self, count: int = 1, due_ns: int = 0, size: int = 50) -> tuple[bytes, ...]:
+    def publish(self, count: int = 1, due_ns: int = 0, size: int = 50, filler: bytes = b"\0") -> tuple[bytes, ...]:
         ids = [b"%016x" % each for each in range(self.next_id, self.next_id + count)]
         self.next_id += count
-        frames = make_frames(ids, NOW_NS, [bytes(size)] * count)
+        frames = make_frames(ids, NOW_NS, [filler * size] * count)
         if due_ns:
             self.log.append(frames, self.log.end.seq, due_ns, DEFERRED)
         else:
@@ -146,6 +146,66 @@ def test_a_publish_larger_than_a_segment_or_a_block_is_read_whole():
         writer.publish(count, size=200)
     assert list(numbers_read(writer.log)) == list(range(3002))
     assert [len(group.frames) for group in writer.log.reader(500).read()] == [2501]
+
+
+@pytest.fixture
+def wide_writer() -> Writer:
+    """A log with large messages: alone, in a publish larger than a block, after small ones, and in another segment."""
+    writer = Writer(segment_size=2_000_000)
+    for count, size in ((1, 50), (1, 70_000), (25, 40_000), (1, 90_000), (1, 300_000), (3, 50), (2, 40_000)):
+        writer.publish(count, size=size, filler=b"x")
+    writer.publish(2, due_ns=NOW_NS, size=60_000, filler=b"x")
+    writer.publish(40, size=33_000, filler=b"x")
+    assert len(writer.paths()) == 2
+    return writer
+
+
+def test_large_messages_are_read_from_any_number_on(wide_writer):
+    frames = numbers_read(wide_writer.log, max_bytes=1 << 30)
+    assert list(frames) == list(range(74))
+    for seq in range(75):
+        assert numbers_read(wide_writer.log, seq) == {each: frame for each, frame in frames.items() if each >= seq}
+    assert wide_writer.log.damage.records == 0
+
+
+def test_no_more_large_messages_are_read_at_once_than_asked_for(wide_writer):
+    reader = wide_writer.log.reader(2)
+    counts = [len(group.frames) for _ in range(8) for group in reader.read(1 << 18)]
+    assert counts[:6] == [6, 6, 6, 6, 2, 1]  # 25 of 40,000 bytes, 90,000, and 300,000 bytes
+
+
+@pytest.mark.parametrize("number", [1, 2, 9, 26, 27, 40, 73])
+def test_of_large_messages_only_the_damaged_one_is_lost(wide_writer, number):
+    frames = numbers_read(wide_writer.log)
+    disk = wide_writer.files
+    for path in (f"{FOLDER}/{name}" for name in wide_writer.paths()):
+        if (at := disk.content(path).find(frames[number])) >= 0:
+            disk.pwrite(disk.open(path, os.O_RDWR), b"damage", at + 1000)
+    found = numbers_read(wide_writer.log)
+    assert found == {each: frame for each, frame in frames.items() if each != number}
+    assert wide_writer.log.damage.records == 1
+
+
+def test_large_messages_survive_failed_reads(wide_writer):
+    frames = numbers_read(wide_writer.log)
+    disk, failures = wide_writer.files, Random(1)
+    read = disk.pread
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        if failures.random() < 0.3:
+            raise OSError(errno.EIO, "cannot read")
+        return cast("bytes", read(fd, size, offset))
+
+    disk.pread = pread
+    for seq in (0, 5):
+        reader = wide_writer.log.reader(seq)
+        found: list[tuple[int, bytes]] = []
+        while reader.seq < 74:
+            with suppress(OSError):
+                for group in reader.read():
+                    found += enumerate(group.frames, group.first_seq)
+        assert found == list(frames.items())[seq:]
+    assert wide_writer.log.damage.records == 0
 
 
 # --- The next run -----------------------------------------------------------------------------------------------------
