@@ -32,7 +32,7 @@ import logging
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, Generic, TypeVar
 
@@ -61,6 +61,16 @@ _time_ns: Final = time.time_ns
 
 def _encode_with(compression: Codec, tls: Tls | None) -> Callable[[bytes], bytes]:
     return compression.encode if tls is None else lambda data: tls.encode(compression.encode(data))
+
+
+def _unsent(pieces: Sequence[bytes | memoryview], sent: int) -> list[memoryview]:
+    """What remains of the pieces after the first `sent` bytes."""
+    owed: list[memoryview] = []
+    for piece in pieces:
+        if sent < len(piece):
+            owed.append(memoryview(piece)[sent:])
+        sent = max(0, sent - len(piece))
+    return owed
 
 
 class Connection(Generic[Session]):
@@ -105,7 +115,7 @@ class Connection(Generic[Session]):
         self._received = b""  # the callback has read this for the greenlet
         self._watching = False
         self._flush_is_due = False
-        self._writer: gevent.Greenlet[[memoryview], None] | None = None
+        self._writer: gevent.Greenlet[[list[memoryview]], None] | None = None
         self._make_tls = make_tls
         self._receive_size = receive_size
         self._expects_small_read = False
@@ -481,10 +491,17 @@ class Connection(Generic[Session]):
             return False
         session = self.session
         data = session.data_to_send(_monotonic())
-        if self._encode is not None:
-            data = self._encode(data)
-        if data:
-            self._send_now(data)
+        if type(data) is list:
+            if self._encode is None:
+                self._send_pieces(data)
+            else:
+                self._send_now(self._encode(b"".join(data)))
+        else:
+            assert isinstance(data, bytes)
+            if self._encode is not None:
+                data = self._encode(data)
+            if data:
+                self._send_now(data)
         if session.closing:
             if not self._is_writing():
                 self._shut()
@@ -505,9 +522,18 @@ class Connection(Generic[Session]):
         except BlockingIOError:
             sent = 0
         if sent < len(data):
-            self._writer = gevent.spawn(self._write_loop, memoryview(data)[sent:])
+            self._writer = gevent.spawn(self._write_loop, [memoryview(data)[sent:]])
 
-    def _write_loop(self, owed: memoryview) -> None:
+    def _send_pieces(self, pieces: list[bytes]) -> None:
+        """As `_send_now`, without joining the pieces."""
+        try:
+            sent = self._socket.sendmsg(pieces)
+        except BlockingIOError:
+            sent = 0
+        if owed := _unsent(pieces, sent):
+            self._writer = gevent.spawn(self._write_loop, owed)
+
+    def _write_loop(self, owed: list[memoryview]) -> None:
         """The writer: send `owed`, as fast as the socket accepts it."""
         self.session.stalled()
         session, began, sent = self.session, _monotonic(), 0
@@ -520,8 +546,8 @@ class Connection(Generic[Session]):
                 with gevent.Timeout(seconds, TimeoutError("write timeout")):
                     self._hub.wait(writable)
                 with contextlib.suppress(BlockingIOError):
-                    accepted = self._send(owed)
-                    owed = owed[accepted:]
+                    accepted = self._socket.sendmsg(owed)
+                    owed = _unsent(owed, accepted)
                     sent += accepted
         except OSError as error:
             self._fail(error)

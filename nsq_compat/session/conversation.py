@@ -92,8 +92,8 @@ class Conversation:
         """Note that nothing more can be decoded. Returns whether the session has ended and reports the reason."""
         return False
 
-    def data_to_send(self, now: float) -> bytes:
-        """The bytes to send to the client now."""
+    def data_to_send(self, now: float) -> bytes | list[bytes]:
+        """The bytes to send to the client now, large ones in pieces."""
         raise NotImplementedError
 
     def stalled(self) -> None:

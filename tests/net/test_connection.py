@@ -98,6 +98,15 @@ def test_a_large_message_arrives_whole(server, connect):
         assert consumer.frame().data[26:] == body
 
 
+def test_messages_of_all_sizes_that_are_sent_together_arrive_whole(connect):
+    bodies = [bytes([number]) * (1 + number % 5 * 15_000) for number in range(200)]
+    consumer = connect().subscribes(b"t", b"c", ready=200)
+    slow = connect(receive_buffer=8192).subscribes(b"t", b"slow", ready=200)
+    connect().publishes(*bodies)
+    for each in (consumer, slow):
+        assert [frame.data[MESSAGE_HEADER:] for frame in each.frames(200)] == bodies
+
+
 def test_a_consumer_that_does_not_read_does_not_delay_others_and_is_closed(server, connect, eventually):
     body = b"x" * 100_000
     deaf = connect(receive_buffer=4096).says(identify(heartbeat_interval=1000))

@@ -213,7 +213,8 @@ class Client(Conversation):
         self.woken = False
         if not self.is_open or not self.reads:
             return
-        self._receive(self.session.data_to_send(self._nsqd.now))
+        data = self.session.data_to_send(self._nsqd.now)
+        self._receive(data if isinstance(data, bytes) else b"".join(data))
         if self.session.closing:
             self._close()
         elif self.session.has_more:
