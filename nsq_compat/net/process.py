@@ -113,7 +113,10 @@ def descriptors_left_by_clients() -> int:
 
 
 class ClientDescriptors:
-    """Checks before a client is accepted that a descriptor is left for it. `descriptor` must stay open."""
+    """Checks that descriptors are left for clients. `descriptor` must stay open.
+
+    The check is made before several clients are accepted, which ends as soon as one of them has a reserved descriptor.
+    """
 
     def __init__(self, descriptor: int) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -121,11 +124,15 @@ class ClientDescriptors:
         self._end = float("inf") if soft == resource.RLIM_INFINITY else soft - descriptors_left_by_clients()
 
     def check(self) -> None:
-        """Raises ``OSError`` if the client would get a descriptor that is reserved for files."""
+        """Raises ``OSError`` if the next client would get a descriptor that is reserved for files."""
         lowest = os.dup(self._descriptor)  # all descriptors below it are in use
         os.close(lowest)
         if lowest >= self._end:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def is_reserved(self, descriptor: int) -> bool:
+        """Whether this one is reserved for files."""
+        return descriptor >= self._end
 
 
 class Supervisor:

@@ -17,7 +17,7 @@ import gevent
 from nsq_compat.net.connection import RECEIVE_SIZE, Connection, Session
 from nsq_compat.net.event_loop import BusyPoll, LoopTick
 from nsq_compat.net.process import ClientDescriptors
-from nsq_compat.net.sockets import address_of, close_listener, peer_of, prepare_client
+from nsq_compat.net.sockets import address_of, close_listener, peer_of, prepare_listener
 from nsq_compat.net.tls_codec import MakeTls
 from nsq_compat.policy.log_throttle import LogThrottle
 from nsq_compat.session.http_message import HttpHandler, HttpLimits
@@ -110,12 +110,12 @@ NO_LIMITS: Final = ConnectionLimits()
 class Acceptor:
     """Accepts clients from a listening socket (TCP or unix), which it owns.
 
-    `serve` receives each client, prepared (`sockets.prepare_client`), and its socket name. `name` is the protocol in
+    `serve` receives each client, as `sockets.prepare_client` makes it, and its socket name. `name` is the protocol in
     NSQ's log lines, such as ``TCP: listening on 127.0.0.1:4150``.
     """
 
     def __init__(self, listener: socket.socket, name: str, serve: Callable[[socket.socket, object], None]) -> None:
-        listener.setblocking(False)
+        prepare_listener(listener)
         self._listener = listener
         self._name = name
         self._address = address_of(listener)
@@ -155,8 +155,8 @@ class Acceptor:
             watcher.close()
 
     def _accept_waiting(self) -> None:
+        self._descriptors.check()
         for _ in range(MAX_ACCEPTS):
-            self._descriptors.check()
             try:
                 client, name = self._listener.accept()
             except BlockingIOError:
@@ -165,8 +165,11 @@ class Acceptor:
                 if error.errno in _CLIENT_GONE:
                     continue
                 raise
-            prepare_client(client)
+            client.setblocking(False)
+            descriptor = client.fileno()
             self._serve(client, name)
+            if self._descriptors.is_reserved(descriptor):
+                return  # the next check waits
 
 
 class TcpServer(Generic[Session]):

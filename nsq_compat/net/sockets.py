@@ -101,12 +101,25 @@ def peer_of(name: object) -> tuple[str, str]:
 def prepare_client(client: socket.socket) -> None:
     """Make a connected socket non-blocking, with TCP_NODELAY and keep-alive after 15 seconds (nsqd)."""
     client.setblocking(False)
-    if client.family != socket.AF_UNIX:
-        with contextlib.suppress(OSError):  # the client may have disconnected, which the next read reports
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS)
+    with contextlib.suppress(OSError):  # the other side may have disconnected, which the next read reports
+        _set_options(client)
+
+
+def prepare_listener(listener: socket.socket) -> None:
+    """Make a listening socket non-blocking. The clients that it accepts get the options that `prepare_client` sets.
+
+    In Linux they inherit them, which saves four system calls for each client. Their sockets still block.
+    """
+    listener.setblocking(False)
+    _set_options(listener)
+
+
+def _set_options(either: socket.socket) -> None:
+    if either.family != socket.AF_UNIX:
+        either.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        either.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        either.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
+        either.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS)
 
 
 def _resolved(host: str, port: str) -> tuple[int, tuple[Any, ...], bool]:

@@ -221,6 +221,8 @@ def test_no_client_is_accepted_while_only_those_descriptors_are_left(limits):
         while opened[-1] < limit - descriptors_left_by_clients() - 1:
             descriptors.check()
             opened.append(os.open(os.devnull, os.O_RDONLY))
+            assert not descriptors.is_reserved(opened[-1])
+        assert descriptors.is_reserved(opened[-1] + 1)
         with pytest.raises(OSError, match="Too many open files"):
             descriptors.check()
         os.close(opened.pop())

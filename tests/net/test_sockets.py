@@ -21,6 +21,7 @@ from nsq_compat.net.sockets import (
     peer_of,
     port_of,
     prepare_client,
+    prepare_listener,
     split_host_port,
 )
 
@@ -132,15 +133,41 @@ def test_a_port_that_is_taken_is_refused():
         listen(address_of(listener))
 
 
-def test_an_accepted_client_does_not_wait_and_is_kept_alive():
-    with listen("127.0.0.1:0") as listener, socket.create_connection(listener.getsockname()):
-        accepted, _ = listener.accept()
-        with accepted:
-            prepare_client(accepted)
-            assert not accepted.getblocking()
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
+def has_options_of_a_client(connected: socket.socket) -> bool:
+    options = [(socket.IPPROTO_TCP, getattr(socket, name)) for name in ("TCP_NODELAY", "TCP_KEEPIDLE", "TCP_KEEPINTVL")]
+    return [connected.getsockopt(*each) for each in [*options, (socket.SOL_SOCKET, socket.SO_KEEPALIVE)]] == [
+        1,
+        15,
+        15,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", ":0"])
+def test_an_accepted_client_is_kept_alive(address):
+    with listen(address) as listener:
+        prepare_listener(listener)
+        with socket.create_connection(
+            listener.getsockname()[:2] if address[0] != ":" else ("127.0.0.1", port_of(listener))
+        ):
+            gevent.get_hub().wait(gevent.get_hub().loop.io(listener.fileno(), 1))
+            with listener.accept()[0] as accepted:
+                assert has_options_of_a_client(accepted)
+
+
+def test_a_connected_socket_does_not_wait_and_is_kept_alive():
+    with listen("127.0.0.1:0") as listener, socket.create_connection(listener.getsockname()) as connected:
+        prepare_client(connected)
+        assert not connected.getblocking()
+        assert has_options_of_a_client(connected)
+
+
+def test_a_unix_socket_has_no_such_options(tmp_path):
+    with listen(str(tmp_path / "socket")) as listener, socket.socket(socket.AF_UNIX) as connected:
+        prepare_listener(listener)
+        connected.connect(str(tmp_path / "socket"))
+        prepare_client(connected)
+        assert not connected.getblocking()
 
 
 def test_each_connect_returns_a_non_blocking_socket():
