@@ -10,9 +10,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final, Generic
 
 import gevent
+from gevent.event import Event
 
 from nsq_compat.net.connection import RECEIVE_SIZE, Connection, Session
 from nsq_compat.net.event_loop import BusyPoll, LoopTick
@@ -206,7 +208,8 @@ class TcpServer(Generic[Session]):
         self._session_waits = session_waits
         self._busy_poll = busy_poll
         self._tick = LoopTick(gevent.get_hub().loop) if tick is None else tick
-        self._connections: dict[Connection[Session], gevent.Greenlet[[], None]] = {}
+        self._connections: dict[Connection[Session], None] = {}
+        self._all_ended = Event()
 
     @property
     def sessions(self) -> list[Session]:
@@ -221,7 +224,12 @@ class TcpServer(Generic[Session]):
         self._acceptor.stop()
         for connection in list(self._connections):
             connection.abort()
-        gevent.joinall(list(self._connections.values()), timeout=timeout)
+        self._wait_for_ends(timeout)
+
+    def _wait_for_ends(self, timeout: float) -> None:
+        if self._connections:
+            self._all_ended.clear()
+            self._all_ended.wait(timeout)
 
     def abort_unless(self, may_continue: Callable[[Session], bool]) -> None:
         """End the connections that may not continue."""
@@ -260,17 +268,14 @@ class TcpServer(Generic[Session]):
             busy_poll=self._busy_poll,
             tick=self._tick,
         )
-        greenlet = self._connections[connection] = gevent.spawn(connection.run)
-        # Also if it is killed before its first step.
-        greenlet.link(lambda _: self._ended(connection, key))
+        self._connections[connection] = None
+        connection.start(partial(self._ended, connection, key))
 
     def _ended(self, connection: Connection[Session], key: str) -> None:
         self._limits.release(key)
-        self._forget(connection)
-
-    def _forget(self, connection: Connection[Session]) -> None:
         self._connections.pop(connection, None)
-        connection.free()
+        if not self._connections:
+            self._all_ended.set()
 
 
 _HTTP_BODY: Final = b'{"message":"TOO_MANY_CONNECTIONS"}'
@@ -325,7 +330,8 @@ class HttpServer(TcpServer[HttpSession]):
         for connection in list(self._connections):
             if connection.session.finish():
                 connection.close()
-        gevent.joinall(list(self._connections.values()), timeout=timeout)
-        gevent.killall(list(self._connections.values()))
+        self._wait_for_ends(timeout)
+        gevent.killall([each.reader for each in self._connections if each.reader is not None])
         for connection in list(self._connections):
-            self._forget(connection)
+            connection.free()
+        self._connections.clear()
