@@ -413,6 +413,7 @@ def test_a_reader_in_steps_finds_every_message(large_writer):
     assert found == expected
 
 
+@pytest.mark.interpreted
 def test_a_long_search_past_damage_is_made_in_steps(large_writer, monkeypatch):
     """The reader, and the fetches that need the index, take turns; each goes on where it stopped."""
     log = large_writer.open()
