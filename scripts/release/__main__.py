@@ -1,5 +1,5 @@
-"""Build what a release consists of, into dist/VERSION: the sources, wheels, a tarball that needs no Python, and the
-documentation as a site.
+"""Build what a release consists of, into dist/VERSION: the sources, wheels, a tarball that needs no Python, Debian
+packages of the same, and the documentation as a site.
 
 It is built from the files of one commit: the given one (a tag such as v1.0.0), or HEAD. The same commit gives the same
 bytes on machines with the same compiler and Pythons, and SHA256SUMS has their sums.
@@ -10,8 +10,8 @@ bytes on machines with the same compiler and Pythons, and SHA256SUMS has their s
   runs, so build it on the oldest one. Debian's Python is built with profile-guided optimization, and is faster for it.
 
 Use `make release`, which prepares the environment. `make release-check` builds everything twice, compares, and tries
-each artefact; it needs root and debootstrap. RELEASE_ROOTS keeps the systems that it makes, so that a second run is
-faster. `python -m scripts.release --check` does what CI has time for.
+each artefact; it needs root, debootstrap and lintian. RELEASE_ROOTS keeps the systems that it makes, so that a second
+run is faster. `python -m scripts.release --check` does what CI has time for.
 """
 
 import argparse
@@ -23,7 +23,16 @@ import tempfile
 from itertools import product
 from pathlib import Path
 
-from scripts.release.checks import SUITES, check_same, check_tarball, check_wheel, digests
+from scripts.release.checks import (
+    SUITES,
+    check_lintian,
+    check_packages,
+    check_same,
+    check_tarball,
+    check_wheel,
+    digests,
+)
+from scripts.release.debian import build_packages
 from scripts.release.source import ROOT, Source, build_site, build_sources, run, say
 from scripts.release.tarball import build_tarball
 from scripts.release.wheels import build_compiled_wheel, build_pure_wheel, pythons
@@ -48,6 +57,9 @@ def build(revision: str, output: Path, *, everything: bool) -> Path:
                 build_compiled_wheel(source, version, python, folder)
             say("tarball")
             build_tarball(source, folder, folder)
+            say("Debian packages")
+            [tarball] = folder.glob("*.linux-*.tar.gz")
+            build_packages(tarball, source.tree, folder, source.version, source.time)
         sums = "".join(f"{digest}  {name}\n" for name, digest in digests(folder).items())
         (folder / "SHA256SUMS").write_text(sums)
         print(sums, end="")
@@ -64,6 +76,9 @@ def check_all(revision: str, work: Path) -> None:
     roots = Path(os.environ.get("RELEASE_ROOTS", work / "roots"))
     for tarball, suite in product(folder.glob("*.linux-*.tar.gz"), SUITES):
         check_tarball(tarball, suite, roots)
+    check_lintian(folder)
+    for suite in SUITES:
+        check_packages(folder, suite, roots)
 
 
 def main() -> None:

@@ -68,6 +68,18 @@ def check_tarball(tarball: Path, suite: str, roots: Path) -> None:
         run("umount", "--recursive", root / name)
 
 
+def check_lintian(folder: Path) -> None:
+    """Debian's own check of packages, for all that contrib/debian does not give reasons for."""
+    run("lintian", "--allow-root", "--fail-on=error,warning", *folder.glob("*.deb"))
+
+
+def check_packages(folder: Path, suite: str, roots: Path) -> None:
+    """Install, upgrade and remove them in a copy of a bare Debian that has no network, with the tests of packages."""
+    say(f"Debian packages on {suite}")
+    variables = {"RELEASE_FOLDER": str(folder), "RELEASE_ROOT": str(roots / suite)}
+    run(BIN / "pytest", "-q", "tests/packaging/test_debian.py", cwd=ROOT, env=variables)
+
+
 def check_behaviours(name: str, nsqd: str, nsqlookupd: str, nsqadmin: str) -> None:
     daemons = (f"--nsqd={nsqd}", f"--nsqlookupd={nsqlookupd}", f"--nsqadmin={nsqadmin}", "--processes=2")
     table = run(BIN / "python", "-m", "nsq_conformance", *daemons, *SHORT_FORM, cwd=ROOT)

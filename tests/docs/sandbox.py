@@ -19,15 +19,15 @@ _MAKE: Final = r"""
 set -euo pipefail
 mount -t tmpfs tmpfs "$SCRATCH"
 copy_on_write() {
-    local name=$1 place
+    local place
     place=$(mktemp -d "$SCRATCH/XXXXXX")
     mkdir "$place/changes" "$place/work"
-    mount -t overlay overlay -o "lowerdir=$name,upperdir=$place/changes,workdir=$place/work" "$new/${name#/}"
+    mount -t overlay overlay -o "lowerdir=$1,upperdir=$place/changes,workdir=$place/work" "$2"
 }
 new=$SCRATCH/root
 mkdir "$new"
-copy_on_write /
-for each in $MOUNTS; do copy_on_write "$each"; done
+copy_on_write "$ROOT" "$new"
+for each in $MOUNTS; do copy_on_write "$each" "$new/${each#/}"; done
 mkdir -p "$new/$SHARED"
 mount --bind "$SHARED" "$new/$SHARED"
 mount -t proc proc "$new/proc"
@@ -46,18 +46,23 @@ def run(
     hosts: Mapping[str, str],
     addresses: Sequence[str],
     timeout: float,
+    root: Path = Path("/"),
 ) -> str:
     """Run a command in a new sandbox and return its output. It is killed after `timeout` seconds.
 
-    Files that it writes below `shared` stay. It is started in the checkout, and can import its modules.
+    Files that it writes below `shared` stay. It is started in the checkout, and can import its modules. With another
+    `root` than this machine's, it is started there, without the checkout.
     """
+    here = root == Path("/")
+    mounts = _mounts(ROOT, Path(sys.prefix), Path(sys.base_prefix)) if here else []
     (shared / "scratch").mkdir()
     ours = {
         "COMMAND": shlex.join(command),
-        "CHECKOUT": str(ROOT),
+        "ROOT": str(root),
+        "CHECKOUT": str(ROOT if here else "/"),
         "SCRATCH": str(shared / "scratch"),
         "SHARED": str(shared),
-        "MOUNTS": " ".join(shlex.quote(each) for each in _mounts(ROOT, Path(sys.prefix), Path(sys.base_prefix))),
+        "MOUNTS": " ".join(map(shlex.quote, mounts)),
         "ADDRESSES": " ".join(addresses),
         "HOSTS": "\n".join(f"{address} {name}" for name, address in hosts.items()),
     }
