@@ -82,17 +82,17 @@ class Parts:
 
     def daemon(self, name: str) -> Path:
         root = self.programs(f"nsq-compat-{name}", [name])
-        values = {"daemon": name, "variable": f"{name.upper()}_OPTIONS"}
+        # nsqd also has a target for several nodes, which stops and starts all of them.
+        units = f"{name}.service nsqd.target" if name == "nsqd" else f"{name}.service"
+        values = {"daemon": name, "units": units, "variable": f"{name.upper()}_OPTIONS"}
         write(root / "etc/nsq" / f"{name}.cfg", (self.files / f"{name}.cfg").read_text())
         write(root / "etc/default" / name, fill((self.files / "default").read_text(), values))
-        unit = (self.tree / f"contrib/systemd/{name}.service").read_text()
-        start, documentation = f"ExecStart=/usr/local/bin/{name}", "Documentation=https"
-        for each in (start, documentation):
-            if each not in unit:
-                sys.exit(f"contrib/systemd/{name}.service: there is no {each}.")
-        unit = unit.replace(start, f"ExecStart=/usr/bin/{name} --config=/etc/nsq/{name}.cfg")
-        unit = unit.replace(documentation, f"Documentation=man:{name}(1) https")
-        write(root / f"usr/lib/systemd/system/{name}.service", unit)
+        for path in (self.tree / "contrib/systemd").iterdir():
+            if path.stem.rstrip("@") == name:
+                start = f"ExecStart=/usr/bin/{name} --config=/etc/nsq/{name}.cfg"
+                unit = path.read_text().replace(f"ExecStart=/usr/local/bin/{name}", start)
+                unit = unit.replace("Documentation=", f"Documentation=man:{name}(1) ")
+                write(root / "usr/lib/systemd/system" / path.name, unit)
         for script in SCRIPTS:
             further = "".join(path.read_text() for path in self.files.glob(f"{name}.{script}"))
             text = (self.files / script).read_text().replace("@further@\n", further)

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tarfile
 from configparser import ConfigParser
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -265,11 +267,15 @@ cat >/usr/bin/systemctl <<'END'
 #!/bin/sh
 case "$*" in
 *is-enabled*) echo enabled ;;
+*preset*)
+    for unit; do :; done
+    ln -s /usr/lib/systemd/system/$unit /etc/systemd/system/multi-user.target.wants/ ;;
 *start* | *stop*) echo "$* $(dpkg-query --show --showformat='${Version}' nsq-compat-runtime)" >>$SHARED/calls ;;
 esac
 END
 chmod +x /usr/bin/systemctl
 install $SHARED/this/*.deb
+ln -s /usr/lib/systemd/system/nsqd.target /etc/systemd/system/multi-user.target.wants/
 install $SHARED/later/*.deb
 apt purge $(ours)
 sed 's/--[^ ]* //g' $SHARED/calls
@@ -299,7 +305,20 @@ def test_packages_serve_and_an_upgrade_keeps_messages_and_settings_and_a_removal
 
 @pytest.mark.privileged
 def test_daemons_are_stopped_before_the_runtime_is_replaced_and_started_afterwards(installs):
-    calls = installs(SYSTEMD).splitlines()
-    phases = [sorted(calls[first : first + 3]) for first in range(0, len(calls), 3)]
-    wanted = [("start", __version__), ("stop", __version__), ("start", NEXT), ("stop", NEXT)]
-    assert phases == [[f"{call} {name}.service {version}-1" for name in sorted(DAEMONS)] for call, version in wanted]
+    calls = [line.rpartition(" ")[::2] for line in installs(SYSTEMD).splitlines()]
+    phases = [(version, {call for call, _ in group}) for version, group in groupby(calls, itemgetter(1))]
+    started, stopped = ({f"{call} {name}.service" for name in DAEMONS} for call in ("start", "stop"))
+    stopped = stopped - {"stop nsqd.service"} | {"stop nsqd.service nsqd.target"}
+    # The administrator has enabled the target of several nodes meanwhile.
+    again = started | {"start nsqd.target"}
+    assert phases == [(f"{__version__}-1", started | stopped), (f"{NEXT}-1", again | stopped)]
+
+
+def test_the_units_of_the_packages_start_the_packages_programs(packages, tmp_path):
+    for package in packages.glob("*.deb"):
+        run("dpkg-deb", "--extract", package, tmp_path, cwd=tmp_path)
+    for path in (tmp_path / "usr/lib/systemd/system").glob("*.service"):
+        unit, [daemon] = path.read_text(), [name for name in DAEMONS if path.stem.rstrip("@") == name]
+        assert f"\nExecStart=/usr/bin/{daemon} --config=/etc/nsq/{daemon}.cfg " in unit
+        assert f"\nEnvironmentFile=-/etc/default/{daemon}\n" in unit
+        assert "/usr/local" not in unit
