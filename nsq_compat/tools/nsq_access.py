@@ -99,14 +99,15 @@ def _new(options: NewOptions) -> None:
     row: dict[str, Any] = {
         "name": options.name,
         "hash": hash_of(token.encode("ascii")),
-        "permissions": list(options.permissions),
         "topics": list(options.topics),
         "addresses": list(options.addresses),
     }
-    lines = ["[[tokens]]", *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in row.items() if value)]
+    lines = ["[[tokens]]", *(_line(key, value) for key, value in row.items() if value)]
     if options.expires_in > 0:
         expires = datetime.now(UTC) + timedelta(seconds=options.expires_in / SECOND)
         lines.append(f"expires = {expires.isoformat(timespec='seconds').replace('+00:00', 'Z')}")
+    # Last: of a file that other programs copy, a daemon may read a part, in which no token may have fewer limits.
+    lines += [_line("permissions", list(options.permissions))] if options.permissions else []
     with _locked(options.access_file):
         text = ""
         with suppress(FileNotFoundError):
@@ -118,6 +119,10 @@ def _new(options: NewOptions) -> None:
         _replace(options.access_file, text)
     print(token)
     say(f"the token {options.name} is in {options.access_file}; daemons read that at SIGHUP")
+
+
+def _line(key: str, value: object) -> str:
+    return f"{key} = {json.dumps(value, ensure_ascii=False)}"
 
 
 def _list(options: ListOptions) -> None:

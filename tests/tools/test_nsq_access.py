@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from nsq_compat.policy.access import Tokens
+from nsq_compat.policy.access import AccessError, Tokens
 from nsq_compat.tools.nsq_access import run
 
 
@@ -40,6 +40,22 @@ def test_a_token_expires_if_it_should(path, capsys):
     assert token.expires is not None
     run(["list", f"--access-file={path}"])
     assert re.search(r"^a: read, expires 20\d\d-", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_no_part_of_a_file_permits_more_than_the_file(path):
+    new(path, "a", "--permission=publish", "--topic=orders", "--expires-in=1h")
+    new(path, "b", "--permission=register", "--address=n1", "--expires-in=1h")
+    text = path.read_text()
+    limits = {each.name: (each.topics, each.addresses, each.expires) for each in Tokens(text)}
+    for end in range(len(text)):
+        try:
+            found = Tokens(text[:end])
+        except AccessError:
+            continue
+        for each in found:
+            topics, addresses, expires = limits[each.name]
+            assert (each.topics is None, each.addresses is None) == (topics is None, addresses is None)
+            assert each.expires == expires
 
 
 def test_what_is_listed_has_no_token_and_no_hash(path, capsys):
