@@ -14,7 +14,7 @@ help:
 	@echo 'make bench-record record the present costs'
 	@echo 'make faults       the tests that cause failures, at length (ROUNDS=50 SEED=7: fewer rounds, a given seed)'
 	@echo 'make fuzz         random inputs for the five parsers (INPUTS=10000000 SEED=7)'
-	@echo 'make release      build wheels, a tarball without Python, Debian packages and the site, to dist: ten minutes (python3 -m scripts.release --help)'
+	@echo 'make release      build wheels, a tarball without Python, Debian packages, an image and the site, to dist: ten minutes (python3 -m scripts.release --help)'
 	@echo 'make release-check build a release twice, compare, and try all that was built: half an hour, as root'
 	@echo 'make site         the documentation as a site, in build/site'
 	@echo 'make spark-lowest test pyspark_nsq with the lowest supported Spark; downloads 430 MB'
@@ -77,7 +77,8 @@ audit:
 
 # Of the commit that is checked out, such as that of a tag.
 release release-check:
-	bash -c '. scripts/environment; $(if $(filter release-check,$@),require debootstrap:debootstrap lintian:lintian;) \
+	bash -c '. scripts/environment; require busybox:busybox; \
+		$(if $(filter release-check,$@),require debootstrap:debootstrap lintian:lintian umoci:umoci crun:crun;) \
 		make_environment test site release'
 	$(BIN)/python -m scripts.release $(if $(filter release-check,$@),--check-all)
 

@@ -1,5 +1,5 @@
 """Build what a release consists of, into dist/VERSION: the sources, wheels, a tarball that needs no Python, Debian
-packages of the same, and the documentation as a site.
+packages and an image of the same, and the documentation as a site.
 
 It is built from the files of one commit: the given one (a tag such as v1.0.0), or HEAD. The same commit gives the same
 bytes on machines with the same compiler and Pythons, and SHA256SUMS has their sums.
@@ -8,6 +8,7 @@ bytes on machines with the same compiler and Pythons, and SHA256SUMS has their s
   with colons), on PATH, or installed by pyenv. auditwheel tags it with the oldest glibc that it runs with.
 - The tarball contains a Python: /usr/bin/python3 or RELEASE_PYTHON. Its glibc decides on how old a system the tarball
   runs, so build it on the oldest one. Debian's Python is built with profile-guided optimization, and is faster for it.
+- The image contains the tarball, and Debian's glibc and busybox as they are installed.
 
 Use `make release`, which prepares the environment. `make release-check` builds everything twice, compares, and tries
 each artefact; it needs root, debootstrap and lintian. RELEASE_ROOTS keeps the systems that it makes, so that a second
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from scripts.release.checks import (
     SUITES,
+    check_image,
     check_lintian,
     check_packages,
     check_same,
@@ -33,6 +35,7 @@ from scripts.release.checks import (
     digests,
 )
 from scripts.release.debian import build_packages
+from scripts.release.image import build_image
 from scripts.release.source import ROOT, Source, build_site, build_sources, run, say
 from scripts.release.tarball import build_tarball
 from scripts.release.wheels import build_compiled_wheel, build_pure_wheel, pythons
@@ -60,6 +63,8 @@ def build(revision: str, output: Path, *, everything: bool) -> Path:
             say("Debian packages")
             [tarball] = folder.glob("*.linux-*.tar.gz")
             build_packages(tarball, source.tree, folder, source.version, source.time)
+            say("image")
+            build_image(tarball, folder, revision)
         sums = "".join(f"{digest}  {name}\n" for name, digest in digests(folder).items())
         (folder / "SHA256SUMS").write_text(sums)
         print(sums, end="")
@@ -79,6 +84,7 @@ def check_all(revision: str, work: Path) -> None:
     check_lintian(folder)
     for suite in SUITES:
         check_packages(folder, suite, roots)
+    check_image(folder)
 
 
 def main() -> None:

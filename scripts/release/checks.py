@@ -80,6 +80,12 @@ def check_packages(folder: Path, suite: str, roots: Path) -> None:
     run(BIN / "pytest", "-q", "tests/packaging/test_debian.py", cwd=ROOT, env=variables)
 
 
+def check_image(folder: Path) -> None:
+    """Run the tests of the image with that of the release, in containers without anything else."""
+    say("image")
+    run(BIN / "pytest", "-q", "tests/packaging/test_image.py", cwd=ROOT, env={"RELEASE_FOLDER": str(folder)})
+
+
 def check_behaviours(name: str, nsqd: str, nsqlookupd: str, nsqadmin: str) -> None:
     daemons = (f"--nsqd={nsqd}", f"--nsqlookupd={nsqlookupd}", f"--nsqadmin={nsqadmin}", "--processes=2")
     table = run(BIN / "python", "-m", "nsq_conformance", *daemons, *SHORT_FORM, cwd=ROOT)

@@ -24,8 +24,8 @@ from nsq_compat.nsqadmin.options import NsqadminOptions
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.nsqlookupd.main import NsqlookupdOptions
 from nsq_compat.protocol.durations import SECOND
+from scripts.release.image import USER
 from tests.docs.sandbox import ROOT, run, search_path
-from tests.packaging.image import Image
 
 FOLDER = ROOT / "contrib" / "kubernetes"
 OPTIONS: dict[str, type] = {"nsqd": NsqdOptions, "nsqlookupd": NsqlookupdOptions, "nsqadmin": NsqadminOptions}
@@ -154,7 +154,7 @@ def test_the_command_for_mirroring_makes_a_ring_of_all_replicas(tmp_path):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_pod_has_no_privileges(name):
     pod, container = WORKLOADS[name]["spec"]["template"]["spec"], container_of(name)
-    assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == Image().only("USER")
+    assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == f"{USER}:{USER}"
     assert pod["securityContext"]["runAsNonRoot"] is container["securityContext"]["readOnlyRootFilesystem"] is True
     assert container["securityContext"]["allowPrivilegeEscalation"] is pod["automountServiceAccountToken"] is False
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
