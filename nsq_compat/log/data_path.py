@@ -39,6 +39,20 @@ class DataPathError(Exception):
     """The data path cannot be used. The text follows "failed to instantiate nsqd - "."""
 
 
+class LaterVersion(OSError):
+    """A file is of a later version of nsq_compat, and is not damaged: this version must not touch the data path.
+
+    It has no number of an error, so its text is its `reason`.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.filename = path
+
+    def __str__(self) -> str:
+        return "written by a later version of nsq_compat"
+
+
 class NotMirrored(OSError):
     """The message is in the log, but not at the standby without which nsqd accepts none."""
 

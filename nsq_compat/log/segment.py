@@ -20,12 +20,14 @@ from typing import Final, NamedTuple, Self
 
 import google_crc32c
 
+from nsq_compat.log.data_path import LaterVersion
 from nsq_compat.log.descriptors import Descriptors, File
 from nsq_compat.log.files import read_up_to, write_all
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import cut_uniform, message_id
 from nsq_compat.protocol.storage_schema import (
+    ANY_MAGIC,
     DEFERRED,
     GROUP_MAGIC,
     KINDS,
@@ -441,9 +443,12 @@ class Segment:
         self._files.ftruncate(fd, FIRST_GROUP)
 
     def read_header(self) -> None:
-        """Read the header of a segment of an earlier run. Raises ``OSError``."""
-        header = decode_segment_header(self.pread(FIRST_GROUP, 0))
+        """Read the header of a segment of an earlier run. Raises ``OSError``, ``LaterVersion`` among them."""
+        data = self.pread(FIRST_GROUP, 0)
+        header = decode_segment_header(data)
         if header is None:
+            if is_of_later_version(data):
+                raise LaterVersion(self.path)
             self.header_lost = True
             self.salt = self._find_salt()
         else:
@@ -559,6 +564,14 @@ def decode_segment_header(data: bytes) -> SegmentHeader | None:
     if magic.startswith(SEGMENT_MAGIC):
         return SegmentHeader(first_seq, int.from_bytes(magic[len(SEGMENT_MAGIC) :], "big"), is_released=False)
     return SegmentHeader(first_seq, 0, magic == RELEASED_MAGIC) if magic in _WITHOUT_SALT else None
+
+
+def is_of_later_version(data: bytes) -> bool:
+    """Whether a header that ``decode_segment_header`` does not know is intact."""
+    if len(data) < FIRST_GROUP or not data.startswith(ANY_MAGIC):
+        return False
+    magic, first_seq, _ = _HEADER.unpack_from(data)
+    return data[:FIRST_GROUP] == encode_segment_header(first_seq, magic)
 
 
 class StagedBatch:

@@ -10,7 +10,7 @@ from nsq_compat import version_text
 from nsq_compat.cli.flags import exit_checked, exit_fatal, read_options, warn_of_options
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import configure
-from nsq_compat.log.data_path import DataPathError, reason
+from nsq_compat.log.data_path import DataPathError, LaterVersion, reason
 from nsq_compat.log.metadata import MetadataError
 from nsq_compat.net.certificates import CertificateError
 from nsq_compat.net.process import (
@@ -57,17 +57,22 @@ def main() -> None:
     except MetadataError as error:
         exit_fatal(PROGRAM, f"failed to load metadata - {error}")
     except OSError as error:
-        section = "The disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Read errors"
         where = error.filename or options.data_path
-        exit_fatal(
-            PROGRAM, f"failed to load the data path - {where}: {reason(error)}; see {section} in docs/runbook.md"
-        )
+        exit_fatal(PROGRAM, f"failed to load the data path - {where}: {reason(error)}; see {_section_on(error)}")
     exempt_from_collection()
     supervisor.ready()
     gevent.wait([stop, daemon.drained], count=1)
     supervisor.stopping()
     daemon.stop()
     exempt_from_collection()
+
+
+def _section_on(error: OSError) -> str:
+    """The section of the documentation on an error that refuses a start."""
+    if isinstance(error, LaterVersion):
+        return "Go back in docs/upgrading.md"
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"{'The disk is full' if is_full else 'Read errors'} in docs/runbook.md"
 
 
 if __name__ == "__main__":

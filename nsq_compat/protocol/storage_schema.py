@@ -1,7 +1,9 @@
 """The layouts of files, declared with construct as ``schema`` declares those of the wire: a topic's log and its
 checkpoint, and the disk queues of Go's nsqd. All integers are big-endian.
 
-A change here changes files that exist. Give the magic of the file a new version, and keep reading the old one.
+A change here changes files that exist. Give the magic of the file a new version, and keep reading the old one. Leave
+the layout of SEGMENT_HEADER as it is: by its magic and checksum, earlier versions notice that the file is not theirs,
+and refuse to start.
 """
 
 from typing import Final
@@ -15,6 +17,8 @@ from nsq_compat.protocol.schema import MESSAGE_HEADER
 # A segment is a file: a segment header, then one group after the other. Zeros where a group should begin mean that the
 # rest was reserved and never written. ``log.group_reader`` describes how damage is distinguished from the end.
 
+ANY_MAGIC: Final = b"nsq"
+"""The beginning of all segments, also of later versions."""
 SEGMENT_MAGIC: Final = b"nsq\x03"
 """The last byte is the version of the log's layouts."""
 SEGMENT_MAGIC_2: Final = b"nsqlog\x00\x02"

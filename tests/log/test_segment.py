@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from nsq_compat.log import segment as segment_module
 from nsq_compat.log.damage import Damage
+from nsq_compat.log.data_path import LaterVersion, reason
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files
 from nsq_compat.log.group_reader import GroupReader, first_id_of, index_of, is_hole, salvage
@@ -16,6 +17,7 @@ from nsq_compat.log.segment import (
     HEADER_SIZE,
     INDEX_STEP,
     LOW_32,
+    UNKNOWN_SEQ,
     Group,
     Segment,
     cut_frames,
@@ -24,6 +26,7 @@ from nsq_compat.log.segment import (
     decode_trailer,
     encode_group,
     encode_segment_header,
+    is_of_later_version,
     salted,
 )
 from nsq_compat.protocol import storage_schema
@@ -120,6 +123,17 @@ def test_a_damaged_header_is_not_decoded():
         damaged[offset] ^= 4
         assert decode_segment_header(bytes(damaged)) is None
         assert decode_segment_header(wire[:offset]) is None
+        assert not is_of_later_version(bytes(damaged))
+        assert not is_of_later_version(wire[:offset])
+
+
+def test_a_file_of_a_later_version_is_refused_and_not_taken_for_a_damaged_one(disk):
+    later = encode_segment_header(7, b"nsq\x04" + bytes(4))
+    disk.put(PATH, later)
+    found = Segment(Descriptors(cast("Files", disk), reserve=0), PATH, 1, UNKNOWN_SEQ, len(later))
+    with pytest.raises(LaterVersion) as refused:
+        found.read_header()
+    assert (reason(refused.value), refused.value.filename) == ("written by a later version of nsq_compat", PATH)
 
 
 def test_space_is_reserved_in_growing_steps_and_released_on_close(disk, segment):
