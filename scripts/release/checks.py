@@ -17,7 +17,7 @@ SHORT_FORM: Final = (
     "test_nsqlookupd.py",
 )
 """Tests of the conformance kit that every artefact must pass."""
-SUITES: Final = ("bookworm", "trixie")
+SUITES: Final = ("bullseye", "bookworm", "trixie")
 """Debian's, in which the tarball must run."""
 
 # In the tarball's Python: all modules can be imported, so none needs a part of Python's library that was left out.
@@ -34,7 +34,7 @@ for module in pkgutil.walk_packages(nsq_compat.__path__, "nsq_compat."):
 
 
 def check_wheel(wheel: Path, python: str, work: Path) -> None:
-    """Install it into a bare environment, and run the short form of the conformance tests with its nsqd."""
+    """Install it into a bare environment, and run the short form of the conformance tests, and upgrades to it."""
     environment = work / f"bare-{wheel.name}"
     run(python, "-m", "venv", environment)
     install(environment / "bin/python", f"{wheel}[all]")
@@ -43,6 +43,8 @@ def check_wheel(wheel: Path, python: str, work: Path) -> None:
     if f"compiled: {compiled}" not in (said := run(programs / "nsqd", "--version")):
         sys.exit(f"{wheel.name}: nsqd --version prints {said!r}, not `compiled: {compiled}`.")
     check_behaviours(wheel.name, f"{programs}/nsqd", f"{programs}/nsqlookupd", f"{programs}/nsqadmin")
+    upgrades = (BIN / "pytest", "-q", "-n", "2", "tests/packaging/test_upgrade.py")
+    print(f"{wheel.name}: {run(*upgrades, cwd=ROOT, env={'UPGRADE_TO': f'{programs}/nsqd'}).splitlines()[-1]}")
 
 
 def check_tarball(tarball: Path, suite: str, roots: Path) -> None:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from configparser import ConfigParser
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,6 +90,14 @@ class Release:
                 pip = (sys.executable, "-m", "pip", "--python", home / "bin" / "python", "install", "--quiet")
                 run(*pip, "--constraint", CONSTRAINTS, wanted, cwd=self.folder, **offline)
         return home / "bin"
+
+    def made(self, name: str, make: Callable[[Path], None]) -> Path:
+        """A folder with this name, which the first process that needs it makes."""
+        folder = self.folder / name
+        with self._once(folder) as missing:
+            if missing:
+                make(folder)
+        return folder
 
     def _built(self) -> Path:
         tree = self.folder / "tree"
