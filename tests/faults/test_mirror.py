@@ -641,6 +641,10 @@ def test_what_no_primary_says_is_refused_and_costs_nobody_else_anything(machines
         [(b"hello", hello), (b"changes", outside)],
         [(b"hello", hello), (b"sums ../../../nsqd.dat", b"{}")],
         [(b"hello", hello), (b"sums nsq_compat/t.topic/log.1", b"{}")],
+        [(b"hello", hello), (b"adopt", b"nonsense")],
+        [(b"hello", hello), (b"adopt", b"[" * 50_000)],
+        [(b"hello", hello), (b"adopt", b'[["t", "1"]]')],
+        [(b"hello", hello), (b"adopt", b'[["../../t", 1]]')],
         [(b"hello", hello), (b"dance", b"{}")],
         [(b"\xff\xfe", b"{}")],
     ):
