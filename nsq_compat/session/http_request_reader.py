@@ -205,12 +205,16 @@ class RequestReader:
                 # nsqd: HTTP/1.1 only; a request to upgrade, which Java's client makes by default, is ignored.
                 # The parser takes every upgrade for the end of HTTP, even before a body, so a new one continues.
                 data = data[upgrade.args[0] :]
+                keeps_alive = self._parser.should_keep_alive()
                 self._parser = HttpRequestParser(self)
+                if self.finished:
+                    return
                 if self._upgrade_ignored:
                     self._upgrade_ignored = False
                     self._resuming = True
                     names = (b"content-length", b"transfer-encoding")
                     framing = [name + b": " + self._headers[name] for name in names if name in self._headers]
+                    framing += [] if keeps_alive else [b"connection: close"]
                     self._parser.feed_data(b"POST / HTTP/1.1\r\n" + b"\r\n".join(framing) + b"\r\n\r\n")
 
     def _refuse(self, refusal: Response) -> None:

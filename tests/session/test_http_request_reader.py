@@ -161,6 +161,24 @@ def test_a_body_behind_an_upgrade_that_is_ignored_is_read():
     assert second.path == "/u"
 
 
+@pytest.mark.parametrize("body", [b"", b"Content-Length: 3\r\n\r\nabc"])
+@pytest.mark.parametrize(
+    ("version", "connection", "keeps_alive"),
+    [
+        (b"1.1", b"upgrade", True),
+        (b"1.1", b"Upgrade, close", False),
+        (b"1.0", b"upgrade", False),
+        (b"1.0", b"upgrade, keep-alive", True),
+    ],
+)
+def test_an_upgrade_that_is_ignored_does_not_keep_a_connection_that_is_to_close(version, connection, keeps_alive, body):
+    head = b"POST /up HTTP/%b\r\nHost: x\r\nUpgrade: h2c\r\nConnection: %b\r\n" % (version, connection)
+    items = read_all([head + (body or b"\r\n") + REQUESTS[0]])
+    assert [isinstance(item, Request) and item.keep_alive for item in items] == (
+        [True, True] if keeps_alive else [False]
+    )
+
+
 def test_a_request_is_split_into_its_parts():
     (request,) = read_all([REQUESTS[6]])
     assert isinstance(request, Request)
