@@ -167,15 +167,16 @@ def encode_response(
     `bodiless` is for HEAD: the response has the length of the body but no body.
     """
     length = -1 if response.stream is not None else len(response.body) + sum(map(len, response.rest))
-    head = _encode_head(response.status, response.reason, response.headers, length, version, keep_alive)
+    # A redirect repeats the query of its request, 64 KiB at most, of which the cache would keep hundreds.
+    encode = _head if 300 <= response.status < 400 else _encode_head
+    head = encode(response.status, response.reason, response.headers, length, version, keep_alive)
     return b"%b%b\r\n\r\n%b" % (head, date, b"" if bodiless else response.body)
 
 
-@lru_cache(maxsize=512)
-def _encode_head(
+def _head(
     status: int, reason: str, headers: tuple[tuple[str, str], ...], length: int, version: str, keep_alive: bool
 ) -> bytes:
-    """The head up to the date's value. Cached, because almost all responses have one of a few heads.
+    """The head up to the date's value.
 
     A body of unknown length (-1) has chunks, and in HTTP/1.0 it ends with the connection.
     """
@@ -192,6 +193,9 @@ def _encode_head(
         raise ValueError("a header must not contain a line break")
     return "\r\n".join(lines).encode("latin-1")
 
+
+_encode_head = lru_cache(maxsize=512)(_head)
+"""Almost all responses have one of a few heads."""
 
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.session.http_message import Request, Response
+from nsq_compat.session import http_message
+from nsq_compat.session.http_message import Request, Response, encode_response
 from nsq_compat.web.application import (
     IGNORED_BODY_LIMIT,
     OPEN,
@@ -16,6 +17,7 @@ from nsq_compat.web.application import (
     Application,
     Route,
     TlsRequired,
+    moved,
     parse_boolean,
     parse_query,
     required,
@@ -202,6 +204,14 @@ def test_a_malformed_query_is_an_invalid_request(query):
     with pytest.raises(ApiError, match="INVALID_REQUEST") as refusal:
         parse_query(query)
     assert refusal.value.status == 400
+
+
+def test_redirects_are_not_kept_in_memory():
+    http_message._encode_head.cache_clear()
+    for number in range(10):
+        response = moved("POST", "/pub", b"%d" % number + b"q" * 60_000)
+        assert b"Location: /pub?%d" % number in encode_response(response, b"", version="1.1", keep_alive=True)
+    assert http_message._encode_head.cache_info().currsize == 0
 
 
 def test_a_long_query_is_parsed_once_for_all_that_read_it():
