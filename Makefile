@@ -1,7 +1,7 @@
 # `make check` runs all static checks; CI runs the same.
 BIN ?= .venv/bin
 
-.PHONY: audit help check format test conformance coverage bench bench-check bench-record faults fuzz release release-check site spark-crash spark-delta spark-lowest
+.PHONY: audit help check format test conformance coverage bench bench-check bench-record faults fuzz manifests release release-check site spark-crash spark-delta spark-lowest
 
 help:
 	@echo 'make check        formatting, lint, types, import contracts, dead code, spelling, templates: seconds'
@@ -14,6 +14,7 @@ help:
 	@echo 'make bench-record record the present costs'
 	@echo 'make faults       the tests that cause failures, at length (ROUNDS=50 SEED=7: fewer rounds, a given seed)'
 	@echo 'make fuzz         random inputs for the five parsers (INPUTS=10000000 SEED=7)'
+	@echo 'make manifests    render contrib/kubernetes from the Helm chart'
 	@echo 'make release      build wheels, a tarball without Python, Debian packages, an image and the site, to dist: ten minutes (python3 -m scripts.release --help)'
 	@echo 'make release-check build a release twice, compare, and try all that was built: half an hour, as root'
 	@echo 'make site         the documentation as a site, in build/site'
@@ -81,6 +82,15 @@ release release-check:
 		$(if $(filter release-check,$@),require debootstrap:debootstrap lintian:lintian umoci:umoci crun:crun;) \
 		make_environment test site release'
 	$(BIN)/python -m scripts.release $(if $(filter release-check,$@),--check-all)
+
+# scripts/test installs helm. The names are those of earlier manifests, without a prefix.
+MANIFESTS ?= contrib/kubernetes
+RENDER = $(BIN)/helm template nsq contrib/helm/nsq --set namePrefix= --set serviceMonitor.enabled
+
+manifests:
+	mkdir -p '$(MANIFESTS)/base' '$(MANIFESTS)/prometheus-operator'
+	$(RENDER)=false >'$(MANIFESTS)/base/nsq.yaml'
+	$(RENDER)=true --show-only templates/servicemonitor.yaml >'$(MANIFESTS)/prometheus-operator/servicemonitor.yaml'
 
 site:
 	bash -c '. scripts/environment; make_environment site'

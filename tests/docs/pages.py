@@ -167,6 +167,10 @@ NOT_RUN: Final[Mapping[tuple[str, str], str]] = {
     ("contrib/README.md", "docker load --input nsq_compat-0.1.0.linux-amd64.oci.tar"): (
         "no Docker; tests/packaging/test_image.py runs the image with crun"
     ),
+    (
+        "contrib/README.md",
+        "helm install nsq contrib/helm/nsq --namespace queue --set image.repository=registry.example.com/nsq_compat",
+    ): ("no cluster; tests/packaging/test_kubernetes.py renders the chart"),
     ("contrib/README.md", "kubectl apply --namespace queue --kustomize contrib/kubernetes/base"): (
         "no cluster; tests/packaging/test_kubernetes.py validates them"
     ),

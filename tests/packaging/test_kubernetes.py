@@ -1,15 +1,21 @@
-"""The manifests in contrib/kubernetes: valid for Kubernetes, consistent with our programs, and with working commands.
+"""The Helm chart and the manifests in contrib: valid for Kubernetes, consistent with our programs, and with working
+commands.
 
-There is no cluster. The API's schemas validate the manifests, and the pods' commands run in a sandbox that resolves the
-pods' names (`tests.docs.sandbox`).
+There is no cluster. Helm renders the chart, the API's schemas validate the result, and the pods' commands run in a
+sandbox that resolves the pods' names (`tests.docs.sandbox`).
 """
 
+import dataclasses
+import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +30,12 @@ from nsq_compat.nsqadmin.options import NsqadminOptions
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.nsqlookupd.main import NsqlookupdOptions
 from nsq_compat.protocol.durations import SECOND
+from nsq_conformance.certificates import Certificates
 from scripts.release.image import USER
 from tests.docs.sandbox import ROOT, run, search_path
 
-FOLDER = ROOT / "contrib" / "kubernetes"
+CONTRIB = ROOT / "contrib"
+BIN = Path(sys.prefix, "bin")
 OPTIONS: dict[str, type] = {"nsqd": NsqdOptions, "nsqlookupd": NsqlookupdOptions, "nsqadmin": NsqadminOptions}
 VERSIONS = ("1.32", "1.37")
 NAMESPACE = "queue"
@@ -35,19 +43,48 @@ STOP_SECONDS = 10
 
 Document = dict[str, Any]
 
+PLAIN: Document = {"namePrefix": ""}
+MONITORED: Document = {**PLAIN, "serviceMonitor": {"enabled": True}}
+CASES: dict[str, Document] = {
+    "default": {},
+    "plain": PLAIN,
+    "monitored": MONITORED,
+    "pairs": {"nsqd": {"replicas": 4, "mirror": {"enabled": True, "lost": "refuse", "takeoverAfter": "manual"}}},
+    "secure": {
+        "nsqd": {"replicas": 2, "mirror": {"enabled": True}, "tls": {"secretName": "nsqd-tls"}},
+        "access": {"secretName": "nsq-access"},
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "tokenKey": "metrics.token"},
+    },
+    "ephemeral": {"nsqd": {"replicas": 1, "persistence": {"enabled": False}}, "nsqadmin": {"enabled": False}},
+    "everything": {
+        "image": {"repository": "example.org/nsq", "tag": "next"},
+        "imagePullSecrets": [{"name": "registry"}],
+        "nsqd": {
+            "config": "[[policies]]\nmax_attempts = 5\n",
+            "extraArgs": ["--max-msg-size=100000"],
+            "persistence": {"storageClassName": "fast"},
+            "nodeSelector": {"disk": "fast"},
+            "tolerations": [{"key": "queue", "operator": "Exists"}],
+            "affinity": {"nodeAffinity": {}},
+            "podAnnotations": {"example.org/team": "queue"},
+        },
+        "nsqlookupd": {"replicas": 3, "extraArgs": ["--log-level=debug"], "podAnnotations": {"a": "b"}},
+        "nsqadmin": {"extraArgs": ["--page-timeout=5s"], "podAnnotations": {"a": "b"}},
+    },
+}
 
-def rendered(folder: Path) -> Iterator[Document]:
-    """The output of `kubectl kustomize` for a folder, for the features that we use."""
-    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    images = {each["name"]: f"{each['newName']}:{each['newTag']}" for each in kustomization.get("images", ())}
-    assert set(kustomization) <= {"apiVersion", "kind", "resources", "images"}
-    for name in kustomization["resources"]:
-        path = folder / name
-        found = rendered(path) if path.is_dir() else yaml.safe_load_all(path.read_text())
-        for document in found:
-            for container in containers(document):
-                container["image"] = images.get(container["image"], container["image"])
-            yield document
+
+def helm(*arguments: str, values: Document) -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / "helm"), *arguments, str(CONTRIB / "helm/nsq"), "--namespace", NAMESPACE, "--values", "-"]
+    return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, timeout=50)
+
+
+@cache
+def documents(case: str) -> list[Document]:
+    """What the chart results in, as a release that is called nsq."""
+    done = helm("template", "nsq", values=CASES[case])
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
 def containers(document: Document) -> list[Document]:
@@ -57,153 +94,279 @@ def containers(document: Document) -> list[Document]:
     return found
 
 
-DOCUMENTS = list(rendered(FOLDER / "prometheus-operator"))
-WORKLOADS = {each["metadata"]["name"]: each for each in DOCUMENTS if containers(each)}
+def prefix(case: str) -> str:
+    return str(CASES[case].get("namePrefix", "nsq-"))
 
 
-def of_kind(kind: str) -> list[Document]:
-    return [each for each in DOCUMENTS if each["kind"] == kind]
+def workloads(case: str) -> dict[str, Document]:
+    """By the name of the daemon."""
+    found = [each for each in documents(case) if containers(each)]
+    return {each["metadata"]["name"].removeprefix(prefix(case)): each for each in found}
 
 
-def container_of(name: str) -> Document:
-    [container] = containers(WORKLOADS[name])
+def of_kind(kind: str, case: str) -> list[Document]:
+    return [each for each in documents(case) if each["kind"] == kind]
+
+
+def container_of(name: str, case: str) -> Document:
+    [container] = containers(workloads(case)[name])
     return container
 
 
-def labels_of(name: str) -> Document:
-    labels: Document = WORKLOADS[name]["spec"]["template"]["metadata"]["labels"]
+def pod_of(name: str, case: str) -> Document:
+    pod: Document = workloads(case)[name]["spec"]["template"]["spec"]
+    return pod
+
+
+def labels_of(name: str, case: str) -> Document:
+    labels: Document = workloads(case)[name]["spec"]["template"]["metadata"]["labels"]
     return labels
 
 
-def substituted(name: str) -> list[str]:
-    """The command of a pod's first container; `$(NAME)` is replaced by values of its `env`."""
-    container = container_of(name)
-    values = {"metadata.name": f"{name}-0", "metadata.namespace": NAMESPACE}
-    variables = {each["name"]: values[each["valueFrom"]["fieldRef"]["fieldPath"]] for each in container.get("env", ())}
-    text = "\n".join(container["command"] + container["args"])
+PRINT = '#!/bin/sh\nprintf "%s\\n" "${0##*/}" "$@"\n'
+
+
+def command_of(name: str, case: str, number: int = 0) -> list[str]:
+    """The words with which a pod starts its daemon, after shells. `$(NAME)` is replaced by values of its `env`."""
+    container = container_of(name, case)
+    values = {"metadata.name": f"{prefix(case)}{name}-{number}", "metadata.namespace": NAMESPACE}
+    variables = {each["name"]: values[each["valueFrom"]["fieldRef"]["fieldPath"]] for each in container["env"]}
+    words = container["command"] + container["args"]
     for variable, value in variables.items():
-        text = text.replace(f"$({variable})", value)
-    assert "$(" not in text
-    return text.split("\n")
+        words = [word.replace(f"$({variable})", value) for word in words]
+    with tempfile.TemporaryDirectory() as folder:
+        for program in OPTIONS:
+            Path(folder, program).write_text(PRINT)
+            Path(folder, program).chmod(0o755)
+        path = {"PATH": f"{folder}:/usr/bin:/bin"}
+        done = subprocess.run(words, env=variables | path, capture_output=True, text=True, check=True, timeout=50)
+    return done.stdout.splitlines()
+
+
+def options_of(name: str, case: str, number: int = 0) -> Any:
+    program, *words = command_of(name, case, number)
+    assert program == name
+    given = dict(parse(table_of(OPTIONS[name]), words).given)
+    fields = {each.name for each in dataclasses.fields(OPTIONS[name])}
+    # The others name the files of secrets, which are not here.
+    assert all(each.endswith("_file") for each in set(given) - fields)
+    return OPTIONS[name](**{field: value for field, value in given.items() if field in fields})
+
+
+WORKLOADS = [(case, name) for case in CASES for name in OPTIONS if case != "ephemeral" or name != "nsqadmin"]
+
+# --- Every combination of values --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_chart_has_no_mistakes(case):
+    done = helm("lint", "--strict", "--quiet", values=CASES[case])
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_manifests_are_valid(version):
-    assert {each["kind"] for each in DOCUMENTS} == {
-        "Deployment", "PodDisruptionBudget", "Service", "ServiceMonitor", "StatefulSet",
-    }  # fmt: skip
-    for document in DOCUMENTS:
+@pytest.mark.parametrize("case", CASES)
+def test_manifests_are_valid(case, version):
+    for document in documents(case):
         if document["kind"] != "ServiceMonitor":  # a resource of the Prometheus operator
             kubernetes_validate.validate(document, version, strict=True)
+    names = [(each["kind"], each["metadata"]["name"]) for each in documents(case)]
+    assert len(set(names)) == len(names)
 
 
 def test_a_misspelled_field_is_detected():
-    document = yaml.safe_load(yaml.safe_dump(WORKLOADS["nsqd"]))
+    document = yaml.safe_load(yaml.safe_dump(workloads("plain")["nsqd"]))
     document["spec"]["template"]["spec"]["terminationGracePeriod"] = 330
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
 
 
-def test_kubectl_renders_the_same_if_it_is_installed():
-    theirs = DOCUMENTS
-    if kubectl := shutil.which("kubectl"):
-        command = [kubectl, "kustomize", str(FOLDER / "prometheus-operator")]
-        theirs = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, check=True, timeout=50).stdout))
-    by_name = {(each["kind"], each["metadata"]["name"]): each for each in theirs}
-    assert by_name == {(each["kind"], each["metadata"]["name"]): each for each in DOCUMENTS}
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"nsqd": {"mirror": {"enabled": True}}}, "nsqd.replicas must be even"),
+        ({"nsqd": {"mirror": {"lost": "ignore"}}}, "/nsqd/mirror/lost"),
+        ({"nsqd": {"replica": 3}}, "replica"),
+    ],
+)
+def test_wrong_values_are_refused(values: Document, error: str):
+    done = helm("template", "nsq", values=values)
+    assert done.returncode != 0
+    assert error in done.stderr
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_pods_flags_and_ports_are_those_of_its_daemon(name):
-    program, *words = substituted(name)
-    assert program == name
-    options = OPTIONS[name](**dict(parse(table_of(OPTIONS[name]), words).given))
-    ports = {each["name"]: each["containerPort"] for each in container_of(name)["ports"]}
+@pytest.mark.parametrize(("case", "name"), WORKLOADS)
+def test_a_pods_flags_and_ports_are_those_of_its_daemon(case, name):
+    options = options_of(name, case)
+    ports = {each["name"]: each["containerPort"] for each in container_of(name, case)["ports"]}
     addresses = {"tcp": getattr(options, "tcp_address", ""), "http": options.http_address}
+    if getattr(options, "tls_cert", ""):
+        addresses["https"] = options.https_address
     assert ports == {kind: int(address.rpartition(":")[2]) for kind, address in addresses.items() if address}
-    for service in of_kind("Service"):
-        if service["spec"]["selector"].items() <= labels_of(name).items():
+    for service in of_kind("Service", case):
+        if service["spec"]["selector"].items() <= labels_of(name, case).items():
             assert {each["name"]: each["port"] for each in service["spec"]["ports"]} == ports
             assert all(each["targetPort"] == each["name"] for each in service["spec"]["ports"])
 
 
-def test_the_command_for_mirroring_makes_a_ring_of_all_replicas(tmp_path):
-    text = (FOLDER / "base" / "nsqd.yaml").read_text()
-    (commented,) = re.findall(r"(^ {10}# command:\n(?:^ {10}#   .*\n)+)", text, re.MULTILINE)
-    written = re.sub(r"^ {10}# ", " " * 10, commented, flags=re.MULTILINE)
-    stateful_set = next(
-        each
-        for each in yaml.safe_load_all(text.replace("          command: [nsqd]\n", written))
-        if each["kind"] == "StatefulSet"
-    )
-    kubernetes_validate.validate(stateful_set, VERSIONS[-1], strict=True)
-    assert stateful_set["spec"]["replicas"] == 3
-    command = stateful_set["spec"]["template"]["spec"]["containers"][0]["command"]
-    (tmp_path / "nsqd").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    (tmp_path / "nsqd").chmod(0o755)
-    for number in range(3):
-        environment = {"HOSTNAME": f"nsqd-{number}", "PATH": f"{tmp_path}:/usr/bin:/bin"}
-        given = subprocess.run(
-            [*command, "--data-path=/data"], env=environment, capture_output=True, text=True, check=True, timeout=50
-        ).stdout.splitlines()
-        options = NsqdOptions(**dict(parse(table_of(NsqdOptions), given).given))
-        assert (options.data_path, options.id, options.mirror_accept) == ("/data", number, True)
-        assert options.mirror_to == f"nsqd-{(number + 1) % 3}.nsqd:4150"
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_pod_has_no_privileges(name):
-    pod, container = WORKLOADS[name]["spec"]["template"]["spec"], container_of(name)
-    assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == f"{USER}:{USER}"
+@pytest.mark.parametrize(("case", "name"), WORKLOADS)
+def test_a_pod_has_no_privileges(case, name):
+    pod, container = pod_of(name, case), container_of(name, case)
+    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsGroup"]) == (USER, USER)
     assert pod["securityContext"]["runAsNonRoot"] is container["securityContext"]["readOnlyRootFilesystem"] is True
     assert container["securityContext"]["allowPrivilegeEscalation"] is pod["automountServiceAccountToken"] is False
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert container["image"].endswith(f"/nsq_compat:{__version__}")
+    image = CASES[case].get("image", {"repository": "registry.example.com/nsq_compat", "tag": __version__})
+    assert container["image"] == f"{image['repository']}:{image['tag']}"
 
 
-def test_nsqd_keeps_its_data_in_a_volume_and_has_time_to_drain():
-    stateful, container = WORKLOADS["nsqd"]["spec"], container_of("nsqd")
-    pod = stateful["template"]["spec"]
-    options = NsqdOptions(**dict(parse(table_of(NsqdOptions), substituted("nsqd")[1:]).given))
-    [claim], [mount] = stateful["volumeClaimTemplates"], container["volumeMounts"]
-    assert claim["metadata"]["name"] == mount["name"]
-    assert mount["mountPath"] == options.data_path
+@pytest.mark.parametrize(("case", "name"), WORKLOADS)
+def test_files_that_flags_name_are_in_volumes_that_exist(case, name):
+    mounts = {each["mountPath"]: each["name"] for each in container_of(name, case).get("volumeMounts", [])}
+    claims = [each["metadata"]["name"] for each in workloads(case)[name]["spec"].get("volumeClaimTemplates", [])]
+    volumes = [each["name"] for each in pod_of(name, case).get("volumes", [])]
+    assert sorted(mounts.values()) == sorted(claims + volumes)
+    paths = [word.partition("=")[2] for word in command_of(name, case) if "=/" in word]
+    for path in paths:
+        assert path == "/data" or os.path.dirname(path) in mounts, path
+    assert {os.path.dirname(path) for path in paths if path != "/data"} | {"/data"} >= set(mounts)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nsqd_keeps_its_data_in_a_volume_and_has_time_to_drain(case):
+    container, pod = container_of("nsqd", case), pod_of("nsqd", case)
+    options = options_of("nsqd", case)
+    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    claims = workloads(case)["nsqd"]["spec"].get("volumeClaimTemplates", [])
+    if case == "ephemeral":
+        assert {"name": "data", "emptyDir": {}} in pod["volumes"]
+    else:
+        assert [each["metadata"]["name"] for each in claims] == [mounts[options.data_path]]
     assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
     assert options.sigterm == "drain"
-    assert pod["terminationGracePeriodSeconds"] >= options.drain_timeout / SECOND + STOP_SECONDS
+    before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] >= before + options.drain_timeout / SECOND + STOP_SECONDS
 
 
-def test_references_between_manifests_exist():
-    for each in of_kind("StatefulSet"):
-        [service] = [one for one in of_kind("Service") if one["metadata"]["name"] == each["spec"]["serviceName"]]
+@pytest.mark.parametrize("case", CASES)
+def test_references_between_manifests_exist(case):
+    for each in of_kind("StatefulSet", case):
+        [service] = [one for one in of_kind("Service", case) if one["metadata"]["name"] == each["spec"]["serviceName"]]
         assert service["spec"]["clusterIP"] == "None"
         assert service["spec"]["publishNotReadyAddresses"] is True
-    for each in WORKLOADS.values():
+    for each in workloads(case).values():
         assert each["spec"]["selector"]["matchLabels"].items() <= each["spec"]["template"]["metadata"]["labels"].items()
     budgets = {
-        each["metadata"]["name"]: each["spec"]["selector"]["matchLabels"] for each in of_kind("PodDisruptionBudget")
+        each["metadata"]["name"].removeprefix(prefix(case)): each["spec"]["selector"]["matchLabels"]
+        for each in of_kind("PodDisruptionBudget", case)
     }
-    assert set(budgets) == {each["metadata"]["name"] for each in of_kind("StatefulSet")}
-    assert all(labels.items() <= labels_of(name).items() for name, labels in budgets.items())
-    directories = [f"nsqlookupd-{number}.nsqlookupd" for number in range(WORKLOADS["nsqlookupd"]["spec"]["replicas"])]
-    for name in ("nsqd", "nsqadmin"):
-        named = [
-            word.partition("=")[2].partition(":")[0] for word in substituted(name) if word.startswith("--lookupd-")
-        ]
-        assert named == directories
+    assert set(budgets) == {"nsqd", "nsqlookupd"}
+    assert all(labels.items() <= labels_of(name, case).items() for name, labels in budgets.items())
+    lookupd = f"{prefix(case)}nsqlookupd"
+    wanted = [f"{lookupd}-{number}.{lookupd}" for number in range(workloads(case)["nsqlookupd"]["spec"]["replicas"])]
+    for name in set(workloads(case)) - {"nsqlookupd"}:
+        flags = [word for word in command_of(name, case) if word.startswith("--lookupd-")]
+        assert [word.partition("=")[2].partition(":")[0] for word in flags] == wanted
 
 
-def test_the_operator_scrapes_every_daemon_once():
-    [monitor] = of_kind("ServiceMonitor")
+@pytest.mark.parametrize("case", ["monitored", "secure"])
+def test_the_operator_scrapes_every_daemon_once(case):
+    [monitor] = of_kind("ServiceMonitor", case)
     [wanted], [endpoint] = monitor["spec"]["selector"]["matchExpressions"], monitor["spec"]["endpoints"]
-    scraped = [each for each in of_kind("Service") if each["metadata"]["labels"][wanted["key"]] in wanted["values"]]
-    assert sorted(each["metadata"]["name"] for each in scraped) == sorted(OPTIONS)
-    assert all(endpoint["port"] in {port["name"] for port in each["spec"]["ports"]} for each in scraped)
+    scraped = [
+        each for each in of_kind("Service", case) if each["metadata"]["labels"][wanted["key"]] in wanted["values"]
+    ]
+    assert sorted(each["metadata"]["name"] for each in scraped) == sorted(f"{prefix(case)}{name}" for name in OPTIONS)
+    for each in scraped:
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= each["metadata"]["labels"].items()
+        assert endpoint["port"] in {port["name"] for port in each["spec"]["ports"]}
     assert (endpoint["path"], monitor["spec"]["jobLabel"]) == ("/metrics", wanted["key"])
 
 
+# --- Single values ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["pairs", "secure"])
+def test_mirrors_are_pairs_with_ids_that_differ(case):
+    nsqd = f"{prefix(case)}nsqd"
+    replicas = workloads(case)["nsqd"]["spec"]["replicas"]
+    found = [options_of("nsqd", case, number) for number in range(replicas)]
+    assert [options.id for options in found] == list(range(replicas))
+    assert all(options.mirror_accept for options in found)
+    others = [number + 1 - number % 2 * 2 for number in range(replicas)]
+    assert [options.mirror_to for options in found] == [f"{nsqd}-{each}.{nsqd}.{NAMESPACE}.svc:4150" for each in others]
+    [spread] = pod_of("nsqd", case)["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "DoNotSchedule")
+
+
+def test_the_settings_of_mirrors_tls_and_access_reach_the_daemons():
+    pairs, secure = options_of("nsqd", "pairs"), options_of("nsqd", "secure")
+    assert (pairs.mirror_lost, pairs.mirror_takeover_after) == ("refuse", "manual")
+    assert (pairs.mirror_tls, pairs.access_file, pairs.tls_cert) == (False, "", "")
+    assert secure.mirror_tls
+    words = command_of("nsqd", "secure")
+    assert {"--tls-required=tcp-https", "--mirror-auth-secret-file=/etc/nsq/access/mirror.token"} <= set(words)
+    for name in OPTIONS:
+        assert options_of(name, "secure").access_file == "/etc/nsq/access/access.toml"
+    secrets = {each["secret"]["secretName"] for each in pod_of("nsqd", "secure")["volumes"]}
+    assert secrets == {"nsqd-tls", "nsq-access"}
+    [endpoint] = of_kind("ServiceMonitor", "secure")[0]["spec"]["endpoints"]
+    assert endpoint["authorization"] == {"credentials": {"name": "nsq-access", "key": "metrics.token"}}
+
+
+def test_the_config_file_is_mounted_and_a_change_restarts_the_pods():
+    [file] = of_kind("ConfigMap", "everything")
+    assert file["data"] == {"nsqd.cfg": CASES["everything"]["nsqd"]["config"]}
+    [volume] = [each for each in pod_of("nsqd", "everything")["volumes"] if each["name"] == "config"]
+    assert volume["configMap"]["name"] == file["metadata"]["name"]
+    annotations = workloads("everything")["nsqd"]["spec"]["template"]["metadata"]["annotations"]
+    assert set(annotations) == {"checksum/config", "example.org/team"}
+
+
+@pytest.mark.parametrize(("case", "name"), [each for each in WORKLOADS if each[0] in ("pairs", "secure", "everything")])
+def test_daemons_start_with_the_files_of_the_volumes(case, name, tmp_path):
+    for folder in ("data", "access", "tls", "config"):
+        (tmp_path / folder).mkdir()
+    made = Certificates(tmp_path)
+    for file, name_there in ((made.certificate, "tls.crt"), (made.key, "tls.key"), (made.root_ca, "ca.crt")):
+        shutil.copy(file, tmp_path / "tls" / name_there)
+    (tmp_path / "config/nsqd.cfg").write_text(CASES["everything"]["nsqd"]["config"])
+    for token in ("nodes", "nsqadmin", "mirror"):
+        new = ("new", f"--access-file={tmp_path}/access/access.toml", f"--name={token}", "--permission=admin")
+        text = subprocess.run([BIN / "nsq_access", *new], capture_output=True, check=True, timeout=50).stdout
+        (tmp_path / f"access/{token}.token").write_bytes(text)
+    program, *words = command_of(name, case)
+    words = [word.replace("=/etc/nsq/", f"={tmp_path}/").replace("=/data", f"={tmp_path}/data") for word in words]
+    # nsqadmin resolves names at its start.
+    words = [re.sub(r"^(--lookupd-http-address)=.*:", r"\1=127.0.0.1:", word) for word in words]
+    done = subprocess.run([BIN / program, "--check-config", *words], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+
+
+# --- The manifests ----------------------------------------------------------------------------------------------------
+
+
+def test_the_manifests_are_what_the_chart_results_in(tmp_path):
+    subprocess.run(["make", "--silent", "manifests", f"MANIFESTS={tmp_path}"], cwd=ROOT, check=True, timeout=50)
+    written = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.yaml")}
+    assert len(written) == 2
+    for path, text in written.items():
+        assert (CONTRIB / "kubernetes" / path).read_text() == text, "run `make manifests`"
+
+
+@pytest.mark.parametrize(("folder", "case"), [("base", "plain"), ("prometheus-operator", "monitored")])
+def test_kubectl_renders_the_manifests_with_the_image_of_the_kustomization(folder, case):
+    command = [str(BIN / "kubectl"), "kustomize", str(CONTRIB / "kubernetes" / folder)]
+    said = subprocess.run(command, capture_output=True, check=True, timeout=50).stdout
+    by_name = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(said)}
+    assert by_name == {(each["kind"], each["metadata"]["name"]): each for each in documents(case)}
+
+
+# --- Commands ---------------------------------------------------------------------------------------------------------
+
+
 def probes(name: str) -> Iterator[str]:
-    container = container_of(name)
+    container = container_of(name, "plain")
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         if asks := container.get(probe, {}).get("httpGet"):
@@ -225,7 +388,6 @@ printf 'one\ntwo' | curl --silent --fail --data-binary @- "$nsqd_http/mpub?topic
 lookupd_http=nsqlookupd-0.nsqlookupd:4161
 until curl --silent --fail --output /dev/null "http://$lookupd_http/lookup?topic=orders"; do sleep 0.1; done
 nsq_tail --topic=orders --channel=archive --n=1 --lookupd-http-address=$lookupd_http 2>/dev/null
-{before_stop}
 kill -TERM $nsqd
 # One message is left, so nsqd still runs under its name.
 nsq_tail --topic=orders --channel=archive --n=1 --nsqd-tcp-address=nsqd-0.nsqd.queue.svc:4150 2>/dev/null
@@ -241,11 +403,11 @@ echo gone
 @pytest.mark.timeout(900)
 def test_the_pods_commands_serve_answer_probes_and_drain_before_they_stop(tmp_path):
     starts = [
-        f"{shlex.join(substituted(name))} 2>{name}.log &\n{name}=$!" for name in ("nsqlookupd", "nsqd", "nsqadmin")
+        f"{shlex.join(command_of(name, 'plain'))} 2>{name}.log &\n{name}=$!"
+        for name in ("nsqlookupd", "nsqd", "nsqadmin")
     ]
-    hook = container_of("nsqd")["lifecycle"]["preStop"]["exec"]["command"]
     asked = [url for name in OPTIONS for url in probes(name)]
-    script = USE.format(start="\n".join(starts), probes=" ".join(asked), before_stop=shlex.join(hook))
+    script = USE.format(start="\n".join(starts), probes=" ".join(asked))
     (tmp_path / "script").write_text(f"cd {tmp_path}; export PATH={search_path(Path(sys.executable).parent)}\n{script}")
     hosts = {
         "nsqlookupd-0.nsqlookupd": "127.0.0.1",
