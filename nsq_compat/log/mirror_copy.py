@@ -116,13 +116,24 @@ class MirrorCopy:
         with opened(self._files, path) as fd:
             header = decode_segment_header(read_up_to(self._files, fd, FIRST_GROUP, 0))
             salt = UNKNOWN_SALT if header is None or header.is_released else header.salt
-            end = self._files.size(path)
+            end = self._end_of_data(fd, self._files.size(path))
             while end > FIRST_GROUP:
                 begin = max(FIRST_GROUP, end - CHUNK)
                 end = begin + len(read_up_to(self._files, fd, end - begin, begin).rstrip(b"\0"))
                 if end > begin:
                     break
             return FileEnd(number, end, salt)
+
+    def _end_of_data(self, fd: int, size: int) -> int:
+        """An offset up to a chunk behind the last data, because a hole may be as large as a file can be."""
+        low, high = 0, size
+        while high - low > CHUNK:
+            middle = (low + high) // 2
+            if self._files.next_data(fd, middle) < size:
+                low = middle
+            else:
+                high = middle
+        return high
 
     def sums(self, relative: str) -> list[int]:
         """The CRC-32C of each chunk of a file. Ends early, with ``ValueError``, when the copy is closed."""

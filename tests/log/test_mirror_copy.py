@@ -12,10 +12,12 @@ import greenlet
 import pytest
 
 from nsq_compat.log.files import Files, OsFiles, read_file
+from nsq_compat.log.identity import FileEnd
 from nsq_compat.log.metadata import TopicMetadata, load_metadata, save_metadata
 from nsq_compat.log.mirror_copy import CHUNK, MirrorCopy, catch_up
 from nsq_compat.log.mirrored_files import Changes, MirroredFiles, unit_of
 from nsq_compat.log.recovery import StoredTopic
+from nsq_compat.log.segment import encode_segment_header, salted
 from nsq_compat.protocol import message, mirror
 from nsq_compat.protocol.mirror import Change
 from tests.broker import DataPath
@@ -376,6 +378,30 @@ class LosablePrimary(DataPath):
             assert stored.checkpoint_error == ""
         assert self.unfinished & mirrored <= bodies
         shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("end", [100, CHUNK, 9 * CHUNK + 5])
+def test_the_end_of_a_log_file_is_found_before_what_is_reserved_however_large_that_is(tmp_path, end):
+    class CountingFiles(OsFiles):
+        reads = 0
+
+        def pread(self, fd, size, offset):
+            CountingFiles.reads += 1
+            return os.pread(fd, size, offset)
+
+    copy = MirrorCopy(cast("Files", CountingFiles()), str(tmp_path), syncs=False)
+    (tmp_path / "nsq_compat/t.topic").mkdir(parents=True)
+    for size in (end, end + 3, end + CHUNK, 1 << 40):
+        with open(tmp_path / SEGMENT, "wb") as file:
+            file.write(encode_segment_header(1, salted(7)))
+            file.seek(end - 1)
+            file.write(b"x")
+            file.truncate(size)
+        CountingFiles.reads = 0
+        assert copy.ends() == {"t": FileEnd(1, end, 7)}
+        assert CountingFiles.reads < 10
+    (tmp_path / SEGMENT.replace("1", "2")).write_bytes(encode_segment_header(1, salted(7)) + bytes(99))
+    assert copy.ends() == {"t": FileEnd(1, end, 7)}, "a file without groups"
 
 
 @pytest.mark.parametrize("size", [1, CHUNK, 9 * CHUNK + 5])
