@@ -5,9 +5,10 @@ It is built from the files of one commit: the given one (a tag such as v1.0.0), 
 bytes on machines with the same compiler and Pythons, and SHA256SUMS has their sums.
 
 - A wheel in pure Python, and a compiled one for each CPython 3.11 to 3.14 that is found: in RELEASE_PYTHONS (a list
-  with colons), on PATH, or installed by pyenv. auditwheel tags it with the oldest glibc that it runs with.
+  with colons), in build/pythons, on PATH, or installed by pyenv. auditwheel tags it with the oldest glibc that it runs
+  with. `scripts/interpreter 3.14 build/pythons/3.14` builds a missing one from Debian's sources.
 - The tarball contains a Python: /usr/bin/python3 or RELEASE_PYTHON. Its glibc decides on how old a system the tarball
-  runs, so build it on the oldest one. Debian's Python is built with profile-guided optimization, and is faster for it.
+  runs: scripts/interpreter builds one for Debian 11. Like Debian's, it has profile-guided optimization.
 - The image contains the tarball, and Debian's glibc and busybox as they are installed.
 
 Use `make release`, which prepares the environment. `make release-check` builds everything twice, compares, and tries
@@ -21,7 +22,6 @@ import re
 import shutil
 import sys
 import tempfile
-from itertools import product
 from pathlib import Path
 
 from scripts.release.checks import (
@@ -33,6 +33,7 @@ from scripts.release.checks import (
     check_tarball,
     check_wheel,
     digests,
+    suites_of,
 )
 from scripts.release.debian import build_packages
 from scripts.release.image import build_image
@@ -79,7 +80,8 @@ def check_all(revision: str, work: Path) -> None:
         [version] = re.findall(r"-cp3(\d+)-", wheel.name) or [str(sys.version_info[1])]
         check_wheel(wheel, pythons()[f"3.{version}"], work)
     roots = Path(os.environ.get("RELEASE_ROOTS", work / "roots"))
-    for tarball, suite in product(folder.glob("*.linux-*.tar.gz"), SUITES):
+    [tarball] = folder.glob("*.linux-*.tar.gz")
+    for suite in suites_of(tarball):
         check_tarball(tarball, suite, roots)
     check_lintian(folder)
     for suite in SUITES:

@@ -1,13 +1,16 @@
 """Checks of what was built: each artefact is installed or unpacked where nothing else is, and tested there."""
 
 import hashlib
+import re
 import shutil
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import Final
 
 from scripts.release.source import BIN, ROOT, install, run, say
+from scripts.release.tarball import OLDEST_GLIBC
 
 SHORT_FORM: Final = (
     "behaviours/test_http.py",
@@ -17,7 +20,7 @@ SHORT_FORM: Final = (
     "test_nsqlookupd.py",
 )
 """Tests of the conformance kit that every artefact must pass."""
-SUITES: Final = ("bullseye", "bookworm", "trixie")
+SUITES: Final = ("bookworm", "trixie")
 """Debian's, in which the tarball must run."""
 
 # In the tarball's Python: all modules can be imported, so none needs a part of Python's library that was left out.
@@ -45,6 +48,16 @@ def check_wheel(wheel: Path, python: str, work: Path) -> None:
     check_behaviours(wheel.name, f"{programs}/nsqd", f"{programs}/nsqlookupd", f"{programs}/nsqadmin")
     upgrades = (BIN / "pytest", "-q", "-n", "2", "tests/packaging/test_upgrade.py")
     print(f"{wheel.name}: {run(*upgrades, cwd=ROOT, env={'UPGRADE_TO': f'{programs}/nsqd'}).splitlines()[-1]}")
+
+
+def suites_of(tarball: Path) -> tuple[str, ...]:
+    """Those in which it must run: also Debian 11, if its Python was built there."""
+    with tarfile.open(tarball) as archive:
+        [python] = (member for member in archive if member.name.endswith("/lib/python3"))
+        content = archive.extractfile(python)
+        assert content is not None
+        glibc = max(int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", content.read()))
+    return ("bullseye", *SUITES) if glibc <= OLDEST_GLIBC else SUITES
 
 
 def check_tarball(tarball: Path, suite: str, roots: Path) -> None:

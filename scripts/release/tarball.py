@@ -12,6 +12,9 @@ from typing import Final
 
 from scripts.release.source import BIN, Source, install, lines, pack, run
 
+OLDEST_GLIBC: Final = 31
+"""Of Debian 11, 2.31: packages in the tarball need no newer one, so that it depends on the Python alone."""
+
 NOT_NEEDED: Final = """
     __pycache__ config-* dist-packages doctest.py ensurepip EXTERNALLY-MANAGED idlelib lib2to3 lib-dynload pydoc.py
     pydoc_data site-packages sitecustomize.py test tkinter turtle.py turtledemo venv
@@ -82,7 +85,8 @@ def build_tarball(source: Source, wheels: Path, output: Path) -> None:
     shutil.copy(os.path.realpath(python), lib / "python3")
     # The environment in which that wheel was built has a pip for this Python.
     build_python = source.tree.parent / f"python{version}/bin/python"
-    install(build_python, "--no-compile", "--target", packages, f"{found[0]}[all]")
+    binaries = ["--only-binary=:all:", *(f"--platform={name}" for name in platforms(os.uname().machine))]
+    install(build_python, "--no-compile", *binaries, "--target", packages, f"{found[0]}[all]")
     shutil.rmtree(packages / "bin")
     for name in ("nsq_conformance", "pyspark_nsq"):
         shutil.rmtree(packages / name)
@@ -91,8 +95,7 @@ def build_tarball(source: Source, wheels: Path, output: Path) -> None:
         if record.name in ("RECORD", "REQUESTED", "INSTALLER", "direct_url.json"):
             record.unlink()
     (packages / "__main__.py").write_text(MAIN)
-    add_libraries(lib, modules)
-    copy_license(os.path.realpath(python), lib / "licenses")
+    add_libraries(lib, os.path.realpath(python), modules)
     for text in (path for path in packages.rglob("*.so*") if path.is_file()):
         subprocess.run(["strip", "--strip-unneeded", text], check=False, capture_output=True)
     compileall = ("-m", "compileall", "-q", "-f", "--invalidation-mode=unchecked-hash", "-s", lib)
@@ -136,9 +139,19 @@ def console_scripts() -> Iterator[str]:
             yield line.partition(" ")[0]
 
 
-def add_libraries(lib: Path, modules: Iterable[Path]) -> None:
-    """Copy the libraries that Python and its modules load, except glibc, with their licenses."""
-    linked = "".join(run("ldd", path) for path in [lib / "python3", *modules])
+def platforms(machine: str) -> list[str]:
+    """Of wheels that run with `OLDEST_GLIBC`, newest first, as pip wants them."""
+    return [*(f"manylinux_2_{minor}_{machine}" for minor in range(OLDEST_GLIBC, 4, -1)), f"manylinux2014_{machine}"]
+
+
+def add_libraries(lib: Path, python: str, modules: Iterable[Path]) -> None:
+    """Copy the libraries that Python and its modules load, except glibc, with their licenses and Python's."""
+    linked = "".join(run("ldd", path) for path in (Path(python), *modules))
+    # Beside Debian's Python there are none.
+    licenses = Path(python).parent.parent / "lib/licenses"
+    if licenses.is_dir():
+        shutil.copytree(licenses, lib / "licenses")
+    copy_license(python, lib / "licenses")
     for name, path in sorted(set(re.findall(r"(\S+) => (/\S+)", linked))):
         if not GLIBC.match(name):
             shutil.copy(os.path.realpath(path), lib / name)

@@ -7,10 +7,12 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from scripts.release.source import BIN, Source, install, lines, run
+from scripts.release.source import BIN, ROOT, Source, install, lines, run
 
 VERSIONS: Final = ("3.11", "3.12", "3.13", "3.14")
 """Of Python, for which there are compiled wheels."""
+BUILT: Final = ROOT / "build/pythons"
+"""Interpreters built by scripts/interpreter."""
 
 
 def version_of(python: str | Path) -> str:
@@ -27,12 +29,13 @@ def version_of(python: str | Path) -> str:
 
 
 def pythons() -> dict[str, str]:
-    """Interpreters by their versions: those of RELEASE_PYTHONS, of .venv, and of PATH."""
+    """Interpreters by their versions: those of RELEASE_PYTHONS, of `BUILT`, of .venv, and of PATH."""
     named = [each for each in os.environ.get("RELEASE_PYTHONS", "").split(":") if each]
     on_path = [found for version in VERSIONS if (found := shutil.which(f"python{version}"))]
     pyenv = sorted(str(path) for path in Path.home().glob(".pyenv/versions/3.1[1-4].*/bin/python3"))
     interpreters: dict[str, str] = {}
-    for python in [*named, str(BIN / "python"), *on_path, *pyenv]:
+    built = sorted(str(path) for path in BUILT.glob("*/bin/python3.1[1-4]"))
+    for python in [*named, *built, str(BIN / "python"), *on_path, *pyenv]:
         version = version_of(python)
         if version in VERSIONS:
             interpreters.setdefault(version, python)
