@@ -52,6 +52,10 @@ class Consumer:
     def begin_headers(self) -> None:
         pass
 
+    @property
+    def client(self) -> tuple[str, str]:
+        return "c", "1.2.3.4:5"
+
     def stats(self) -> ClientStats:
         return ClientStats(
             client_id="c", hostname="h", version="V2", remote_address="1.2.3.4:5", state=3, ready_count=1,

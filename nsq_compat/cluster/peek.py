@@ -193,6 +193,17 @@ class ChannelState:
     until: float | None = None
     """When it times out, or is due."""
     client: ClientStats | None = None
+    returned: "Returned | None" = None
+    """Why it came back last, if this nsqd knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    reason: str = ""
+    """One of nsqd's: requeued, timed_out, disconnected, operator."""
+    at: float | None = None
+    """Unix seconds; None if it has not come back yet, because its consumer has only left."""
+    client: ClientStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,5 +247,17 @@ def _read_state(value: object) -> ChannelState:
         fields,
         since=_seconds(fields.get("since")),
         until=_seconds(fields.get("due") or fields.get("deadline")),
+        client=None if client is None else reading.record(ClientStats, reading.mapping(client)),
+        returned=None if fields.get("returned") is None else _read_returned(fields["returned"]),
+    )
+
+
+def _read_returned(value: object) -> Returned:
+    fields = reading.mapping(value)
+    client = fields.get("client")
+    return reading.record(
+        Returned,
+        fields,
+        at=_seconds(fields.get("at")),
         client=None if client is None else reading.record(ClientStats, reading.mapping(client)),
     )

@@ -26,6 +26,7 @@ from nsq_compat.queue.backlog import Backlog, Cursor, Peek
 from nsq_compat.queue.departed import Departed
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.latency import Latency
+from nsq_compat.queue.returns import OPERATOR, TIMED_OUT, Returns
 from nsq_compat.queue.schedule import AT_ONCE, NEVER, Schedule
 from nsq_compat.queue.values import ClientStats, Exiting, QueueLimits
 from nsq_compat.queue.wait_queue import NO_LIMITS, DeliveryLimits, Throttle, Waiting, WaitQueue, ZoneWaitQueue
@@ -78,6 +79,10 @@ class Holder(Protocol):
     """Holds frames that are not answered."""
 
     in_flight: InFlight
+
+    @property
+    def client(self) -> tuple[str, str]:
+        """The id and the address of the client."""
 
 
 class Consumer(Waiting, Holder, Protocol):
@@ -172,6 +177,7 @@ class Channel:
         self.backlog = backlog
         self._cursor = backlog.cursor  # Hot: saves an attribute for every publish
         self.departed = Departed()
+        self.returns = Returns()
         self._delivered_count = 0
         self._log_retry = _Retry()  # nothing is taken while it is waiting
         self._deferred_retry = _Retry()
@@ -329,6 +335,7 @@ class Channel:
     def move(self, cursor: Cursor) -> None:
         """Go on with this cursor."""
         self.backlog.cursor = self._cursor = cursor
+        self.returns.clear()  # messages may come again as if for the first time
         if type(cursor) is not Cursor:
             self.backlog.without_in_flight = self.without_in_flight
         if (replay := cursor.replay()) is not None:
@@ -382,6 +389,7 @@ class Channel:
         if frame is None:
             raise NotInFlight(self.reason_not_in_flight(message_id))
         self.requeue_count += 1
+        self.returns.note_requeue(message_id, now, consumer.client)
         self.on_change()
         if self._notified is not None:
             self._notified.answered()
@@ -477,6 +485,7 @@ class Channel:
     def requeue_withdrawn(self, frames: Sequence[bytes], now: float, delay: float) -> None:
         """Deliver messages that were taken out again, after `delay` seconds. It is not a failed attempt."""
         self.requeue_count += len(frames)
+        self.returns.note(map(id_of, frames), OPERATOR, now, None)
         self.on_change()
         if delay <= 0:
             self.put_back(frames)
@@ -509,6 +518,7 @@ class Channel:
             return
         self.leave_wait_queue(consumer)
         if len(consumer.in_flight):
+            self.returns.note_departure(consumer.in_flight.frames, consumer.client)
             self.departed.absorb(consumer.in_flight, answerable=answerable)
         if self.ephemeral and not self.consumers and not self.exiting:
             self._hooks.on_abandoned(self)
@@ -560,7 +570,7 @@ class Channel:
         """Requeue some of the messages that timed out, and release some that are due; returns when to continue."""
         left = _EXPIRED_AT_ONCE
         for consumer in list(self.consumers):
-            if expired := self._expire(consumer.in_flight, now, left):
+            if expired := self._expire(consumer.in_flight, now, left, consumer):
                 left -= expired
                 consumer.wake()  # it has room again
         self._expire(self.departed, now, left)
@@ -609,11 +619,15 @@ class Channel:
         """Whether it has messages that were taken from the stream: in flight, returned or deferred."""
         return len(self.backlog) > len(self._cursor) or bool(self.deferred_count or self.in_flight_count)
 
-    def _expire(self, in_flight: InFlight, now: float, limit: int) -> int:
-        """Requeue about `limit` timed-out messages at most; returns how many."""
+    def _expire(self, in_flight: InFlight, now: float, limit: int, consumer: Consumer | None = None) -> int:
+        """Requeue about `limit` timed-out messages at most; returns how many. Without a consumer, it has left."""
         expired = in_flight.expire(now, limit) if limit > 0 else ()
         if expired:
             self.timeout_count += len(expired)
+            if consumer is not None:
+                self.returns.note(map(id_of, expired), TIMED_OUT, now, consumer.client)
+            else:
+                self.returns.note_timeouts_of_departed(map(id_of, expired), now)
             self.on_change()
             self.put_back(next_attempts(self._without_dead_letters(expired)))
         return len(expired)

@@ -1,8 +1,8 @@
 """Where one message is: waiting, deferred or in flight in a channel, or no longer there. For an operator, over HTTP.
 
-It is derived from what the queue has at the moment. Nothing is recorded for it, so a message costs nothing, and there
-is no history: of a message that has left a channel it is not known how, and of one that was delivered before not to
-which consumer.
+It is derived from what the queue has at the moment. Only why a message came back last is recorded (``returns``), so one
+that is handled at once costs nothing. There is no other history: of a message that has left a channel it is not known
+how, and of earlier deliveries only their number.
 """
 
 from typing import Final, NamedTuple
@@ -12,6 +12,7 @@ from nsq_compat.protocol.message import attempts
 from nsq_compat.queue.backlog import Backlog, TooManyToSearch
 from nsq_compat.queue.channel import Channel, Consumer
 from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.returns import Return
 from nsq_compat.queue.schedule import NEVER
 
 WAITING: Final = "waiting"
@@ -37,10 +38,16 @@ class MessageState(NamedTuple):
     """When it times out, or is due."""
     consumer: Consumer | None = None
     """None if it has left the channel."""
+    returned: Return | None = None
+    """Why it came back last, if that is known."""
 
 
 def state_in_channel(channel: Channel, message_id: bytes, logged: Logged | None) -> MessageState:
     """The state in a channel of a message that has this place in the log."""
+    return _state_in(channel, message_id, logged)._replace(returned=channel.returns.of(message_id))
+
+
+def _state_in(channel: Channel, message_id: bytes, logged: Logged | None) -> MessageState:
     for consumer in channel.consumers:
         if message_id in consumer.in_flight.frames:
             return _in_flight(consumer.in_flight, message_id, consumer)

@@ -284,8 +284,17 @@ class Subscription:
         self._message_count = 0
         self._finish_count = 0
         self._requeue_count = 0
+        self._client: tuple[str, str] | None = None
         self._note_examined()
         channel.add_consumer(self)
+
+    @property
+    def client(self) -> tuple[str, str]:
+        """The id and the address of the client."""
+        if self._client is None:
+            stats = self.stats()
+            self._client = stats.client_id, stats.remote_address
+        return self._client
 
     def counts(self) -> dict[str, Any]:
         """The consumer's counters, as ``ClientStats`` names them."""

@@ -58,6 +58,7 @@ _EVENT_HEADERS: Final = (
 )
 _EVENTS_AT_ONCE: Final = 8
 """Events that a stream sends in one turn; encoding one takes about 10 us."""
+_CLIENT_ID: Final = "http"
 _KEEP_ALIVE_SECONDS: Final = 15.0
 _KEEP_ALIVE: Final = b": keep-alive\n\n"
 """A comment, which clients ignore, after `_KEEP_ALIVE_SECONDS` without an event: proxies close idle connections."""
@@ -74,6 +75,11 @@ class Answered:
         self.in_flight = in_flight
         self._timeout = timeout
         self._finish_count = self._requeue_count = 0
+
+    @property
+    def client(self) -> tuple[str, str]:
+        """The id and the address of the client."""
+        return _CLIENT_ID, ""
 
     def wake(self) -> None:
         """There is room again."""
@@ -126,9 +132,13 @@ class HttpConsumer(Answered):
     def close(self) -> None:
         raise NotImplementedError
 
+    @property
+    def client(self) -> tuple[str, str]:
+        return _CLIENT_ID, self.remote_address
+
     def stats(self) -> ClientStats:
         return ClientStats(
-            client_id="http",
+            client_id=_CLIENT_ID,
             hostname=self.remote_address.rpartition(":")[0],
             version=self.version,
             remote_address=self.remote_address,

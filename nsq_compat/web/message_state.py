@@ -1,6 +1,6 @@
 """/topic/message: one message, and where it is in each channel. It does not exist in NSQ (docs/differences.md: peek).
 
-The answer is what nsqd has at the moment: see ``queue.message_state``.
+The answer is what nsqd has at the moment, and why a message came back last: see ``queue.message_state``.
 """
 
 from typing import Any, Final
@@ -16,6 +16,7 @@ from nsq_compat.queue.message_state import (
     state_in_backlog,
     state_in_channel,
 )
+from nsq_compat.queue.returns import Return
 from nsq_compat.queue.schedule import NEVER
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.administration import message_json
@@ -76,6 +77,16 @@ class MessageStateApi:
             answer["due" if is_deferred else "deadline"] = self._wall_ns(state.until)
         if state.consumer is not None:
             answer["client"] = picked(state.consumer.stats(), _CLIENT)
+        if state.returned is not None:
+            answer["returned"] = self._return_json(state.returned)
+        return answer
+
+    def _return_json(self, returned: Return) -> dict[str, Any]:
+        answer: dict[str, Any] = {"reason": returned.reason}
+        if returned.at < NEVER:
+            answer["at"] = self._wall_ns(returned.at)
+        if returned.client is not None:
+            answer["client"] = dict(zip(("client_id", "remote_address"), returned.client, strict=True))
         return answer
 
     def _wall_ns(self, monotonic: float) -> int:

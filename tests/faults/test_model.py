@@ -113,6 +113,10 @@ class Client:
 
     def begin_headers(self) -> None: ...
 
+    @property
+    def client(self) -> tuple[str, str]:
+        return "c", "1.2.3.4:5"
+
     def stats(self) -> ClientStats:
         raise AssertionError("no test asks for stats")
 

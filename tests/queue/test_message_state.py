@@ -18,7 +18,11 @@ from nsq_compat.queue.message_state import (
     state_in_backlog,
     state_in_channel,
 )
+from nsq_compat.queue.returns import DISCONNECTED, MAX_KEPT, REQUEUED, TIMED_OUT, Return, Returns
+from nsq_compat.queue.schedule import NEVER
 from tests.broker import Daemon
+
+CLIENT = ("c", "1.2.3.4:5")
 
 NO_SUCH = b"0" * 16
 
@@ -36,7 +40,11 @@ def place(daemon: Daemon, message_id: bytes) -> Logged | None:
 
 def state(daemon: Daemon, body: bytes, channel: str = "archive") -> MessageState:
     message_id = id_of(daemon, body)
-    return state_in_channel(daemon.channel(channel), message_id, place(daemon, message_id))
+    return state_in_channel(daemon.channel(channel), message_id, place(daemon, message_id))._replace(returned=None)
+
+
+def returned(daemon: Daemon, message_id: bytes) -> Return | None:
+    return state_in_channel(daemon.channel(), message_id, place(daemon, message_id)).returned
 
 
 @pytest.fixture(params=["with a log", "in memory"])
@@ -75,7 +83,48 @@ def test_a_requeued_message_waits_again_or_is_deferred(daemon):
     consumer.takes()
     daemon.waits(61)
     message_id = consumer.id_of(b"later")
-    assert state_in_channel(daemon.channel(), message_id, place(daemon, message_id)) == MessageState(WAITING, 3)
+    found = state_in_channel(daemon.channel(), message_id, place(daemon, message_id))
+    assert found == MessageState(WAITING, 3, returned=Return(TIMED_OUT, daemon.now, CLIENT))
+
+
+def test_a_message_that_came_back_tells_why_and_which_client_had_it(daemon):
+    consumer = daemon.consumer()
+    daemon.publishes(b"requeued", b"timed out", b"left", b"new")
+    requeued, timed_out, left, new = (id_of(daemon, body) for body in (b"requeued", b"timed out", b"left", b"new"))
+    consumer.takes(2)
+    consumer.requeues(b"requeued", delay=500)
+    daemon.waits(61)
+    assert returned(daemon, requeued) == Return(REQUEUED, daemon.now - 61, CLIENT)
+    assert returned(daemon, timed_out) == Return(TIMED_OUT, daemon.now, CLIENT)
+    assert returned(daemon, new) is None
+    assert sorted(consumer.takes()) == [b"left", b"new", b"timed out"]
+    consumer.finishes(b"timed out")
+    consumer.leaves()
+    assert returned(daemon, left) == Return(DISCONNECTED, NEVER, CLIENT)  # not back yet
+    daemon.waits(61)
+    assert returned(daemon, left) == Return(DISCONNECTED, daemon.now, CLIENT)
+    assert returned(daemon, timed_out) == Return(TIMED_OUT, daemon.now - 61, CLIENT)  # also of one that is gone
+
+
+def test_after_a_rewind_messages_have_not_come_back():
+    returns = Returns()
+    returns.note([b"1"], REQUEUED, 1.0, CLIENT)
+    returns.clear()
+    assert returns.of(b"1") is None
+
+
+def test_the_messages_that_came_back_last_are_known_and_no_more():
+    returns = Returns()
+    ids = [b"%016x" % number for number in range(10 * MAX_KEPT)]
+    returns.note(ids[:1], REQUEUED, 0.0, CLIENT)
+    for number, each in enumerate(ids):
+        returns.note([each], REQUEUED, float(number), CLIENT)
+        returns.note(ids[:1], TIMED_OUT, float(number), CLIENT)  # again and again
+    known = [each for each in ids if returns.of(each) is not None]
+    assert MAX_KEPT <= len(known) <= 2 * MAX_KEPT
+    assert known[1:] == ids[1 - len(known) :]
+    returns.note(ids, TIMED_OUT, 1.0, CLIENT)  # at once
+    assert [each for each in ids if returns.of(each) is not None] == ids[-MAX_KEPT:]
 
 
 def test_a_message_published_with_a_delay_is_deferred(daemon):

@@ -60,6 +60,10 @@ class Client:
     def begin_headers(self) -> None:
         pass
 
+    @property
+    def client(self) -> tuple[str, str]:
+        return "c", "1.2.3.4:5"
+
     def stats(self) -> ClientStats:
         raise AssertionError("no test asks for stats")
 

@@ -88,6 +88,24 @@ def test_each_channel_has_its_own_state(call, daemon, topic):
     assert shown(call)["channels"][0] == {"channel_name": "a", "state": "gone"}
 
 
+def test_a_message_that_came_back_has_the_client_and_the_reason(call, daemon, topic):
+    client = Client()
+    channel = topic.channels["a"]
+    channel.add_consumer(client)
+    channel.take(client, 1, 50.0, 60.0)
+    (message_id,) = client.in_flight.frames
+    channel.requeue(client, message_id, daemon.monotonic, 0.0)
+    daemon.monotonic += 2
+    had_it = {"client_id": "c", "remote_address": "1.2.3.4:5"}
+    back, other = shown(call)["channels"]
+    assert (back["state"], back["attempts"]) == ("waiting", 2)
+    assert back["returned"] == {"reason": "requeued", "at": daemon.wall_ns - 2 * SECOND, "client": had_it}
+    assert "returned" not in other
+    channel.take(client, 1, 52.0, 60.0)
+    channel.remove_consumer(client)
+    assert shown(call)["channels"][0]["returned"] == {"reason": "disconnected", "client": had_it}
+
+
 def test_a_deferred_message_has_the_time_when_it_is_due(call, daemon, topic):
     topic.publish([b"later"], 50.0, daemon.wall_ns, 7.5)
     found = shown(call)

@@ -570,7 +570,25 @@ def test_a_message_has_a_page_with_its_headers_and_its_state_in_each_channel(bro
     assert "in 55s" in page
     assert "c1.example 10.0.0.1:5000 pynsq" in page
     assert "not here finished, emptied, passed over by a rewind, or published before the channel was created" in page
-    assert "It keeps no history" in page
+    assert "There is no other history" in page
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        ({"reason": "requeued"}, "last at c1 10.0.0.1:5000, which requeued it, 1m 5s ago"),
+        ({"reason": "timed_out"}, "last at c1 10.0.0.1:5000, which did not answer in time, 1m 5s ago"),
+        ({"reason": "disconnected"}, "last at c1 10.0.0.1:5000, which disconnected, 1m 5s ago"),
+        ({"reason": "disconnected", "at": None}, "last at c1 10.0.0.1:5000, which disconnected 2 the next one"),
+        ({"reason": "disconnected", "client": None}, "last at a consumer that has left, which disconnected, 1m 5s ago"),
+        ({"reason": "operator", "client": None}, "requeued by an operator, 1m 5s ago"),
+    ],
+)
+def test_a_message_that_came_back_shows_why(browser, states, returned, text):
+    client = {"client_id": "c1", "remote_address": "10.0.0.1:5000"}
+    returned = {"at": int((NOW - 65) * 1e9), "client": client, **returned}
+    states({"state": "waiting", "attempts": 2, "returned": returned})
+    assert f"waiting to be delivered again {text}" in shown(browser.get(f"/message/orders/{ID}"))
 
 
 @pytest.mark.parametrize(
