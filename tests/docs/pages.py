@@ -171,9 +171,6 @@ NOT_RUN: Final[Mapping[tuple[str, str], str]] = {
         "contrib/README.md",
         "helm install nsq contrib/helm/nsq --namespace queue --set image.repository=registry.example.com/nsq_compat",
     ): ("no cluster; tests/packaging/test_kubernetes.py renders the chart"),
-    ("contrib/README.md", "kubectl apply --namespace queue --kustomize contrib/kubernetes/base"): (
-        "no cluster; tests/packaging/test_kubernetes.py validates them"
-    ),
     ("docs/client.md", "from contextlib import asynccontextmanager"): (
         "FastAPI is not a dependency; tests/client/test_docs.py compiles it"
     ),
