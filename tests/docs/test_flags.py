@@ -17,8 +17,10 @@ FOREIGN_FLAGS = {
     "docs/flags.md": {"name"},  # any flag
     "docs/guarantees.md": {"seed", "other-nsqd"},  # pytest's, in tests/faults and conformance
     "docs/http-api.md": {"data-binary"},  # curl's
+    "docs/operations.md": {"reuid", "regid", "init-groups"},  # of setpriv
     "docs/runbook.md": {"target"},  # of findmnt
     "docs/spark.md": {"archives", "py-files"},  # spark-submit's
+    "docs/upgrading.md": {"allow-downgrades", "configure"},  # of apt and dpkg
     "docs/utilities.md": {"max"},  # simplequeue's
 }
 _FLAG = re.compile(r"(?<![\w-])--?([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
