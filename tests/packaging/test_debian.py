@@ -261,7 +261,7 @@ nothing is left
 
 # `systemctl` notes which runtime is installed when it is called. apt has a PATH of its own, without /usr/local/bin.
 SYSTEMD = r"""
-mkdir -p /run/systemd/system
+mkdir -p /run/systemd/system /etc/systemd/system/multi-user.target.wants
 rm -f /usr/bin/systemctl
 cat >/usr/bin/systemctl <<'END'
 #!/bin/sh
