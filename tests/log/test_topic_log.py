@@ -420,7 +420,7 @@ def test_a_long_search_past_damage_is_made_in_steps(large_writer, monkeypatch):
     path = f"{FOLDER}/{large_writer.paths()[0]}"
     content = bytearray(large_writer.files.content(path))
     begin, end = len(content) // 4, len(content) // 2
-    content[begin:end] = bytes(end - begin)
+    content[begin:end] = b"x" * (end - begin)  # the holes of a file are skipped
     large_writer.files.put(path, bytes(content))
     undisturbed = large_writer.open()
     expected = {group.first_seq: group.frames for group in undisturbed.recovered() if group.kind == MESSAGES}
