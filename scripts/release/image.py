@@ -172,13 +172,18 @@ class Layer:
 
 def add_programs(layer: Layer, programs: tarfile.TarFile) -> None:
     """Add the tarball, with links where NSQ's image has its programs."""
-    packages = []
+    packages, is_of_system = [], True
     for member in programs:
         name = "/".join([PROGRAMS, *member.name.split("/")[1:]])
         if member.isdir():
             layer.folder(name)
         elif (content := programs.extractfile(member)) is not None:
-            layer.add(name, content.read(), member.mode)
+            data = content.read()
+            layer.add(name, data, member.mode)
+            if re.fullmatch(rf"{PROGRAMS}/lib/lib[^/]+\.so[^/]*", name):
+                is_of_system &= data in [
+                    path.read_bytes() for path in Path("/usr/lib").glob(f"*/{os.path.basename(name)}")
+                ]
         folder, _, base = name.removeprefix(f"{PROGRAMS}/").rpartition("/")
         if folder == "bin":
             layer.link(f"usr/local/bin/{base}", f"/{name}")
@@ -187,7 +192,9 @@ def add_programs(layer: Layer, programs: tarfile.TarFile) -> None:
         elif folder == "lib/licenses":
             packages.append(base)
     layer.add("usr/local/bin/healthy", HEALTHY.encode(), 0o755)
-    add_packages(layer, packages)
+    # A Python of scripts/interpreter brings libraries of another system, with versions that are not known here.
+    if is_of_system:
+        add_packages(layer, packages)
 
 
 def add_base(layer: Layer) -> None:

@@ -264,6 +264,18 @@ def test_scanners_find_the_debian_packages_and_licenses_are_told(layout, members
         assert str(ROOT).encode() not in layer.replace(PYTHON.encode(), b"")
 
 
+def test_packages_of_another_system_are_not_recorded(tmp_path):
+    home = tmp_path / "nsq_compat-1.0.0.linux-amd64"
+    (home / "lib/licenses").mkdir(parents=True)
+    (home / "lib/licenses/zlib1g").write_text("The license of zlib\n")
+    (home / "lib/licenses/openssl").write_text("The license of OpenSSL\n")
+    (home / "lib/libz.so.1").write_text("another one\n")
+    pack(home, tmp_path / f"{home.name}.tar.gz", TIME)
+    [_, layer] = Layout(build_image(tmp_path / f"{home.name}.tar.gz", tmp_path, REVISION, 1)).layers()
+    with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
+        assert not [name for name in archive.getnames() if name.startswith("var/lib/dpkg")]
+
+
 # --- Containers -------------------------------------------------------------------------------------------------------
 
 COMMANDS = {
