@@ -124,8 +124,9 @@ class _Retry:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a channel asks its topic. A channel has more attributes than CPython keeps inline otherwise."""
+    """A channel's limits, and what it asks its topic. It has more attributes than CPython keeps inline otherwise."""
 
+    limits: QueueLimits
     on_abandoned: Callable[["Channel"], None]
     """Called when the last consumer has left an ephemeral channel."""
     clock_offset: Callable[[], float]
@@ -144,7 +145,6 @@ class Channel:
         self,
         topic_name: str,
         name: str,
-        limits: QueueLimits,
         schedule: Schedule,
         *,
         backlog: Backlog,
@@ -168,9 +168,8 @@ class Channel:
         """The settings of the policies that apply, for /stats."""
         self.dead_letters: DeadLetterQueue | None = None
         self.consumers: dict[Consumer, None] = {}
-        self.latency = None if limits.latency is None else Latency(limits.latency)
+        self.latency = None if hooks.limits.latency is None else Latency(hooks.limits.latency)
         self.alarm = NEVER
-        self._limits = limits
         self._schedule = schedule
         self.on_change = on_change
         self._hooks = hooks
@@ -181,7 +180,7 @@ class Channel:
         self._delivered_count = 0
         self._log_retry = _Retry()  # nothing is taken while it is waiting
         self._deferred_retry = _Retry()
-        zones = ZoneWaitQueue() if limits.topology_aware else None  # nearby consumers come first
+        zones = ZoneWaitQueue() if hooks.limits.topology_aware else None  # nearby consumers come first
         self._wait_queue: WaitQueue = WaitQueue() if zones is None else zones
         self._notified: ZoneWaitQueue | Throttle | None = zones  # of every delivery and answer
 
@@ -404,7 +403,7 @@ class Channel:
 
     def touch(self, consumer: Holder, message_id: bytes, now: float, timeout: float) -> None:
         """Give a consumer more time for a message, up to max-msg-timeout in all. Raises ``NotInFlight``."""
-        deadline = consumer.in_flight.touch(message_id, now + timeout, self._limits.max_msg_timeout)
+        deadline = consumer.in_flight.touch(message_id, now + timeout, self._hooks.limits.max_msg_timeout)
         if deadline is None:
             raise NotInFlight(self.reason_not_in_flight(message_id))
         self._schedule.at(deadline, self)
@@ -503,7 +502,7 @@ class Channel:
         """Subscribe a consumer. Raises ``TooManyConsumers`` and ``Exiting``."""
         if self.exiting:
             raise Exiting
-        limit = self._limits.max_channel_consumers
+        limit = self._hooks.limits.max_channel_consumers
         if limit and len(self.consumers) >= limit:
             raise TooManyConsumers(f"consumers for {self.topic_name}:{self.name} exceeds limit of {limit}")
         self.consumers[consumer] = None
@@ -639,7 +638,7 @@ class Channel:
             return due
         if now < self._deferred_retry.until < NEVER:
             return self._deferred_retry.until
-        room = max(self._limits.mem_queue_size, MAX_BATCH) - self.backlog.returned.length
+        room = max(self._hooks.limits.mem_queue_size, MAX_BATCH) - self.backlog.returned.length
         if room <= 0:
             self.backlog.on_room = lambda: self._schedule.at(AT_ONCE, self)
             return NEVER
@@ -669,7 +668,7 @@ class Channel:
         if count and not self.dropped_count:
             log.warning(
                 "CHANNEL(%s): more than %d messages wait, dropping new ones (see dropped_count in /stats)",
-                self.name, self._limits.mem_queue_size,
+                self.name, self._hooks.limits.mem_queue_size,
             )  # fmt: skip
         self.dropped_count += count
 

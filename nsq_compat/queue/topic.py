@@ -378,11 +378,11 @@ class Topic:
         channel = Channel(
             self.name,
             name,
-            self.limits,
             self._schedule,
             backlog=self._new_backlog(position, logged=store is not None),
             on_change=self._note_change,
             hooks=Hooks(
+                self.limits,
                 self._delete,
                 _system_clock_offset if self.store is None else self.store.clock_offset,
                 None if store is None else self._control_log.note_requeued,
