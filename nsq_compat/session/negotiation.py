@@ -99,8 +99,8 @@ def negotiate(request: IdentifyRequest, current: IdentifyRequest, limits: NsqdLi
     }
     if request.output_buffer_size == _OFF:
         granted["output_buffer_timeout"] = 0
-    granted["message_headers"] = request.message_headers and request.feature_negotiation
-    granted["publish_ids"] = request.publish_ids and granted["message_headers"]
+    granted["message_headers"] = has_headers = request.message_headers and request.feature_negotiation
+    granted["publish_ids"] = request.publish_ids and has_headers  # a boolean, also where this is compiled
     return replace(request, **granted)  # type: ignore[arg-type]  # all of them are integers or booleans
 
 
