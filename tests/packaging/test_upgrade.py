@@ -205,7 +205,7 @@ def start_pair(start: Start, of_primary: str, of_standby: str) -> tuple[Daemon, 
     return start(of_primary, "primary", *mirrors), standby
 
 
-@pytest.mark.parametrize(("of_primary", "of_standby"), [(SAME, NOW), (NOW, SAME), (OTHER, NOW)])
+@pytest.mark.parametrize(("of_primary", "of_standby"), [(SAME, NOW), (OTHER, NOW)])
 def test_a_standby_of_another_version_takes_over_everything(start: Start, of_primary: str, of_standby: str):
     primary, standby = start_pair(start, of_primary, of_standby)
     wait_until_in_sync(primary)
