@@ -291,8 +291,13 @@ ip link set lo up
 # crun refuses the two versions of cgroups side by side, and needs none here.
 mount -t tmpfs tmpfs /sys/fs/cgroup
 crun() { command crun --root="$PWD/state" --cgroup-manager=disabled "$@"; }
-start() { crun run --bundle="$1" "$1" >"$1.log" 2>&1 </dev/null & }
-inside() { crun exec --user=10001:10001 nsqd "$@" </dev/null; }
+start() { crun run --bundle="$1" --pid-file="$PWD/$1.pid" "$1" >"$1.log" 2>&1 </dev/null & }
+# As crun exec, which does not find the root of a container if this runs in a chroot itself.
+within() {
+    nsenter --target="$(cat "$1.pid")" --mount --root --pid --setgid=10001 --setuid=10001 \
+        /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/usr/sbin HOME=/data "${@:2}" </dev/null
+}
+inside() { within nsqd "$@"; }
 start nsqlookupd; nsqlookupd=$!
 start nsqd; nsqd=$!
 start nsqadmin; nsqadmin=$!
@@ -315,7 +320,7 @@ for each in nsqadmin nsqd nsqlookupd; do
     wait ${!each} && echo "$each stopped"
 done
 start default; default=$!
-until crun exec default healthy </dev/null 2>/dev/null; do kill -0 $default; sleep 0.05; done
+until within default healthy 2>/dev/null; do kill -0 $default; sleep 0.05; done
 crun kill default TERM
 wait $default && echo 'default stopped'
 """
