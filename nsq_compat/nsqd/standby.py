@@ -374,11 +374,12 @@ class Standby:
             raise ValueError(str(error)) from None
         if not state.adopting:
             state.takeover, state.adopted, state.adopting = os.urandom(8).hex(), {}, True
+            taken_over = set(names)
             state.paused = [
                 (topic.name, channel.name)
                 for topic in known.values()
                 for channel in topic.channels
-                if topic.name in names and channel.paused and not self._has_channel(topic.name, channel.name)
+                if topic.name in taken_over and channel.paused and not self._has_channel(topic.name, channel.name)
             ]
             for name in names:  # a primary that returns keeps the messages of an incomplete copy
                 limit = None if offsets is None else offsets[name]
