@@ -77,12 +77,13 @@ def fill(nsqd: Daemon) -> Client:
         producer.publishes(b"finished", b"requeued", b"in flight", b"in flight too", topic=b"orders")
         producer.defers(b"deferred", LATER_MS, b"orders")
         messages = {each.body: each for each in consumer.takes(4)}
-        consumer.finishes([messages[b"finished"]]).requeues(messages[b"requeued"], LATER_MS)
-        wait_until(lambda: nsqd.channel_stats("orders", "archive")["deferred_count"] == 2)
         consumer.says(b"RDY 0\n")
         producer.publishes_together(WAITING, b"orders")
         producer.publishes(b"held", topic=b"held")
         producer.publishes(b"for no channel", topic=b"bare")
+    # Last, because publishes alone write no further checkpoint.
+    consumer.finishes([messages[b"finished"]]).requeues(messages[b"requeued"], LATER_MS)
+    wait_until(lambda: nsqd.channel_stats("orders", "archive")["deferred_count"] == 2)
     return consumer
 
 
