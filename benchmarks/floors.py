@@ -18,8 +18,8 @@ _NEEDS_THE_MACHINE = {"rate", "p99"}
 _DISTURBED = 0.5
 """CPUs used by other processes above which rates and latencies are not judged."""
 
-SHORT, UNKNOWN, FLOOR, AIM = "**short**", "(disturbed)", "floor", "aim"
-"""Verdicts, the worst first."""
+SHORT, UNKNOWN, FLOOR, AIM = _WORST_FIRST = ("**short**", "(disturbed)", "floor", "aim")
+"""Verdicts."""
 
 _COSTS = {"cpu_us", "p99", "idle_connection_bytes"}
 
@@ -28,8 +28,8 @@ _COSTS = {"cpu_us", "p99", "idle_connection_bytes"}
 class Standing:
     """The result of a scenario with an aim. `ratios` are those of the aim's figures, in the aim's direction.
 
-    `disturbed`: other processes used the machine, and figures that depend on it are not judged. `longest_ms` is our
-    longest latency.
+    `part` of the floor and of the aim has to be reached. `disturbed`: other processes used the machine, and figures
+    that depend on it are not judged. `longest_ms` is our longest latency.
     """
 
     scenario: Scenario
@@ -37,18 +37,22 @@ class Standing:
     ratios: Mapping[str, float]
     disturbed: bool = False
     longest_ms: float = 0.0
+    part: float = 1.0
 
     @property
     def reached(self) -> str:
         """The worst verdict of all figures."""
-        decisive = [ratio for figure, ratio in self.ratios.items() if self._decides(figure)]
-        if not decisive:
+        reached = [self._reached(figure) for figure in self.ratios if self._decides(figure)]
+        if not reached:
             return UNKNOWN
-        worst = max(decisive) if self.aim.less_is_better else min(decisive)
-        for what, bound in ((AIM, self.aim.aim), (FLOOR, self.aim.floor)):
-            if what == AIM and self.aim.longest_ms is not None and self.longest_ms > self.aim.longest_ms:
-                continue
-            if (worst <= bound) if self.aim.less_is_better else (worst >= bound):
+        too_long = self.aim.longest_ms is not None and self.longest_ms > self.aim.longest_ms
+        return min(*reached, FLOOR if too_long else AIM, key=_WORST_FIRST.index)
+
+    def _reached(self, figure: str) -> str:
+        ratio = self.ratios[figure]
+        floor, aim = self.aim.bounds(figure)
+        for what, bound in ((AIM, aim), (FLOOR, floor)):
+            if (ratio <= bound / self.part) if self.aim.less_is_better else (ratio >= bound * self.part):
                 return what
         return SHORT
 
@@ -74,10 +78,12 @@ class Standing:
         return self.aim.why if self.reached in (FLOOR, SHORT) else ""
 
 
-def standings(results: Mapping[Scenario, Sequence[Rounds]], ours: int = 0) -> list[Standing]:
+def standings(
+    results: Mapping[Scenario, Sequence[Rounds]], ours: int = 0, *, interpreted: bool = False
+) -> list[Standing]:
     """The results of scenarios that have an aim and were measured with a peer, the second server.
 
-    `ours` is the index of the server that is compared with it.
+    `ours` is the index of the server that is compared with it, `interpreted` whether it is not compiled.
     """
     found = []
     for scenario, rounds in results.items():
@@ -86,7 +92,8 @@ def standings(results: Mapping[Scenario, Sequence[Rounds]], ours: int = 0) -> li
         both = (rounds[ours], rounds[1])
         ratios = {figure: _ratio(figure, scenario.aim, *both) for figure in scenario.aim.figures}
         disturbed = any(each.cores("others") > _DISTURBED for each in both)
-        found.append(Standing(scenario, scenario.aim, ratios, disturbed, rounds[ours].median("longest_ms")))
+        part = scenario.aim.interpreted if interpreted else 1.0
+        found.append(Standing(scenario, scenario.aim, ratios, disturbed, rounds[ours].median("longest_ms"), part))
     return found
 
 
@@ -101,7 +108,7 @@ def long_rows(found: Mapping[str, Sequence[Standing]]) -> list[list[str]]:
         each = of_scenario[0]
         cells = [cell for standing in of_scenario for cell in (standing.measured, standing.verdict)]
         why = next((standing.why for standing in of_scenario if standing.why), "")
-        rows.append([_row(each.aim), f"`{each.scenario.name}`", *_bounds(each.aim), *cells, why])
+        rows.append([_row(each.aim), f"`{each.scenario.name}`", *bounds_of(each.aim), *cells, why])
     return rows
 
 
@@ -116,7 +123,7 @@ def short_rows(found: Mapping[str, Sequence[Standing]]) -> list[list[str]]:
             worst = _worst(of_row)
             scenario = "" if len(of_row) == 1 else f" (`{worst.scenario.name}`)"
             cells += [f"{worst.measured}{scenario}", worst.verdict]
-        rows.append([_row(aim), *_bounds(aim), *cells])
+        rows.append([_row(aim), *bounds_of(aim), *cells])
     return rows
 
 
@@ -140,17 +147,23 @@ def _titles(found: Mapping[str, Sequence[Standing]]) -> list[str]:
 
 
 def _worst(of_row: Sequence[Standing]) -> Standing:
-    order = (SHORT, UNKNOWN, FLOOR, AIM)
-    return min(of_row, key=lambda each: order.index(each.reached))
+    return min(of_row, key=lambda each: _WORST_FIRST.index(each.reached))
 
 
 def _row(aim: Aim) -> str:
     return f"{aim.row} (less is better)" if aim.less_is_better else aim.row
 
 
-def _bounds(aim: Aim) -> list[str]:
-    also = "" if aim.longest_ms is None else f", longest {aim.longest_ms:g} ms"
-    return [f"{aim.floor:g}", f"{aim.aim:g}{also}"]
+def bounds_of(aim: Aim) -> list[str]:
+    """The floor and the aim as the tables show them."""
+    by_cpu = aim.cpu or (0, 0)
+    both = [
+        f"{bound:g}" + (f", CPU {cpu:g}" if cpu else "")
+        for bound, cpu in zip((aim.floor, aim.aim), by_cpu, strict=True)
+    ]
+    if aim.longest_ms is not None:
+        both[1] += f", longest {aim.longest_ms:g} ms"
+    return both
 
 
 def put_between_marks(page: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """Renders a result as Markdown that is also readable in a terminal: circumstances, then a table for each group."""
 
 import os
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -39,7 +40,9 @@ def render(
     parts = [f"# Results of {subject.name}", _preamble(subject, circumstances, servers, versions, results)]
     if found := standings_of(servers, results):
         rows = long_rows(found)
-        parts += ["## Floors and aims", _FLOORS, table(rows, words_of(rows))]
+        part = min(each.aim.interpreted for of_one in found.values() for each in of_one)
+        told = _FLOORS.format(part=_PART.format(part) if part < 1 else "")
+        parts += ["## Floors and aims", textwrap.fill(told, 120), table(rows, words_of(rows))]
     for group in dict.fromkeys(scenario.group for scenario in results):
         of_group = {scenario: rounds for scenario, rounds in results.items() if scenario.group == group}
         columns = COLUMNS[next(iter(of_group)).kind]
@@ -57,14 +60,18 @@ def render(
 def standings_of(servers: Sequence[Server], results: Results) -> dict[str, list[Standing]]:
     """The results of each of our servers against the peer, the second server, if there is one."""
     ours = [number for number, server in enumerate(servers) if number != 1 and (server.ours or not number)]
-    found = {servers[number].name: standings(results, number) for number in ours} if len(servers) > 1 else {}
+    found = {
+        servers[number].name: standings(results, number, interpreted=" compiled" not in servers[number].name)
+        for number in (ours if len(servers) > 1 else ())
+    }
     return found if any(found.values()) else {}
 
 
 _FLOORS = """\
 Ours compared with Go's nsqd, both at default durability. A floor must be reached, an aim should be, by each of the
 figures named. Above 1.00 is better than Go's. Where less is better, the figure is ours divided by Go's. Figures in
-brackets are not judged, because other processes used more than half a CPU meanwhile."""
+brackets are not judged, because other processes used more than half a CPU meanwhile.{part}"""
+_PART = " An interpreted nsqd has to reach {:g} of both."
 
 
 def _preamble(

@@ -21,8 +21,9 @@ class Aim:
     """The target of a scenario relative to Go's nsqd: `floor` must be reached, `aim` should be; `row` names it.
 
     Both are ratios of each of `figures`, where above 1 is better than Go's; with `less_is_better` they are ours divided
-    by Go's. With `longest_ms` the aim also limits our longest latency, in milliseconds. `why` is shown in the result
-    while the aim is missed.
+    by Go's. `cpu` is the floor and the aim by CPU time if they differ. An interpreted nsqd has to reach the part
+    `interpreted` of all of them. With `longest_ms` the aim also limits our longest latency, in milliseconds. `why` is
+    shown in the result while the aim is missed.
     """
 
     row: str
@@ -32,6 +33,12 @@ class Aim:
     figures: tuple[str, ...] = ("rate", "cpu_us")
     less_is_better: bool = False
     longest_ms: float | None = None
+    cpu: tuple[float, float] | None = None
+    interpreted: float = 1.0
+
+    def bounds(self, figure: str) -> tuple[float, float]:
+        """The floor and the aim of a figure."""
+        return self.cpu if self.cpu and figure == "cpu_us" else (self.floor, self.aim)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from benchmarks.nsqd_scenarios import BACKLOG, MAX_MESSAGES, SCENARIOS, in_memory
 from benchmarks.scenarios import Kind, Scenario, grouped, load_of
+from benchmarks.traffic_aims import aim_of
 
 _KILOBYTE = 1024
 _LARGE = 4 * _KILOBYTE
@@ -139,4 +140,4 @@ _THROUGH_GO_NSQ = tuple(
     if each.name in _BY_GO_NSQ and each.kind is kind
 )
 
-TRAFFIC_SCENARIOS = (*_SHAPES, *_THROUGH_GO_NSQ)
+TRAFFIC_SCENARIOS = tuple(replace(each, aim=aim_of(each.name)) for each in (*_SHAPES, *_THROUGH_GO_NSQ))

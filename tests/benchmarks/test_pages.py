@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.floors import AIM, BEGIN, END, FLOOR, SHORT, UNKNOWN
+from benchmarks.floors import AIM, BEGIN, END, FLOOR, SHORT, UNKNOWN, bounds_of
 from benchmarks.nsqd_aims import AIMS, HEADLINES
 from benchmarks.nsqd_scenarios import SCENARIOS
 
@@ -21,8 +21,8 @@ def section(heading: str) -> str:
 
 
 def test_floors_and_aims_in_the_result_equal_those_of_the_data() -> None:
-    said = {row[1].strip("`"): (float(row[2]), float(row[3])) for row in rows(section("Floors and aims"))}
-    assert said == {name: (aim.floor, aim.aim) for name, aim in AIMS.items()}
+    said = {row[1].strip("`"): row[2:4] for row in rows(section("Floors and aims"))}
+    assert said == {name: bounds_of(aim) for name, aim in AIMS.items()}
 
 
 def between_marks(page: str) -> list[list[str]]:

@@ -70,6 +70,28 @@ def test_an_aim_is_reached_by_all_of_its_figures(messages: float, cpu: float, re
     assert standing.why == ("" if reached == "aim" else "a reason")
 
 
+@pytest.mark.parametrize(
+    ("messages", "cpu", "reached"),
+    [(1000, 0.5, "**short**"), (1000, 0.4, "floor"), (1500, 0.4, "floor"), (1500, 0.375, "aim")],
+)
+def test_cpu_time_may_have_a_floor_of_its_own(messages: float, cpu: float, reached: str) -> None:
+    asked = scenario(aim=Aim("PUB", 1.0, 1.5, cpu=(1.2, 2.0)))
+    measured = rounds(figures(messages=messages, cpu=cpu))
+    (standing,) = standings({asked: [measured, rounds(figures())]})
+    assert standing.reached == reached
+    assert long_rows({"ours": [standing]})[1][2:4] == ["1, CPU 1.2", "1.5, CPU 2"]
+
+
+@pytest.mark.parametrize(("name", "reached"), [("ours", "floor"), ("ours compiled", "**short**")])
+def test_an_interpreted_nsqd_has_to_reach_a_part(name: str, reached: str) -> None:
+    servers = [Server(name, "", ours=True), PEER]
+    rate = scenario("rate", aim=Aim("PUB", 1.0, 2.0, interpreted=0.75))
+    p99 = scenario("p99", aim=Aim("p99", 0.6, 0.3, figures=("p99",), less_is_better=True, interpreted=0.75))
+    peer = rounds(figures())
+    found = {rate: [rounds(figures(messages=800)), peer], p99: [rounds(figures(p99=0.7)), peer]}
+    assert [each.reached for each in standings_of(servers, found)[name]] == [reached, reached]
+
+
 def test_on_a_busy_machine_only_cpu_time_is_judged() -> None:
     asked = scenario(aim=Aim("PUB", 1.2, 2.5))
     (standing,) = standings({asked: [rounds(figures(cpu=0.1, others=1.0)), rounds(figures(others=1.0))]})

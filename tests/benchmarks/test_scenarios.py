@@ -53,6 +53,14 @@ def test_every_aim_has_its_scenario() -> None:
     assert {scenario.name for scenario in SCENARIOS if scenario.aim is not None} == set(AIMS)
 
 
+def test_go_nsq_has_the_floors_of_the_same_load() -> None:
+    aims = {scenario.name: scenario.aim for scenario in TRAFFIC_SCENARIOS if scenario.aim is not None}
+    assert {name for name in aims if not name.endswith("-go-nsq")} >= {"deliver-fin-64k", "connections-tls"}
+    assert {name for name in aims if name.endswith("-go-nsq")} >= {"mpub-200x200-go-nsq", "latency-1k-go-nsq"}
+    for name, aim in aims.items():
+        assert aims.get(name.removesuffix("-go-nsq"), aim) == aim
+
+
 def test_a_start_is_measured_with_the_data_of_a_stopped_nsqd(generator: Path) -> None:
     scenario = Scenario("start", "", load_of(fill="true", topics=5, most=500), Kind.START)
     figures = measure(generator, NSQD, OURS, scenario, Effort(seconds=0.1, rounds=1, seed=1), 0)
