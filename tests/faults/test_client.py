@@ -214,7 +214,7 @@ def test_the_next_consumer_gets_the_messages_of_a_vanished_one(start: StartDaemo
         connection.close()
     with consuming(taken.append, [daemon.tcp_address]):
         wait_until(lambda: len(taken) == 1, 40)
-        assert taken[0].attempts == 2
+        assert taken[0].attempts > 1  # the first consumer connects again, and may have had it twice
     release.set()
     first.stop(1)
 

@@ -101,10 +101,13 @@ def interrupted(program: str, modules: int) -> tuple[int, str]:
 def interrupted_command(words: Sequence[str], first: str, modules: int) -> tuple[int, str]:
     """Exit status and output of Python that is interrupted this number of modules after the first of its program."""
     command = [sys.executable, "-X", "importtime", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
-        assert process.stderr is not None
-        # The process waits where its report of imported modules fills the pipe, so it cannot end before the signal.
-        fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, SMALLEST_PIPE)
+    report, written = os.pipe()
+    # The process waits where its report of imported modules fills the pipe, so it cannot end before the signal. The
+    # pipe is made small before anything is in it.
+    fcntl.fcntl(written, fcntl.F_SETPIPE_SZ, SMALLEST_PIPE)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=written, bufsize=0) as process:
+        os.close(written)
+        process.stderr = os.fdopen(report, "rb", buffering=0)
         while process.stderr.readline().split()[-1:] != [first.encode()]:
             assert process.poll() is None
         for _ in range(modules):
