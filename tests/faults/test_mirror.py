@@ -387,6 +387,7 @@ def test_what_a_primary_has_lost_with_its_power_comes_from_the_standby(machines,
     primary = machines.primary(standby, data_path=primary.data_path)
     assert "messages are missing here that the standby has, so it takes over their topics: new, t" in primary.log
     primary.publishes(b"later")
+    wait_until(lambda: sum(each.unfinished("t").get("c", 0) for each in (primary, standby)) == len(bodies["t"]) + 1)
     assert everything(primary, standby) == sorted([*bodies["t"], b"later"])
     assert everything(primary, standby, topic="new") == sorted(bodies["new"])
     # From then on it is as before: another loss costs nothing either.
