@@ -252,7 +252,7 @@ def grown(recorded: Record, now: Record, unit: str = "lines") -> list[str]:
 
 
 def _most_grown(before: Mapping[str, float], now: Mapping[str, float], unit: str) -> str:
-    """The functions whose growth is the largest, and at least a tenth of the largest."""
+    """The functions with the largest growth, and at least a tenth of the largest."""
     by = {name: amount - before.get(name, 0.0) for name, amount in now.items()}
     most = sorted(by, key=by.__getitem__, reverse=True)[:_MOST_NAMED]
     named = [name for name in most if by[name] > max(0.1 * by[most[0]], _LEAST_SHARE * sum(now.values()))]

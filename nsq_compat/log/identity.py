@@ -35,9 +35,9 @@ class FoundEnd(NamedTuple):
 class Identity:
     """A random identity, and an epoch that grows with each start.
 
-    `forgotten` has, by the identity of a standby, its last take-over whose messages this nsqd has forgotten. `ends`
-    has, by topic, what a start has found, until it is compared with what the standby has. `may_lack_files`: the machine
-    has started since nsqd ran before, so files that were not synced may be missing.
+    `forgotten` has, by the identity of a standby, its last take-over of which this nsqd has forgotten the messages.
+    `ends` has, by topic, what a start has found, until it is compared with what the standby has. `may_lack_files`: the
+    machine has started since nsqd ran before, so files that were not synced may be missing.
     """
 
     identity: str = ""

@@ -416,7 +416,7 @@ class _Copying:
             self._theirs[path] = size
 
     def _replace(self, path: str, size: int, fd: int) -> Steps:
-        """Copy a file whose content is replaced as a whole. Raises ``OSError`` if that changes meanwhile."""
+        """Copy a file that is replaced as a whole. Raises ``OSError`` if that changes meanwhile."""
         suffix = TEMPORARY if self._unit == METADATA else _COPIED
         yield from self._write_all(path + suffix, size, fd)
         yield _adopted(path, size, suffix)

@@ -380,15 +380,17 @@ class LosablePrimary(DataPath):
         shutil.rmtree(copy)
 
 
+class CountingFiles(OsFiles):
+    reads = 0
+
+    def pread(self, fd, size, offset):
+        CountingFiles.reads += 1
+        return os.pread(fd, size, offset)
+
+
 @pytest.mark.parametrize("end", [100, CHUNK, 9 * CHUNK + 5])
 def test_the_end_of_a_log_file_is_found_before_what_is_reserved_however_large_that_is(tmp_path, end):
-    class CountingFiles(OsFiles):
-        reads = 0
-
-        def pread(self, fd, size, offset):
-            CountingFiles.reads += 1
-            return os.pread(fd, size, offset)
-
+    CountingFiles.reads = 0
     copy = MirrorCopy(cast("Files", CountingFiles()), str(tmp_path), syncs=False)
     (tmp_path / "nsq_compat/t.topic").mkdir(parents=True)
     for size in (end, end + 3, end + CHUNK, 1 << 40):
@@ -406,13 +408,7 @@ def test_the_end_of_a_log_file_is_found_before_what_is_reserved_however_large_th
 
 @pytest.mark.parametrize("size", [1, CHUNK, 9 * CHUNK + 5])
 def test_the_sums_of_a_sparse_file_are_those_of_its_bytes(tmp_path, size):
-    class CountingFiles(OsFiles):
-        reads = 0
-
-        def pread(self, fd, size, offset):
-            CountingFiles.reads += 1
-            return os.pread(fd, size, offset)
-
+    CountingFiles.reads = 0
     copy = MirrorCopy(cast("Files", CountingFiles()), str(tmp_path), syncs=False)
     (tmp_path / "nsq_compat/t.topic").mkdir(parents=True)
     with open(tmp_path / SEGMENT, "wb") as file:

@@ -60,7 +60,7 @@ except ValueError as error:
 
 
 def test_text_of_a_daemon_neither_forges_a_line_nor_controls_the_terminal():
-    # Not in the source, whose lines Python 3.13 shows in the traceback.
+    # Not in the source, of which Python 3.13 shows lines in the traceback.
     command = [sys.executable, "-c", SPEAKER, HOSTILE.encode().hex()]
     said = subprocess.run(command, stderr=subprocess.PIPE, check=True, timeout=30).stderr
     escaped = HOSTILE.encode("unicode_escape")
