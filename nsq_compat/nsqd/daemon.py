@@ -64,7 +64,7 @@ from nsq_compat.web.nsqd_api import NsqdApi
 from nsq_compat.web.stats import MemoryStats
 
 if TYPE_CHECKING:
-    from nsq_compat.nsqd.mirror import Mirror
+    from nsq_compat.nsqd.mirror import Adopted, Mirror
     from nsq_compat.nsqd.standby import Standby
 
 log = logging.getLogger(__name__)
@@ -405,15 +405,18 @@ class Daemon:
             "node_id": options.id,
         }
 
-    def _forget(self, adopted: Mapping[str, tuple[int, str, int]]) -> None:
-        """The standby delivers the messages of these topics before these offsets, see ``Mirror``."""
-        for name, (offset, last_id, empty_until) in adopted.items():
+    def _forget(self, adopted: "Mapping[str, Adopted]") -> None:
+        """The standby delivers what it has of these topics."""
+        for name, had in adopted.items():
+            yield_to_loop()
+            for channel in had.channels if not self.draining else ():  # new messages are for them, too
+                self.broker.topic(name, checked=False, waits=False).channel(channel, waits=False)
             topic = self.broker.topics.get(name)
-            if topic is None or not offset:
+            if topic is None or not had.offset:
                 continue
             why = "the last message that the standby has is not there"
             try:
-                if topic.forget_before(offset, last_id.encode("ascii"), time.time_ns(), empty_until):
+                if topic.forget_before(had.offset, had.last_id.encode("ascii"), time.time_ns(), had.empty_until):
                     continue
             except OSError as error:
                 why = reason(error)

@@ -11,12 +11,12 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import gevent
 from gevent.event import AsyncResult, Event
@@ -55,6 +55,18 @@ _CONNECT_SECONDS: Final = 2.0
 _NO_ENDS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
+class Adopted(NamedTuple):
+    """What the standby has taken over of a topic."""
+
+    offset: int
+    """The standby has the messages before this one; 0 if it may not have all."""
+    last_id: str
+    empty_until: int
+    """From `offset` up to this one, no message is here."""
+    channels: Sequence[str]
+    """The channels that it had, if they may be missing here."""
+
+
 def make_mirror(
     options: NsqdOptions,
     files: Files,
@@ -63,7 +75,7 @@ def make_mirror(
     tick: LoopTick,
     *,
     describe: Callable[[], Mapping[str, object]],
-    forget: Callable[[Mapping[str, tuple[int, str, int]]], None],
+    forget: Callable[[Mapping[str, Adopted]], None],
 ) -> "Mirror":
     """The connection to the standby. Raises ``OptionError``."""
     tls: dict[str, object] = {}
@@ -112,9 +124,8 @@ class Mirror:
     """Keeps the standby at `address` equal to `data_path`, from `start` to `stop`.
 
     `describe` returns what the standby shows of this nsqd. `forget` is called with the topics that the standby has
-    taken over, each with the offset up to which it has their messages, the id of the last one, and the offset up to
-    which no other message is here. It must not wait for the standby. `tick` is that of the clients' connections, so
-    that changes leave together, at the end of the iteration in which they were made.
+    taken over. It must not wait for the standby. `tick` is that of the clients' connections, so that changes leave
+    together, at the end of the iteration in which they were made.
     """
 
     def __init__(
@@ -131,7 +142,7 @@ class Mirror:
         refuses: bool,
         timeout: float,
         describe: Callable[[], Mapping[str, object]],
-        forget: Callable[[Mapping[str, tuple[int, str, int]]], None],
+        forget: Callable[[Mapping[str, Adopted]], None],
     ) -> None:
         self.address = address
         self.state = State.GONE
@@ -383,7 +394,14 @@ class Mirror:
                 self.address,
                 len(adopted),
             )  # fmt: skip
-            self._forget({topic: (*last, ends.get(topic, 0)) for topic, last in adopted.items()})
+            had = answer.get("channels") if ends or self._identity.may_lack_files else None
+            channels = had if isinstance(had, dict) else {}
+            self._forget(
+                {
+                    topic: Adopted(offset, last_id, ends.get(topic, 0), channels.get(topic, ()))
+                    for topic, (offset, last_id) in adopted.items()
+                }
+            )
             self._identity.forgotten[standby] = takeover
             self._save()
         _ask(session, command("forgotten"))

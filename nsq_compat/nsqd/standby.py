@@ -39,7 +39,7 @@ from nsq_compat.nsqd.durability import in_thread
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.go_json import INT64, STRING, Fields, loads_object, loads_untyped
 from nsq_compat.protocol.mirror import decode_changes
-from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.protocol.names import is_ephemeral, is_valid_name
 from nsq_compat.queue.backlog import prepare
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.publish_ids import PublishIds
@@ -73,8 +73,8 @@ class MirrorState:
     """What is stored beside a copy.
 
     `takeover` names the last take-over, until the primary says that it has forgotten the messages; `adopted` are its
-    topics, each with the offset up to which it had all messages. `is_complete`: the copy was in sync, and has followed
-    every change since.
+    topics, each with the offset up to which it had all messages, and `channels` those that each had. `is_complete`: the
+    copy was in sync, and has followed every change since.
     """
 
     identity: str
@@ -85,6 +85,7 @@ class MirrorState:
     is_complete: bool = False
     takeover: str = ""
     adopted: dict[str, tuple[int, str]] = field(default_factory=dict)
+    channels: dict[str, list[str]] = field(default_factory=dict)
     adopting: bool = False
     """A take-over has begun and is not complete."""
     paused: list[tuple[str, str]] = field(default_factory=list)
@@ -250,6 +251,7 @@ class Standby:
             "run": self._run,
             "takeover": state.takeover,
             "adopted": state.adopted,
+            "channels": state.channels,
         }
         return json.dumps(answer).encode("utf-8")
 
@@ -280,7 +282,7 @@ class Standby:
             return self._answer(mirrored.state)
         if verb == "forgotten":
             state = mirrored.state
-            state.takeover, state.adopted = "", {}
+            state.takeover, state.adopted, state.channels = "", {}, {}
             mirrored.save()
             return b"OK"
         raise ValueError(f"there is no MIRROR {verb}")
@@ -373,7 +375,7 @@ class Standby:
         except MetadataError as error:
             raise ValueError(str(error)) from None
         if not state.adopting:
-            state.takeover, state.adopted, state.adopting = os.urandom(8).hex(), {}, True
+            state.takeover, state.adopted, state.channels, state.adopting = os.urandom(8).hex(), {}, {}, True
             taken_over = set(names)
             state.paused = [
                 (topic.name, channel.name)
@@ -381,9 +383,13 @@ class Standby:
                 for channel in topic.channels
                 if topic.name in taken_over and channel.paused and not self._has_channel(topic.name, channel.name)
             ]
-            for name in names:  # a primary that returns keeps the messages of an incomplete copy
+            for name in names:
                 limit = None if offsets is None else offsets[name]
-                state.adopted[name] = in_thread(self._end_of, mirrored, name, limit) if state.is_complete else (0, "")
+                end, channels = in_thread(self._end_of, mirrored, name, limit)
+                # A primary that returns keeps the messages of an incomplete copy.
+                state.adopted[name] = end if state.is_complete else (0, "")
+                named = {each.name for each in known[name].channels} if name in known else set()
+                state.channels[name] = sorted(each for each in {*channels, *named} if not is_ephemeral(each))
         in_thread(mirrored.save)
         self._pause(state)
         failure: OSError | None = None
@@ -408,16 +414,16 @@ class Standby:
         log.info("MIRROR(%s): has taken over %d topics", mirrored.name, len(names))
         return names
 
-    def _end_of(self, mirrored: Mirrored, name: str, limit: int | None) -> tuple[int, str]:
-        """The offset of the next message of a copy, at most `limit`, and the id of the message before that."""
+    def _end_of(self, mirrored: Mirrored, name: str, limit: int | None) -> tuple[tuple[int, str], Iterable[str]]:
+        """The offset after a copy, at most `limit`, the id of the message before that, and the channels."""
         try:
             folder = topic_folder(mirrored.folder, name)
             with StoredTopic(self._files, folder, sort=_sorted_ids) as stored:
                 offset = stored.state.end.seq + stored.log.deferred_count
                 offset = offset if limit is None else min(offset, limit)
-                return offset, id_at(stored.log, offset - 1).decode("ascii")
+                return (offset, id_at(stored.log, offset - 1).decode("ascii")), stored.state.channels
         except OSError:
-            return 0, ""  # the primary keeps its messages; the take-over of the topic logs the error
+            return (0, ""), ()  # the primary keeps its messages; the take-over of the topic logs the error
 
     def _move(self, mirrored: Mirrored, metadata: TopicMetadata) -> None:
         """The copy becomes the topic. What may take long is done in threads, before that."""

@@ -49,10 +49,10 @@ class Broker:
         self._changed: dict[Topic, None] = {}
         self._refuses_publishing = False
 
-    def topic(self, name: str, *, checked: bool = True) -> Topic:
+    def topic(self, name: str, *, checked: bool = True, waits: bool = True) -> Topic:
         """Return the topic of that (valid) name; create it if it is missing. Raises ``Refused`` and ``OSError``.
 
-        Not `checked`: whatever limits there are for clients.
+        Not `checked`: whatever limits there are for clients. Unless it `waits`, the standby has the topic later.
         """
         topic = self.topics.get(name)
         if topic is None:
@@ -68,7 +68,7 @@ class Broker:
             log.info("TOPIC(%s): created", name)
             for observer in self.observers:
                 observer.topic_created(topic)
-            if store is not None:
+            if store is not None and waits:
                 store.commit()  # last, because it may block while other greenlets run
         return topic
 

@@ -347,8 +347,11 @@ class Topic:
 
     # --- Channels -----------------------------------------------------------------------------------------------------
 
-    def channel(self, name: str) -> Channel:
-        """Return the channel of that (valid) name; create it if it is missing. Raises ``Exiting`` and ``OSError``."""
+    def channel(self, name: str, *, waits: bool = True) -> Channel:
+        """Return the channel of that (valid) name; create it if it is missing. Raises ``Exiting`` and ``OSError``.
+
+        Unless it `waits`, the standby has the channel later.
+        """
         channel = self.channels.get(name)
         if channel is None:
             if self.exiting:
@@ -364,7 +367,7 @@ class Topic:
             self._note_ephemeral()
             self._note_change()
             self._observer.channel_created(self, channel)
-            if self.store is not None:
+            if self.store is not None and waits:
                 self.store.commit()  # last, because it may block while other greenlets run
         return channel
 

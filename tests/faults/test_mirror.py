@@ -397,6 +397,25 @@ def test_what_a_primary_has_lost_with_its_power_comes_from_the_standby(machines,
     assert b"latest" in everything(standby)
 
 
+def test_channels_that_a_primary_has_lost_with_its_power_come_from_the_standby(machines):
+    standby = machines.standby()
+    primary = machines.primary(standby)
+    for name in ("t", "new"):
+        for channel in ("c", "d", "e#ephemeral"):
+            primary.create_channel(name, channel)
+        primary.publishes(b"before", topic=name.encode())
+    lose_power(primary, "new", kept=0.0)
+    (primary.data_path / "nsqd.dat").unlink(missing_ok=True)
+    primary = machines.primary(standby, data_path=primary.data_path)
+    for name in ("t", "new"):
+        primary.publishes(b"after", topic=name.encode())
+        assert primary.unfinished(name) == standby.unfinished(name) == {"c": 1, "d": 1}
+    primary.kill()  # and they are in the new copy, too
+    assert adopt(standby) == ["new", "t"]
+    for name in ("t", "new"):
+        assert standby.unfinished(name) == {"c": 2, "d": 2}
+
+
 def test_topics_of_which_a_primary_has_lost_nothing_stay_there(machines):
     standby = machines.standby()
     primary = machines.primary(standby)
