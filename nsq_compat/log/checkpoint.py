@@ -19,8 +19,10 @@ from nsq_compat.log.files import Files, read_file
 from nsq_compat.log.segment import NOWHERE
 from nsq_compat.log.topic_log import LogEnd
 from nsq_compat.protocol import storage_schema
+from nsq_compat.protocol.errors import quote
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import attempts, message_id
+from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.protocol.storage_schema import CHECKPOINT_MAGIC, EMPTIED_MAGIC, LOCATIONS_MAGIC, REPLAYS_MAGIC
 
 CHECKPOINT = "checkpoint"
@@ -299,6 +301,8 @@ def _decode_channels(data: bytes, count: int) -> tuple[dict[str, ChannelState], 
         length, position, gap_count, entries = CHANNEL.unpack_from(data, at)
         name_end = at + CHANNEL.size + length
         name = data[at + CHANNEL.size : name_end].decode("ascii")
+        if name != _HELD_BY_TOPIC and not is_valid_name(name):
+            raise ValueError(f"{quote(name.encode())} is no name of a channel")
         gaps = [(begin, end) for begin, end in map(GAP.unpack_from, _cut(data, name_end, gap_count, GAP.size))]
         begin = name_end + gap_count * GAP.size
         found.append((name, ChannelState(position, gaps=gaps), begin, entries))

@@ -13,6 +13,7 @@ sound groups is found, and counted, when it is read.
 """
 
 import os
+import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -40,8 +41,9 @@ from nsq_compat.log.reading import LogEnd, readers_from_end, split_by_segment
 from nsq_compat.log.segment import NOWHERE, Group, Segment, locations_of
 from nsq_compat.log.topic_log import DEFAULT_SEGMENT_SIZE, TopicLog
 from nsq_compat.protocol import storage_schema as records
+from nsq_compat.protocol.errors import quote
 from nsq_compat.protocol.message import attempts, message_id, message_ids, with_attempts
-from nsq_compat.protocol.names import is_ephemeral
+from nsq_compat.protocol.names import is_ephemeral, is_valid_name
 
 _NS_PER_SECOND = 1_000_000_000
 _NO_ID = b"0" * 16
@@ -182,7 +184,11 @@ def recover(last: TopicState | None, log: TopicLog, sort: Sort = sorted) -> Topi
         if group.kind != records.DEFERRED:
             # At level memory, numbers may have been used for messages that are not in the log.
             history.seq = max(history.seq, group.first_seq)
-        _REPLAY[group.kind](history, group)
+        try:
+            _check_channel(group)
+            _REPLAY[group.kind](history, group)
+        except (ValueError, IndexError, struct.error) as error:  # a sound group that no nsqd wrote, as in a forged copy
+            log.damage.report(log.folder, f"a record about a channel ({error})", 1)
         if kept and group.kind in MESSAGE_KINDS:
             for each_id in message_ids(group.frames):
                 kept.pop(each_id, None)
@@ -198,6 +204,15 @@ def recover(last: TopicState | None, log: TopicLog, sort: Sort = sorted) -> Topi
     _audit(log, last, topic, sort)
     topic.is_current = topic.is_current and not log.damage.records  # else every start would report the loss again
     return topic
+
+
+def _check_channel(group: Group) -> None:
+    """Raises ``ValueError`` if the channel of a group that may make one has an invalid name."""
+    if group.kind in (records.CHANNEL_CREATED, records.REQUEUED):
+        frame = group.frames[0]
+        name = frame[1 : 1 + frame[0]] if group.kind == records.REQUEUED else frame
+        if not is_valid_name(name):
+            raise ValueError(f"{quote(name)} is no name of one")
 
 
 def _state_without_checkpoint(log: TopicLog) -> TopicState:

@@ -110,6 +110,12 @@ def test_another_version_is_not_taken_for_this_one():
         decode(b"NQC2" + SMALL.encode()[4:])
 
 
+def test_an_invalid_name_of_a_channel_is_refused():
+    forged = replace(SMALL, channels={"a\nUNREGISTER t c": ChannelState(0)}).encode()
+    with pytest.raises(BadCheckpoint, match=r'"a\\nUNREGISTER t c" is no name of a channel'):
+        decode(forged)
+
+
 @pytest.mark.parametrize("size", range(len(SMALL.encode())))
 def test_a_truncated_checkpoint_is_detected(size):
     with pytest.raises(BadCheckpoint):

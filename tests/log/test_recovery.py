@@ -16,6 +16,7 @@ from nsq_compat.protocol.storage_schema import (
     CHANNEL_EMPTIED,
     CHECKPOINT_MAGIC,
     DEFERRED,
+    REQUEUED,
     TOPIC_AWAITS_CHANNELS,
     TOPIC_EMPTIED,
     TOPIC_KNOWS_CHANNELS,
@@ -173,10 +174,10 @@ def test_a_pause_is_replayed(past):
     past.noted(TOPIC_PAUSED)
     past.published(3)
     held = past.deferred(9)
-    past.noted(CHANNEL_CREATED, "made meanwhile", 2)
+    past.noted(CHANNEL_CREATED, "made-meanwhile", 2)
     topic = past.recovered()
     assert (topic.paused, topic.held.position, unfinished(topic.held)) == (True, 2, [(held, 9.0)])
-    assert {name: state.position for name, state in topic.channels.items()} == {"a": 0, "made meanwhile": 2}
+    assert {name: state.position for name, state in topic.channels.items()} == {"a": 0, "made-meanwhile": 2}
     past.noted(TOPIC_UNPAUSED)
     topic = past.recovered()
     assert (topic.paused, topic.held) == (False, None)
@@ -478,3 +479,16 @@ def test_a_checkpoint_of_almost_only_zeros_is_damaged_and_not_read_to_its_end(tm
         with StoredTopic(files, str(tmp_path)) as stored:
             assert stored.checkpoint_error
         assert files.bytes_read < 1 << 27
+
+
+@pytest.mark.parametrize("name", [b"a\nUNREGISTER t c", b"a b", b"", b"\xff", b"x" * 65])
+@pytest.mark.parametrize("kind", [CHANNEL_CREATED, REQUEUED])
+def test_invalid_names_of_channels_are_passed_over_and_counted(past, name, kind):
+    """They would reach nsqlookupd, statsd and logs."""
+    past.published(2)
+    past.log.append([bytes([len(name)]) + name if kind == REQUEUED else name], past.seq, kind=kind)
+    past.noted(CHANNEL_CREATED, "a")
+    log = TopicLog(OsFiles(), past.folder, segment_size=500)
+    assert list(recover(None, log).channels) == ["a"]
+    assert log.damage.records == 1
+    log.close()
