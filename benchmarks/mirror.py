@@ -1,5 +1,7 @@
 """The cost of mirroring: nsqd with a standby, and the same nsqd alone, in turns.
 
+The measured nsqd has a CPU of its own. The standby and the load generator share the others.
+
 ``python -m benchmarks.mirror`` prints the result, and writes it to ``--out``.
 """
 
@@ -10,8 +12,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -42,8 +44,9 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Measurement:
-    def __init__(self, arguments: argparse.Namespace, generator: Path) -> None:
+    def __init__(self, arguments: argparse.Namespace, generator: Path, own_cpu: Collection[int]) -> None:
         self._arguments = arguments
+        self._own_cpu = own_cpu
         self._generator = generator
 
     def rows(self) -> Iterator[tuple[str, str]]:
@@ -73,7 +76,8 @@ class Measurement:
             words = (f"-seconds={self._arguments.seconds}",)
         with ExitStack() as stack:
             options = [f"--mirror-to={self._standby(stack).tcp_address}"] if mirrored else []
-            nsqd = self._start(stack, "--node-id=1", *options)
+            with on_cpus(self._own_cpu):
+                nsqd = self._start(stack, "--node-id=1", *options)
             _wait_until(lambda: not mirrored or _is_in_sync(nsqd))
             figures = load(self._generator, SUBJECTS[subject], nsqd, words, subject)
             if mirrored and not _is_in_sync(nsqd):
@@ -105,6 +109,17 @@ class Measurement:
         return stack.enter_context(Nsqd(self._arguments.nsqd, data_path, options=options))
 
 
+@contextmanager
+def on_cpus(cpus: Collection[int]) -> Iterator[None]:
+    """Processes that are started meanwhile run on these CPUs only."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def _is_in_sync(nsqd: Nsqd) -> bool:
     return bool(nsqd.asks("GET", "/mirror").json()["standby"]["state"] == "in sync")
 
@@ -127,6 +142,7 @@ def render(arguments: argparse.Namespace, load_average: float, rows: Sequence[tu
         f"Date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {machine.commit()}",
         f"Machine: {machine.cpu()}, {os.cpu_count()} CPUs, {machine.memory()}, {machine.system()}",
         f"nsqd: `{version_of('nsqd', shlex.split(arguments.nsqd))}`, `--mirror-mode=sync`, on loopback",
+        "CPUs: one for the primary, the others for the standby and the generator",
         machine.python(),
         f"Command: `python -m benchmarks.mirror --seconds={arguments.seconds:g} --rounds={arguments.rounds}`",
         f"Load average before: {load_average:.2f}",
@@ -144,8 +160,9 @@ def main() -> None:
     arguments = parse_arguments()
     load_average = os.getloadavg()[0]
     try:
-        with tempfile.TemporaryDirectory(prefix="nsq-bench-") as folder:
-            measurement = Measurement(arguments, build_generator(Path(folder)))
+        cpus = sorted(os.sched_getaffinity(0))
+        with tempfile.TemporaryDirectory(prefix="nsq-bench-") as folder, on_cpus(cpus[1:] or cpus):
+            measurement = Measurement(arguments, build_generator(Path(folder)), cpus[:1])
             rows = []
             for row in measurement.rows():
                 print(*row, sep=": ", flush=True)

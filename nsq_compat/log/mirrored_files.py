@@ -17,6 +17,7 @@ from typing import Final
 
 from nsq_compat.log.data_path import FOLDER, TOPIC_SUFFIX
 from nsq_compat.log.files import TEMPORARY, Files
+from nsq_compat.log.storage import Done
 from nsq_compat.protocol import mirror
 from nsq_compat.protocol.mirror import Change
 
@@ -25,6 +26,9 @@ _ZEROS: Final = bytes(1 << 20)
 """More than a log writes ahead."""
 _MAX_DATA: Final = 1 << 19
 """Bytes of a change. A command with more than its limit of bytes, --max-body-size, would be refused."""
+ROUNDS: Final = 10
+"""Of `Confirmations`, within the timeout. While nsqd itself stands still, no round passes, so that it does not take a
+standby for lost that could not be heard."""
 _UNIT: Final = re.compile(
     rf"({re.escape(METADATA)})(?:{re.escape(TEMPORARY)})?|{FOLDER}/([^/\0]+{re.escape(TOPIC_SUFFIX)})(?:/[^/\0]+)?"
 )
@@ -137,6 +141,86 @@ class Changes:
             self.position_taken += len(self._pending)
             self._pending.clear()
             self.waiting_bytes = 0
+
+
+class Confirmations:
+    """Publishes that wait, in their order, until the standby has all `changes` before them.
+
+    A publish waits for ``ROUNDS`` calls of `next_round` at most. With the last of them the standby counts as lost, and
+    no publish waits any more until `in_sync` is set again. `on_progress` is called for an answer of a standby that is
+    not in sync.
+    """
+
+    def __init__(self, changes: Changes) -> None:
+        self.is_started = False
+        """Before, nothing waits."""
+        self.in_sync = False
+        self.acknowledged = 0
+        """The number of changes that the standby has."""
+        self.refusal: Callable[[], OSError | None] = lambda: None
+        """What becomes of a publish that the standby does not have: an error, or None if nsqd may continue without."""
+        self.on_progress: Callable[[], None] = lambda: None
+        self._changes = changes
+        self._round = 0
+        self._lost_in = 0
+        """The round in which the standby was lost."""
+        self._waiting: deque[tuple[int, int, Done]] = deque()
+        """The position that has to be acknowledged, and the round in which they began to wait."""
+
+    def confirm(self, done: Done) -> None:
+        """Call `done` when the standby has all changes so far, or what `refusal` returns. Calls are in their order."""
+        # Hot: runs for every publish.
+        position = self._changes.position
+        if self.in_sync:
+            if self.acknowledged >= position:
+                done(None)
+                return
+        elif not self.is_started:
+            done(None)  # topics are being restored
+            return
+        elif not self._waiting and self._round - self._lost_in > ROUNDS:
+            done(self.refusal())
+            return
+        self._waiting.append((position, self._round, done))
+
+    def acknowledge(self, position: int) -> None:
+        """The standby has so many changes."""
+        # Hot: runs for every group of publishes.
+        self.acknowledged = position
+        if self.in_sync:
+            self.resolve()
+        else:
+            self.on_progress()
+
+    def resolve(self) -> None:
+        """Call back the publishes whose changes are acknowledged."""
+        waiting, acknowledged = self._waiting, self.acknowledged
+        while waiting and waiting[0][0] <= acknowledged:
+            waiting.popleft()[2](None)
+
+    def lose(self) -> None:
+        """The connection to the standby has ended."""
+        if self.in_sync:
+            self.in_sync = False
+            self._lost_in = self._round
+
+    def next_round(self) -> bool:
+        """Let go of publishes that have waited for too long; returns whether the standby counts as lost by that."""
+        self._round += 1
+        waiting, late = self._waiting, self._round - ROUNDS - 1
+        lost_now = self.in_sync and len(waiting) > 0 and waiting[0][1] <= late
+        if lost_now:
+            self.in_sync = False
+            self._lost_in = late
+        # Once the standby counts as lost, no publish waits, and later ones do not queue behind it.
+        is_lost = not self.in_sync and self._lost_in <= late
+        while waiting and (is_lost or waiting[0][1] <= late):
+            waiting.popleft()[2](self.refusal())
+        return lost_now
+
+    def let_all_go(self) -> None:
+        while self._waiting:
+            self._waiting.popleft()[2](self.refusal())
 
 
 class MirroredFiles:

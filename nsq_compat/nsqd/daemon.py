@@ -19,8 +19,8 @@ from nsq_compat.cli.logs import DEBUG, parse_log_level, set_level
 from nsq_compat.cli.options import option_value
 from nsq_compat.log.data_path import reason, resolved
 from nsq_compat.log.files import Files, OsFiles
-from nsq_compat.log.mirrored_files import Changes, MirroredFiles
-from nsq_compat.log.storage import Done, Durability, Storage
+from nsq_compat.log.mirrored_files import Changes, Confirmations, MirroredFiles
+from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.net.certificates import load_certificates
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import AlarmClock, BusyPoll, LoopLag, LoopTick, has_spare_cpu, turns, yield_to_loop
@@ -99,6 +99,7 @@ class Daemon:
         self._lock = startup.lock_data_path(files, data_path)
         identity = startup.begin_epoch(files, data_path) if options.mirror_to or options.mirror_accept else None
         changes = Changes(threading.Lock())
+        confirmations = Confirmations(changes)
         if options.mirror_to:
             files = MirroredFiles(files, data_path, changes)
         self.mirror: Mirror | None = None
@@ -132,7 +133,7 @@ class Daemon:
             durability=Durability(options.durability),
             segment_size=options.max_bytes_per_file,
             commit=Committer(observe_sync, lambda: self._storage.check_folder()).commit,
-            confirm=self._confirm if options.mirror_to and options.mirror_mode == SYNC else None,
+            confirm=confirmations.confirm if options.mirror_to and options.mirror_mode == SYNC else None,
             wait=wait_for,
             open_files=descriptors_left_by_clients() // 2,
             later=loop.run_callback,
@@ -162,7 +163,7 @@ class Daemon:
             from nsq_compat.nsqd.mirror import make_mirror  # no other nsqd needs it
 
             self.mirror = make_mirror(
-                options, files, changes, identity, tick, describe=self._describe, forget=self._forget
+                options, files, changes, confirmations, identity, tick, describe=self._describe, forget=self._forget
             )
         if options.mirror_accept and identity is not None:
             from nsq_compat.nsqd import standby
@@ -389,12 +390,6 @@ class Daemon:
         self._api.end_refused()
 
     # --- Mirroring ----------------------------------------------------------------------------------------------------
-
-    def _confirm(self, done: Done) -> None:
-        if self.mirror is not None and self.mirror.is_started:
-            self.mirror.confirm(done)
-        else:
-            done(None)  # topics are being restored
 
     def _describe(self) -> dict[str, object]:
         options = self.options

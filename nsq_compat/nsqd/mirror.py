@@ -27,8 +27,7 @@ from nsq_compat.log.data_path import NotMirrored, reason, resolved
 from nsq_compat.log.files import Files
 from nsq_compat.log.identity import FoundEnd, Identity
 from nsq_compat.log.mirror_copy import catch_up
-from nsq_compat.log.mirrored_files import Changes
-from nsq_compat.log.storage import Done
+from nsq_compat.log.mirrored_files import ROUNDS, Changes, Confirmations
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import LoopTick
 from nsq_compat.net.sockets import Dialer
@@ -48,9 +47,6 @@ _COPIES_ON_THE_WAY: Final = 8
 """Commands of a copy without an answer; each has up to 512 KiB."""
 _FIRST_PAUSE: Final = 0.05
 _MAX_PAUSE: Final = 5.0
-_ROUNDS: Final = 10
-"""Rounds of `Mirror._watch` within the timeout. While nsqd itself stands still, no round passes, so that it does not
-take a standby for lost that could not be heard."""
 _CONNECT_SECONDS: Final = 2.0
 _NO_ENDS: Final[Mapping[str, int]] = MappingProxyType({})
 
@@ -71,6 +67,7 @@ def make_mirror(
     options: NsqdOptions,
     files: Files,
     changes: Changes,
+    confirmations: Confirmations,
     own: Identity,
     tick: LoopTick,
     *,
@@ -106,6 +103,7 @@ def make_mirror(
         files=files,
         data_path=resolved(options.data_path),
         changes=changes,
+        confirmations=confirmations,
         identity=own,
         refuses=options.mirror_lost == REFUSE,
         timeout=timeout,
@@ -138,6 +136,7 @@ class Mirror:
         files: Files,
         data_path: str,
         changes: Changes,
+        confirmations: Confirmations,
         identity: Identity,
         refuses: bool,
         timeout: float,
@@ -150,24 +149,18 @@ class Mirror:
         """When `state` began, or when the standby was lost, Unix seconds."""
         self.was_asked = Event()
         """Set after the first attempt to reach the standby."""
-        self.is_started = False
-        self.acknowledged = 0
         self._settings = settings
         self._make_tls = make_tls
         self._tick = tick
         self._files = files
         self._data_path = data_path
         self._changes = changes
+        self._confirmations = confirmations
         self._identity = identity
         self._refuses = refuses
         self._timeout = timeout
         self._describe = describe
         self._forget = forget
-        self._round = 0
-        self._lost_in = 0
-        """The round in which the standby was lost."""
-        self._waiting: deque[tuple[int, int, Done]] = deque()
-        """Publishes: the position that has to be acknowledged, and the round in which they began to wait."""
         self._connection: Connection[MirrorSession] | None = None
         self._progress = Event()  # while it is catching up
         self._last_failure = ""
@@ -175,6 +168,8 @@ class Mirror:
         self._run_of_standby: object = None
         self._running = gevent.Greenlet(self._run)
         self._watching = gevent.Greenlet(self._watch)
+        confirmations.refusal = self._refusal
+        confirmations.on_progress = self._progress.set
         self._main = threading.get_ident()
         self._loop = gevent.get_hub().loop
         changes.on_change = self._on_change
@@ -185,23 +180,22 @@ class Mirror:
         if self._identity.ends is None:
             self._identity.ends = dict(ends)
             self._save()
-        self.is_started = True
+        self._confirmations.is_started = True
         self._running.start()
         self._watching.start()
 
     def stop(self) -> None:
         """Send what is left, and end."""
         with suppress(OSError):
-            wait_for(self.confirm)
+            wait_for(self._confirmations.confirm)
         self._running.kill()
         self._watching.kill()
-        while self._waiting:
-            self._waiting.popleft()[2](self._verdict())
+        self._confirmations.let_all_go()
 
     @property
     def behind(self) -> int:
         """Changes that the standby has not acknowledged."""
-        return self._changes.position - self.acknowledged
+        return self._changes.position - self._confirmations.acknowledged
 
     def state_of_standby(self) -> dict[str, object]:
         """For /mirror. `since` is when the state began, in Unix seconds."""
@@ -217,50 +211,15 @@ class Mirror:
 
     # --- Publishes ----------------------------------------------------------------------------------------------------
 
-    def confirm(self, done: Done) -> None:
-        """Call `done` when the standby has all changes so far, or nsqd may continue without, or with ``NotMirrored``.
-
-        Calls are done in their order.
-        """
-        # Hot: runs for every publish.
-        position = self._changes.position
-        if self.state is State.IN_SYNC:
-            if self.acknowledged >= position:
-                done(None)
-                return
-        elif not self._waiting and self._round - self._lost_in > _ROUNDS:
-            done(self._verdict())
-            return
-        self._waiting.append((position, self._round, done))
-
-    def _on_acknowledged(self, position: int) -> None:
-        self.acknowledged = position
-        if self.state is State.IN_SYNC:
-            self._resolve()
-        else:
-            self._progress.set()
-
-    def _resolve(self) -> None:
-        waiting, acknowledged = self._waiting, self.acknowledged
-        while waiting and waiting[0][0] <= acknowledged:
-            waiting.popleft()[2](None)
-
     def _watch(self) -> None:
         """Let go of publishes that have waited for too long."""
         while True:
-            gevent.sleep(self._timeout / _ROUNDS)
-            self._round += 1
-            late = self._round - _ROUNDS - 1
-            if self._waiting and self._waiting[0][1] <= late and self.state is State.IN_SYNC:
+            gevent.sleep(self._timeout / ROUNDS)
+            if self._confirmations.next_round():
                 self._note(State.GONE)
-                self._lost_in = late
                 self._fail(f"no acknowledgement within {self._timeout:g} s")
-            # Once the standby counts as lost, no publish waits, and later ones do not queue behind it.
-            is_lost = self.state is not State.IN_SYNC and self._lost_in <= late
-            while self._waiting and (is_lost or self._waiting[0][1] <= late):
-                self._waiting.popleft()[2](self._verdict())
 
-    def _verdict(self) -> NotMirrored | None:
+    def _refusal(self) -> NotMirrored | None:
         """What becomes of a publish that the standby does not have."""
         return NotMirrored(f"the standby {self.address} is not in sync") if self._refuses else None
 
@@ -305,15 +264,14 @@ class Mirror:
             self._changes,
             auth_secret=self._settings.secret(),
             wake=connection.wake,
-            on_acknowledged=self._on_acknowledged,
+            on_acknowledged=self._confirmations.acknowledge,
             timeout=self._settings.timeout,
             now=now,
         )
 
     def _leave(self, session: MirrorSession) -> None:
         """Confirm nothing from here on, because changes are not noted any more."""
-        if self.state is State.IN_SYNC:
-            self._lost_in = self._round
+        self._confirmations.lose()
         if self.state is not State.GONE:
             self._note(State.GONE)
         self._connection = None
@@ -343,11 +301,12 @@ class Mirror:
         self._compare_ends(session)
         self.was_asked.set()
         self._note(State.CATCHING_UP)
-        self.acknowledged = self._changes.position  # what was lost with an earlier connection is in the copy
+        # What was lost with an earlier connection is in the copy.
+        self._confirmations.acknowledged = self._changes.position
         session.sends_changes = True
         self._copy(session)
         position = self._changes.position
-        while self.acknowledged < position:
+        while self._confirmations.acknowledged < position:
             self._progress.wait()
             self._progress.clear()
         _ask(session, command("complete"))
@@ -355,7 +314,7 @@ class Mirror:
         self._note(State.IN_SYNC)
         self._pause = _FIRST_PAUSE
         self._last_failure = ""
-        self._resolve()
+        self._confirmations.resolve()
 
     def _copy(self, session: MirrorSession) -> None:
         steps = catch_up(self._files, self._data_path, self._changes)
@@ -435,6 +394,7 @@ class Mirror:
     def _note(self, state: State) -> None:
         self.state = state
         self.since = time.time()
+        self._confirmations.in_sync = state is State.IN_SYNC
 
     def _fail(self, failure: str) -> None:
         """End the connection."""

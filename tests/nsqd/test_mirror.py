@@ -13,7 +13,7 @@ from gevent.event import Event
 from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.identity import Identity
-from nsq_compat.log.mirrored_files import Changes
+from nsq_compat.log.mirrored_files import Changes, Confirmations
 from nsq_compat.net.event_loop import LoopTick
 from nsq_compat.net.tls import StandardTls
 from nsq_compat.nsqd.mirror import Mirror, State, _why
@@ -36,23 +36,25 @@ def test_a_failure_to_reach_the_standby_is_named(error, text):
 
 def mirror_of(changes, tmp_path, timeout=60.0):
     settings = ConnectionSettings()
+    confirmations = Confirmations(changes)
+    confirmations.is_started = True
     return Mirror(
         "127.0.0.1:4150", settings, partial(StandardTls, settings.tls_context()), LoopTick(gevent.get_hub().loop),
-        files=OsFiles(), data_path=str(tmp_path), changes=changes, identity=Identity("a"), refuses=False,
-        timeout=timeout, describe=dict, forget=lambda adopted: None,
+        files=OsFiles(), data_path=str(tmp_path), changes=changes, confirmations=confirmations,
+        identity=Identity("a"), refuses=False, timeout=timeout, describe=dict, forget=lambda adopted: None,
     )  # fmt: skip
 
 
 def test_nothing_is_confirmed_once_changes_are_not_noted(tmp_path):
     changes = Changes()
     mirror = mirror_of(changes, tmp_path)
-    mirror.state = State.IN_SYNC
+    mirror._note(State.IN_SYNC)
     changes.make_all_live()
     session = mirror._make_session(cast(Any, SimpleNamespace(wake=lambda: None)), 0.0, 0)
     mirror._leave(session)
     changes.note("t.topic", Change(REMOVE, "nsq_compat/t.topic/log"))
     answers: list[OSError | None] = []
-    mirror.confirm(answers.append)
+    mirror._confirmations.confirm(answers.append)
     assert answers == []
     assert session.closing
 
@@ -60,7 +62,7 @@ def test_nothing_is_confirmed_once_changes_are_not_noted(tmp_path):
 def test_nobody_waits_once_the_standby_counts_as_lost(tmp_path):
     mirror = mirror_of(Changes(), tmp_path, timeout=0.05)
     answered = Event()
-    mirror._waiting.append((1, 1000, lambda error: answered.set()))  # it begins in a later round
+    mirror._confirmations._waiting.append((1, 1000, lambda error: answered.set()))  # it begins in a later round
     mirror._watching.start()
     assert answered.wait(30)
     mirror._watching.kill()
@@ -69,16 +71,16 @@ def test_nobody_waits_once_the_standby_counts_as_lost(tmp_path):
 def test_a_standby_is_not_lost_while_nsqd_stands_still(tmp_path):
     changes = Changes()
     mirror = mirror_of(changes, tmp_path, timeout=0.1)
-    mirror.state = State.IN_SYNC
+    mirror._note(State.IN_SYNC)
     changes.make_all_live()
     changes.note("t.topic", Change(REMOVE, "nsq_compat/t.topic/log"))
     answers: list[OSError | None] = []
-    mirror.confirm(answers.append)
+    mirror._confirmations.confirm(answers.append)
     mirror._watching.start()
     gevent.sleep()  # it waits for its first round
     time.sleep(0.3)  # as after SIGSTOP
     gevent.sleep(0.001)
-    mirror._on_acknowledged(1)
+    mirror._confirmations.acknowledge(1)
     mirror._watching.kill()
     assert answers == [None]
     assert mirror.state is State.IN_SYNC
