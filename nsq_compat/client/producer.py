@@ -213,6 +213,8 @@ class Producer:
         return self._publish_command(publish_of(topic, bodies, defer), timeout)
 
     def _publish_command(self, publish: Publish, timeout: float | None, earlier: Sequence[Attempt] = ()) -> Published:
+        if timeout is not None:
+            check_number("timeout", timeout)
         now = time.monotonic()
         deadline = now + (self._publish_timeout if timeout is None else timeout)
         ids = self._idempotent or bool(earlier)

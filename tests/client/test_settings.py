@@ -1,3 +1,4 @@
+import asyncio
 import ssl
 from dataclasses import fields
 from functools import partial
@@ -49,6 +50,18 @@ def test_a_value_that_is_not_a_number_is_named(name):
 def test_the_timeout_of_publishes_is_a_number(kind):
     with pytest.raises(TypeError, match="publish_timeout must be a number, not '5'"):
         kind("127.0.0.1:1", publish_timeout="5")
+
+
+def test_the_timeout_of_one_publish_is_a_number():
+    with Producer("127.0.0.1:1") as producer, pytest.raises(TypeError, match="^timeout must be a number, not '5'$"):
+        producer.publish("t", b"x", timeout="5")  # type: ignore[arg-type]
+
+    async def publish():
+        async with aio.Producer("127.0.0.1:1") as producer:
+            await producer.publish("t", b"x", timeout="5")  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError, match="^timeout must be a number, not '5'$"):
+        asyncio.run(publish())
 
 
 def test_times_are_milliseconds_on_the_wire():

@@ -256,6 +256,8 @@ class Producer:
         return checked(topic, bodies, headers, with_ids=self._idempotent)
 
     async def _publish(self, publish: Publish, timeout: float | None, earlier: Sequence[Attempt] = ()) -> Published:
+        if timeout is not None:
+            check_number("timeout", timeout)
         now = asyncio.get_running_loop().time()
         deadline = now + (self._publish_timeout if timeout is None else timeout)
         ids = self._idempotent or bool(earlier)
