@@ -40,7 +40,10 @@ _CLIENT_GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EINTR, 
 SessionFactory = Callable[[Connection[Session], str, float, int], Session]
 
 
-def _network_of(host: str) -> str:
+def network_of(host: str) -> str:
+    """An IPv4 address, or the network of 64 bits of an IPv6 address; "" for a unix socket."""
+    if ":" not in host:
+        return host
     from ipaddress import ip_network  # 0.3 MB
 
     return str(ip_network(f"{host.partition('%')[0]}/64", strict=False))
@@ -67,7 +70,7 @@ class ConnectionLimits:
         """The key for `release`. Raises ``TooManyConnections``."""
         if not host or (self._per_address <= 0 and self._per_second <= 0):
             return ""
-        key = _network_of(host) if ":" in host else host
+        key = network_of(host)
         if 0 < self._per_address <= self._open[key]:
             raise self._refusal("per_address", f"{key} has {self._per_address}", now)
         if self._per_second > 0:

@@ -17,17 +17,20 @@ and the libraries' own logging is off.
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urlsplit
 
 import gevent
 from gevent.event import Event
+from gevent.lock import BoundedSemaphore
 from gevent.threadpool import ThreadPool
 
 from nsq_compat import __version__
 from nsq_compat.log.data_path import reason
+from nsq_compat.net.server import network_of
 from nsq_compat.nsqd.durability import in_thread
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.go_json import INT64, JsonError, dumps, loads_object
@@ -91,7 +94,7 @@ class HttpCalls:
         self, *, connect_timeout: float, request_timeout: float, make_tls: Callable[[], "ssl.SSLContext"]
     ) -> None:
         self._connect_timeout = connect_timeout
-        self._request_timeout = request_timeout
+        self.request_timeout = request_timeout
         self.make_tls = cache(make_tls)
         self._pools: dict[str, ThreadPool] = {}
         self._stopping = Event()
@@ -121,10 +124,10 @@ class HttpCalls:
         """
         from nsq_compat.bounded_http import Deadline
 
-        deadline = Deadline(self._request_timeout)
+        deadline = Deadline(self.request_timeout)
         late = CallFailed(self._too_late)
         try:
-            with gevent.Timeout(self._request_timeout, late):
+            with gevent.Timeout(self.request_timeout, late):
                 result = self._threads_for(url).spawn(self._outcome, url, body, max_answer, deadline, tls, token)
                 gevent.wait([result, self._stopping], count=1)
         finally:
@@ -138,7 +141,7 @@ class HttpCalls:
 
     @property
     def _too_late(self) -> str:
-        return f"no answer within {self._request_timeout:g}s"
+        return f"no answer within {self.request_timeout:g}s"
 
     def _outcome(
         self,
@@ -219,6 +222,23 @@ def _over_tls(url: str, refusal: bytes) -> str:
 # --- Auth servers -----------------------------------------------------------------------------------------------------
 
 
+FIRST_QUESTIONS: Final = THREADS_PER_SERVER * 3 // 4
+"""Clients whose first AUTH is asked for at once. The other threads are for clients that have permissions already."""
+FIRST_QUESTIONS_OF_ADDRESS: Final = THREADS_PER_SERVER // 4
+"""Of them, from one address: a stranger whose secrets are checked slowly does not hold up others."""
+
+
+@contextmanager
+def _turn(turns: BoundedSemaphore, timeout: float) -> Iterator[None]:
+    """Raises ``AuthFailed`` if there is none within the timeout."""
+    if not turns.acquire(timeout=timeout):
+        raise AuthFailed(f"too many clients authenticate: no turn within {timeout:g}s")
+    try:
+        yield
+    finally:
+        turns.release()
+
+
 class AuthServers:
     """Asks the servers of --auth-http-address for a client's permissions. `method` is ``get`` or ``post``."""
 
@@ -226,9 +246,24 @@ class AuthServers:
         self._addresses = addresses
         self._method = method
         self._calls = calls
+        self._turns = BoundedSemaphore(FIRST_QUESTIONS)
+        self._turns_of: dict[str, BoundedSemaphore] = {}
+        """By network, those that have asked for one."""
 
     def authorize(self, credentials: Credentials) -> Grants:
         """The first usable answer. Waits, and lets others run. Raises ``AuthFailed``."""
+        if credentials.renews:
+            return self._authorize(credentials)
+        network = network_of(credentials.remote_ip)
+        own = self._turns_of.setdefault(network, BoundedSemaphore(FIRST_QUESTIONS_OF_ADDRESS))
+        try:
+            with _turn(own, self._calls.request_timeout), _turn(self._turns, self._calls.request_timeout):
+                return self._authorize(credentials)
+        finally:
+            if own.counter == FIRST_QUESTIONS_OF_ADDRESS and self._turns_of.get(network) is own:
+                del self._turns_of[network]
+
+    def _authorize(self, credentials: Credentials) -> Grants:
         # nsqd: the servers share the load, and replace each other.
         first = random.randrange(len(self._addresses))
         failures = []

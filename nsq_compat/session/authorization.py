@@ -56,13 +56,15 @@ class AuthFailed(Exception):
 class Credentials:
     """The description of a client in a request to an auth server.
 
-    `remote_ip` is "" on a unix socket, `common_name` that of a client certificate, "" without one.
+    `remote_ip` is "" on a unix socket, `common_name` that of a client certificate, "" without one. `renews`: the client
+    has permissions already, which are over.
     """
 
     secret: bytes = field(repr=False)
     remote_ip: str
     tls: bool
     common_name: str
+    renews: bool = False
 
 
 @dataclass(frozen=True, slots=True)

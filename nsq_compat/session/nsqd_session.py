@@ -537,7 +537,8 @@ class NsqdSession(Conversation):
         try:
             tls = self._layers.tls
             name = tls.common_name if tls is not None else ""
-            grants = authorize(Credentials(secret, host, tls=tls is not None, common_name=name))
+            renews = self._access is not None and len(self._access.grants.authorizations) > 0
+            grants = authorize(Credentials(secret, host, tls=tls is not None, common_name=name, renews=renews))
         except AuthFailed as error:
             log.warning("PROTOCOL(V2): [%s] AUTH failed %s", self.peer, error)
             raise

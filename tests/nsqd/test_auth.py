@@ -6,16 +6,17 @@ import signal
 import socket
 import socketserver
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import gevent
 import pytest
 import urllib3
 
-from nsq_compat.nsqd.http_calls import AuthServers, HttpCalls, client_tls
+from nsq_compat.nsqd.http_calls import THREADS_PER_SERVER, AuthServers, HttpCalls, client_tls
 from nsq_compat.session.authorization import MAX_ANSWER_BYTES, AuthFailed, Credentials
 from nsq_conformance.auth_server import EVERYTHING, AuthServer
 from nsq_conformance.certificates import Certificates
@@ -43,6 +44,36 @@ def unused_address() -> str:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{unused.getsockname()[1]}"
+
+
+class SlowForStrangers(AuthServer):
+    """Takes its time to refuse an unknown secret, as a brake on guessing."""
+
+    may_refuse = Event()
+
+    def answer_to(self, question: Mapping[str, list[str]]) -> tuple[int, bytes]:
+        if question["secret"] != [SECRET]:
+            self.may_refuse.wait(PATIENCE)
+        return super().answer_to(question)
+
+
+def test_strangers_who_are_refused_slowly_hold_up_neither_others_nor_those_who_are_known(calls):
+    with SlowForStrangers({SECRET: EVERYTHING}) as server:
+        auth = AuthServers([server.address], "get", calls)
+
+        def is_refused() -> bool:
+            with pytest.raises(AuthFailed):
+                auth.authorize(Credentials(b"wrong", "10.0.0.9", tls=False, common_name=""))
+            return True
+
+        strangers = [gevent.spawn(is_refused) for _ in range(THREADS_PER_SERVER + 1)]
+        gevent.sleep(0)
+        assert auth.authorize(CREDENTIALS).authorizations
+        assert auth.authorize(replace(CREDENTIALS, remote_ip="10.0.0.9", renews=True)).authorizations
+        assert not any(each.ready() for each in strangers)
+        server.may_refuse.set()
+        assert all(each.get() for each in strangers)
+    assert auth._turns_of == {}
 
 
 # --- Asking -----------------------------------------------------------------------------------------------------------
