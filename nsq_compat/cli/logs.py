@@ -22,6 +22,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from nsq_compat.protocol.errors import one_line
+
 DEBUG: Final = 1
 INFO: Final = 2
 WARN: Final = 3
@@ -75,13 +77,6 @@ def log_fatal(prefix: str, text: str, fd: int = STDERR) -> None:
     handler = JsonHandler(prefix, fd) if is_json else LineHandler(prefix, fd)
     handler.write(handler.line(time.time(), FATAL, text))
     handler.close()
-
-
-def one_line(text: str) -> str:
-    """Text with everything that is not printable escaped, such as `\\n` and `\\x1b`. Fast for the usual case."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 _find_line_of_code: Final = logging.Logger.findCaller

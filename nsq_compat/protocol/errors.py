@@ -69,6 +69,13 @@ class SilentClose(Exception):
 _SHORT_ESCAPES: Final = {raw: "\\" + letter for raw, letter in zip('"\\\a\b\f\n\r\t\v', '"\\abfnrtv', strict=True)}
 
 
+def one_line(text: str) -> str:
+    """Text with everything that is not printable escaped, such as `\\n` and `\\x1b`. Fast for the usual case."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def quote(raw: bytes) -> str:
     """Quote bytes as Go's ``%q`` does, as NSQ's error texts do with names.
 

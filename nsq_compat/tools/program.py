@@ -18,8 +18,8 @@ from nsq_compat import NSQ_VERSION, __version__, build_line
 from nsq_compat.bounded_http import reason_of
 from nsq_compat.cli.flags import EXIT_FAILURE, parse_arguments, visible_secret
 from nsq_compat.cli.kinds import BOOLEAN
-from nsq_compat.cli.logs import one_line
 from nsq_compat.cli.options import option, table_of
+from nsq_compat.protocol.errors import one_line
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _DATE_FORMAT: Final = "%Y/%m/%d %H:%M:%S"

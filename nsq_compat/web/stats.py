@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from nsq_compat import NSQ_VERSION, build_info, version_line
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.protocol.durations import SECOND, format_duration
+from nsq_compat.protocol.errors import one_line
 from nsq_compat.protocol.go_json import Encoded, dumps
 from nsq_compat.queue.broker import snapshot
 from nsq_compat.queue.values import ChannelStats, ClientStats, LatencyStats, TopicStats
@@ -236,7 +237,7 @@ def _channel_lines(channel: ChannelStats, now: int) -> Iterator[str]:
 def _client_text(client: ClientStats, now: int) -> str:
     # nsqd: a client that has published is shown as a producer, even in a list of consumers.
     _, colon, port = client.remote_address.rpartition(":")
-    name = f"{client.hostname}:{port if colon else ''} {client.user_agent}"
+    name = one_line(f"{client.hostname}:{port if colon else ''} {client.user_agent}")
     connected = format_duration((now - client.connect_ts) * SECOND)
     if client.pub_counts:
         total = sum(count for _, count in client.pub_counts)

@@ -24,9 +24,9 @@ from nsq_compat.cli.logs import (
     LineHandler,
     configure,
     log_fatal,
-    one_line,
     set_level,
 )
+from nsq_compat.protocol.errors import one_line
 
 STAMP = r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}"
 

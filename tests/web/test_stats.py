@@ -289,6 +289,11 @@ def test_topics_channels_and_clients_are_aligned():
     )
 
 
+def test_texts_of_clients_stay_in_their_line():
+    text = body(producers=(client(user_agent="a\n   [payments] depth: 9\x1b[2J"),))
+    assert r"[V2 vm:34786 a\n   [payments] depth: 9\x1b[2J] state: 0" in text
+
+
 def test_producers_show_where_they_published():
     text = body(producers=(client(user_agent="a", pub_counts=(("orders", 2), ("z", 1))), client(user_agent="b")))
     assert text == (

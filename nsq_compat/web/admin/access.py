@@ -13,6 +13,7 @@ import base64
 import hmac
 import logging
 import math
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from flask import Blueprint, Response, current_app, g, redirect, render_template
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
 from nsq_compat.policy.access import ADMIN, OPERATE, READ, AccessFile
+from nsq_compat.protocol.names import printable
 from nsq_compat.web.access import bearer
 from nsq_compat.web.admin.sessions import Sessions
 from nsq_compat.web.admin.users import Account, LoginFailed, PasswordCheck, Role, TooBusy, TooManyAttempts, Users
@@ -124,6 +126,9 @@ def service() -> AdminService:
     return found
 
 
+_PLAIN_NAME: Final = re.compile(r"[\w.@+-]{1,64}")
+"""Others are quoted in the audit log, where the rest of a line could be forged with them."""
+
 # --- Visitors ---------------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +141,8 @@ class Visitor:
 
     def __str__(self) -> str:
         """As the audit log names the visitor."""
-        return f"{self.name} {self.subject!r}" if self.subject else self.name or "anonymous"
+        name = self.name if _PLAIN_NAME.fullmatch(self.name) else printable(self.name)
+        return f"{name} {self.subject!r}" if self.subject else name if self.name else "anonymous"
 
     def may(self, role: str) -> bool:
         """Whether the visitor's role is at least this one."""
@@ -271,7 +277,10 @@ def _from_another_site() -> bool:
     if (fetched_from := request.headers.get("Sec-Fetch-Site")) is not None:
         return fetched_from not in ("same-origin", "none")
     origin = request.headers.get("Origin")
-    return origin is not None and urlsplit(origin).netloc != request.host
+    try:
+        return origin is not None and urlsplit(origin).netloc != request.host
+    except ValueError:  # not a URL
+        return True
 
 
 # --- The login page ---------------------------------------------------------------------------------------------------

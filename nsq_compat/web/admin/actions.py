@@ -57,6 +57,8 @@ _EXPLANATIONS: Final[Mapping[str | int, str]] = {
 }
 _MAX_BODY_BYTES: Final = 1024 * 1024
 _IDENTITY: Final = re.compile("[0-9a-f]{32}")
+_CLIENT: Final = re.compile("[!-~]{1,100}")
+"""The address of a client, which may be a unix socket's."""
 _DELAY: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?", re.ASCII)
 MAY_BE_DONE: Final = "What timed out may still be done when the daemon answers again."
 _MAX_ERRORS_SHOWN: Final = 5
@@ -154,6 +156,8 @@ def close_client(node: str, topic: str, channel: str, address: str) -> Errors:
     node = _known(node)
     if not node:
         raise ApiError(400, "INVALID_NODE")
+    if not _CLIENT.fullmatch(address):
+        raise ApiError(400, "INVALID_ADDRESS")
     errors = _cluster().close_client(node, topic, channel, address)
     _notify("close_client", topic, channel, node, errors, address=address)
     return errors

@@ -58,6 +58,7 @@ def test_without_a_login_nothing_is_accessible(behind_login, nsqd):
         {"Sec-Fetch-Site": "same-site"},
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
     ],
 )
 def test_requests_of_other_sites_change_nothing(browser, nsqd, headers):

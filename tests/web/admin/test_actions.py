@@ -57,6 +57,13 @@ def test_only_failed_changes_are_notified_not_failed_deletions(browser, service,
     assert [told["action"] for told in service.notified] == ["pause_topic"]
 
 
+def test_a_name_cannot_forge_the_rest_of_a_line_of_the_audit_log(browser, caplog):
+    name = "root (10.9.9.9) delete_topic orders: done"
+    with caplog.at_level(logging.INFO):
+        browser.post("/api/topics/orders", data='{"action":"pause"}', headers={"X-Forwarded-User": name})
+    assert f'AUDIT: "{name}" () pause_topic orders: done' in caplog.text
+
+
 def test_the_audit_log_has_a_line_for_each_action(browser, caplog):
     with caplog.at_level(logging.INFO):
         browser.post("/api/topics/orders", data='{"action":"pause"}', headers={"X-Forwarded-User": "ada"})

@@ -66,6 +66,7 @@ def test_an_operator_disconnects_a_consumer(browser, submit, nsqd, caplog):
     assert f"close_client address=10.0.0.1:5000 orders/mail at {nsqd.address}: done" in caplog.text
     assert "Closed the connection of 10.0.0.1:5000" in browser.get("/topics/orders/mail").text
     assert submit("/topics/orders/mail", next="node", **fields).location == f"/nodes/{nsqd.address}"
+    assert submit("/topics/orders/mail", **{**fields, "address": "10.0.0.1:5 at n: done"}).status_code == 400
     assert submit("/topics/orders", **fields).status_code == 400
 
 
