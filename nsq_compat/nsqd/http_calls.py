@@ -17,6 +17,7 @@ and the libraries' own logging is off.
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -25,7 +26,6 @@ from urllib.parse import urlencode, urlsplit
 
 import gevent
 from gevent.event import Event
-from gevent.lock import BoundedSemaphore
 from gevent.threadpool import ThreadPool
 
 from nsq_compat import __version__
@@ -224,19 +224,59 @@ def _over_tls(url: str, refusal: bytes) -> str:
 
 FIRST_QUESTIONS: Final = THREADS_PER_SERVER * 3 // 4
 """Clients whose first AUTH is asked for at once. The other threads are for clients that have permissions already."""
-FIRST_QUESTIONS_OF_ADDRESS: Final = THREADS_PER_SERVER // 4
-"""Of them, from one address: a stranger whose secrets are checked slowly does not hold up others."""
 
 
-@contextmanager
-def _turn(turns: BoundedSemaphore, timeout: float) -> Iterator[None]:
-    """Raises ``AuthFailed`` if there is none within the timeout."""
-    if not turns.acquire(timeout=timeout):
-        raise AuthFailed(f"too many clients authenticate: no turn within {timeout:g}s")
-    try:
-        yield
-    finally:
-        turns.release()
+class Turns:
+    """So many at once; while others wait, each address has a turn after the other.
+
+    So a stranger whose secrets are checked slowly holds up clients of its own address, and others for a moment only.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: dict[str, deque[Event]] = {}
+        """By address, in the order in which they have their next turn."""
+
+    @contextmanager
+    def turn(self, address: str, timeout: float) -> Iterator[None]:
+        """Raises ``AuthFailed`` if there is none within the timeout, in seconds."""
+        if self._free:
+            self._free -= 1
+        else:
+            self._wait(address, timeout)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _wait(self, address: str, timeout: float) -> None:
+        turn = Event()
+        self._waiting.setdefault(address, deque()).append(turn)
+        try:
+            if not turn.wait(timeout):
+                raise AuthFailed(f"too many clients authenticate: no turn within {timeout:g}s")
+        except BaseException:
+            self._give_up(address, turn)
+            raise
+
+    def _give_up(self, address: str, turn: Event) -> None:
+        if turn.is_set():
+            self._pass_on()
+            return
+        waiting = self._waiting[address]
+        waiting.remove(turn)
+        if not waiting:
+            del self._waiting[address]
+
+    def _pass_on(self) -> None:
+        if not self._waiting:
+            self._free += 1
+            return
+        address = next(iter(self._waiting))
+        waiting = self._waiting.pop(address)
+        waiting.popleft().set()
+        if waiting:
+            self._waiting[address] = waiting
 
 
 class AuthServers:
@@ -246,22 +286,14 @@ class AuthServers:
         self._addresses = addresses
         self._method = method
         self._calls = calls
-        self._turns = BoundedSemaphore(FIRST_QUESTIONS)
-        self._turns_of: dict[str, BoundedSemaphore] = {}
-        """By network, those that have asked for one."""
+        self._first = Turns(FIRST_QUESTIONS)
 
     def authorize(self, credentials: Credentials) -> Grants:
         """The first usable answer. Waits, and lets others run. Raises ``AuthFailed``."""
         if credentials.renews:
             return self._authorize(credentials)
-        network = network_of(credentials.remote_ip)
-        own = self._turns_of.setdefault(network, BoundedSemaphore(FIRST_QUESTIONS_OF_ADDRESS))
-        try:
-            with _turn(own, self._calls.request_timeout), _turn(self._turns, self._calls.request_timeout):
-                return self._authorize(credentials)
-        finally:
-            if own.counter == FIRST_QUESTIONS_OF_ADDRESS and self._turns_of.get(network) is own:
-                del self._turns_of[network]
+        with self._first.turn(network_of(credentials.remote_ip), self._calls.request_timeout):
+            return self._authorize(credentials)
 
     def _authorize(self, credentials: Credentials) -> Grants:
         # nsqd: the servers share the load, and replace each other.

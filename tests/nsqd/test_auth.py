@@ -16,7 +16,7 @@ import gevent
 import pytest
 import urllib3
 
-from nsq_compat.nsqd.http_calls import THREADS_PER_SERVER, AuthServers, HttpCalls, client_tls
+from nsq_compat.nsqd.http_calls import THREADS_PER_SERVER, AuthServers, HttpCalls, Turns, client_tls
 from nsq_compat.session.authorization import MAX_ANSWER_BYTES, AuthFailed, Credentials
 from nsq_conformance.auth_server import EVERYTHING, AuthServer
 from nsq_conformance.certificates import Certificates
@@ -57,7 +57,7 @@ class SlowForStrangers(AuthServer):
         return super().answer_to(question)
 
 
-def test_strangers_who_are_refused_slowly_hold_up_neither_others_nor_those_who_are_known(calls):
+def test_strangers_that_are_refused_slowly_do_not_hold_up_those_that_are_known(calls):
     with SlowForStrangers({SECRET: EVERYTHING}) as server:
         auth = AuthServers([server.address], "get", calls)
 
@@ -68,12 +68,31 @@ def test_strangers_who_are_refused_slowly_hold_up_neither_others_nor_those_who_a
 
         strangers = [gevent.spawn(is_refused) for _ in range(THREADS_PER_SERVER + 1)]
         gevent.sleep(0)
-        assert auth.authorize(CREDENTIALS).authorizations
         assert auth.authorize(replace(CREDENTIALS, remote_ip="10.0.0.9", renews=True)).authorizations
         assert not any(each.ready() for each in strangers)
         server.may_refuse.set()
         assert all(each.get() for each in strangers)
-    assert auth._turns_of == {}
+
+
+def test_addresses_take_turns():
+    turns, order = Turns(1), list[str]()
+
+    def take(address: str) -> None:
+        with turns.turn(address, PATIENCE):
+            order.append(address)
+
+    with turns.turn("a", PATIENCE):
+        waiting = [gevent.spawn(take, address) for address in "aaabbc"]
+        gevent.sleep(0)
+        with (
+            pytest.raises(AuthFailed, match="too many clients authenticate: no turn within 0.01s"),
+            turns.turn("d", 0.01),
+        ):
+            pass
+    gevent.joinall(waiting, raise_error=True)
+    assert "".join(order) == "abcaba"
+    take("d")
+    assert turns._waiting == {}
 
 
 # --- Asking -----------------------------------------------------------------------------------------------------------
