@@ -37,7 +37,7 @@ from scripts.release.checks import (
 )
 from scripts.release.debian import build_packages
 from scripts.release.image import build_image
-from scripts.release.source import ROOT, Source, build_site, build_sources, run, say
+from scripts.release.source import ROOT, Source, build_site, build_sources, run, say, uncommitted
 from scripts.release.tarball import build_tarball
 from scripts.release.wheels import build_compiled_wheel, build_pure_wheel, pythons
 
@@ -106,8 +106,7 @@ def main() -> None:
         if options.check_all:
             check_all(revision, Path(work))
         elif options.check:
-            # What is not committed yet is checked, too.
-            revision = run("git", "stash", "create", cwd=ROOT).strip() or revision
+            revision = uncommitted(ROOT) or revision
             check_same(*(build(revision, Path(work) / name, everything=False) for name in ("first", "again")))
         else:
             build(revision, ROOT / "dist", everything=True)

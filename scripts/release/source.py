@@ -32,6 +32,13 @@ def run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | Non
     return done.stdout
 
 
+def uncommitted(folder: Path) -> str:
+    """A commit with what is not committed yet; empty if everything is."""
+    # Otherwise files that only have another time or owner count as changed, and there is nothing to stash.
+    subprocess.run(["git", "update-index", "-q", "--refresh"], cwd=folder, stdin=subprocess.DEVNULL, check=False)
+    return run("git", "stash", "create", cwd=folder).strip()
+
+
 def lines(section: str, key: str) -> list[str]:
     """A list in setup.cfg."""
     parser = ConfigParser(interpolation=None)

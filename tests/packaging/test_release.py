@@ -17,7 +17,7 @@ from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqadmin_process import NsqadminProcess
 from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
-from scripts.release.source import contradiction, pack
+from scripts.release.source import contradiction, pack, uncommitted
 from scripts.release.tarball import PURPOSES, manual_page
 from tests.packaging.release import ROOT, console_scripts, run, settings, words
 
@@ -43,6 +43,22 @@ MARKERS = {"nsq_compat/py.typed", "pyspark_nsq/py.typed"}
 ALONGSIDE = {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "setup.cfg", ".ci/constraints.txt"}
 DOCS = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
 CONTRIB = {str(path.relative_to(ROOT)) for path in (ROOT / "contrib").rglob("*") if path.is_file()}
+
+
+def test_a_file_that_only_has_another_time_is_not_a_change(tmp_path):
+    def git(*words: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    file = tmp_path / "file"
+    file.write_text("x")
+    git("init")
+    git("add", "file")
+    git("commit", "--message=x")
+    os.utime(file, (0, 0))
+    assert uncommitted(tmp_path) == ""
+    file.write_text("y")
+    assert re.fullmatch("[0-9a-f]{40}", uncommitted(tmp_path))
 
 
 def test_archive_and_wheel_have_all_modules_pages_and_assets_and_no_tests_of_their_own(release):
