@@ -1,6 +1,7 @@
 """A daemon for the API: a real queue, and other values that a test sets."""
 
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -181,6 +182,14 @@ class Caller:
 
     def put(self, target: str, body: bytes = b"") -> Response:
         return self("PUT", target, body)
+
+
+@pytest.fixture(autouse=True)
+def handler_of_profiles() -> Iterator[None]:
+    """A profile of this process leaves its signal ignored, which processes of later tests would inherit."""
+    before = signal.getsignal(signal.SIGPROF)
+    yield
+    signal.signal(signal.SIGPROF, before)
 
 
 @pytest.fixture
