@@ -292,7 +292,7 @@ def widest(_folder: Path, *options: str) -> Iterator[Site]:
         nodes = []
         for number, daemon in enumerate([*nsqds, unreachable]):
             info = daemon.info(hostname=f"nsqd-{number}-" + "h" * 57, version=f"1.{number}.0-long-prerelease")
-            daemon.says("info", info | {"start_time": 1_700_000_000, "nsq_compat": "0.1.0", "compiled": True})
+            daemon.says("info", info | {"start_time": _long_ago(), "nsq_compat": "0.1.0", "compiled": True})
             daemon.says("stats", _wide_stats(topic, channel))
             daemon.says("ping", b"NOK - " + b"x" * 100, 500)
             messages = [_wide_message(number) for number in range(3)]
@@ -366,14 +366,19 @@ def _wide_stats(topic: str, channel: str) -> dict[str, Any]:
         "disk_bytes": 2 * 10**12,
         "mirroring": _wide_mirroring(topic),
     }
-    own = {"health": "NOK - " + "x" * 100, "start_time": 1_700_000_000, "version": "1.3.0", "nsq_compat": build}
+    own = {"health": "NOK - " + "x" * 100, "start_time": _long_ago(), "version": "1.3.0", "nsq_compat": build}
     return {**own, "topics": topics}
+
+
+def _long_ago() -> int:
+    """Of the longest durations, ``1108d 23h``, at each hour of a day."""
+    return int(time.time()) - (1108 * 24 + 23) * 3600 - 60
 
 
 def _wide_mirroring(topic: str) -> dict[str, Any]:
     """A standby that is lost, and copies in each state."""
     host = "nsqd-" + "h" * 55
-    primary = {"broadcast_address": host, "http_port": 4151, "epoch": 12, "last_seen": 1_700_000_000}
+    primary = {"broadcast_address": host, "http_port": 4151, "epoch": 12, "last_seen": _long_ago()}
     states: tuple[dict[str, Any], ...] = (
         {"connected": True, "complete": True},
         {"connected": True, "complete": False},
