@@ -536,17 +536,13 @@ class Connection(Generic[Session]):
             return False
         session = self.session
         data = session.data_to_send(_monotonic())
-        if type(data) is list:
-            if self._encode is None:
-                self._send_pieces(data)
-            else:
-                self._send_now(self._encode(b"".join(data)))
-        else:
-            assert isinstance(data, bytes)
-            if self._encode is not None:
-                data = self._encode(data)
+        if self._encode is not None:
+            data = self._encode(data if isinstance(data, bytes) else b"".join(data))
+        if isinstance(data, bytes):
             if data:
                 self._send_now(data)
+        else:
+            self._send_pieces(data)
         if session.closing:
             if not self._is_writing():
                 self._shut()
