@@ -17,7 +17,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
@@ -26,8 +26,8 @@ from authlib.oauth2.client import OAuth2Client
 from authlib.oauth2.rfc6749.parameters import prepare_token_request
 from authlib.oidc.core import CodeIDToken
 from joserfc import jwt
-from joserfc.errors import InvalidKeyIdError, JoseError
-from joserfc.jwk import KeySet
+from joserfc.errors import JoseError
+from joserfc.jwk import JWKRegistry, KeySet
 from joserfc.jws import JWSRegistry
 
 from nsq_compat.cluster import reading
@@ -55,6 +55,8 @@ _ALGORITHMS: Final = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"),
 )
 _JSON: Final = {"Accept": "application/json"}
+_INVALID: Final = (JoseError, ValueError, TypeError, KeyError, AttributeError)
+"""What the libraries raise for a token or a key that is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Provider:
         self._client = client
         self._now = now
         self._metadata: tuple[float, Mapping[str, Any]] | None = None
-        self._keys: dict[str, Any] | None = None
+        self._keys: KeySet | None = None
         self._failure: tuple[float, str] | None = None
         self._used: dict[str, float] = {}
         self._free = threading.Semaphore(MAX_CONCURRENT)
@@ -183,18 +185,22 @@ class Provider:
         try:
             if not isinstance(signed, str):
                 raise ValueError("there is no ID token")
-            try:
-                decoded = jwt.decode(signed, self._key_set(client), registry=registry)
-            except InvalidKeyIdError:
-                self._keys = None  # the provider has new keys
-                decoded = jwt.decode(signed, self._key_set(client), registry=registry)
+            decoded = self._decoded(client, signed, registry)
             claims = CodeIDToken(decoded.claims, decoded.header, options, expected)
             claims.validate(int(self._now()), _LEEWAY_SECONDS)
-        except (JoseError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (*_INVALID, RecursionError) as error:
             log.warning("OIDC: invalid ID token of %s - %s", settings.issuer, _shown(str(error)))
             raise LoginFailed(f"The ID token of {self.host} is not valid: {_shown(str(error))}.") from None
         found: Mapping[str, Any] = claims
         return found
+
+    def _decoded(self, client: HttpClient, signed: str, registry: JWSRegistry) -> jwt.Token:
+        """The ID token, its signature verified. New keys of the provider may have the ids of old ones, or none."""
+        if self._keys is not None:
+            with suppress(JoseError):
+                return jwt.decode(signed, self._keys, registry=registry)
+            self._keys = None
+        return jwt.decode(signed, self._key_set(client), registry=registry)
 
     def _user_info(
         self, client: HttpClient, endpoint: str, token: Mapping[str, Any], subject: object
@@ -267,11 +273,23 @@ class Provider:
 
     def _key_set(self, client: HttpClient) -> KeySet:
         if self._keys is None:
-            status, keys = self._ask(client, "GET", self._endpoint(client, "jwks_uri"), dict(_JSON))
+            status, answer = self._ask(client, "GET", self._endpoint(client, "jwks_uri"), dict(_JSON))
             if status != 200:
                 raise LoginFailed(f"{self.host} did not send its keys (status {status}).", 502)
-            self._keys = keys
-        return KeySet.import_key_set(self._keys)  # type: ignore[arg-type]
+            published = answer.get("keys")
+            keys = [key for each in published if (key := _key(each))] if isinstance(published, list) else []
+            if not keys:
+                raise LoginFailed(f"{self.host} sent no usable key.", 502)
+            self._keys = KeySet(keys)
+        return self._keys
+
+
+def _key(published: Any) -> Any:
+    """A key of the provider; None if it is of an unknown kind or not valid, which must not make the others useless."""
+    try:
+        return JWKRegistry.import_key(published)
+    except _INVALID:
+        return None
 
 
 def values_of(claims: Mapping[str, Any], name: str) -> tuple[str, ...] | None:

@@ -3,8 +3,8 @@
 import threading
 
 import pytest
-from joserfc import jwt
-from joserfc.jwk import OctKey
+from joserfc import jws, jwt
+from joserfc.jwk import ECKey, OctKey
 
 from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.web.admin import oidc
@@ -123,6 +123,74 @@ def test_a_symmetric_signature_is_refused_even_if_the_provider_has_no_other(prov
     daemon.says("token", {"access_token": "a", "id_token": jwt.encode({"alg": "HS256"}, claims, key)})
     with pytest.raises(LoginFailed, match="Algorithm of 'HS256' is not allowed"):
         provider.finish(attempt, {"state": attempt["state"], "code": "x"}, "http://localhost/login/callback")
+
+
+@pytest.fixture
+def log_in(provider, daemon):
+    """Log in with an ID token that `key` signs, while the provider publishes `keys`."""
+    issuer = provider.settings.issuer
+    described = {
+        "issuer": issuer,
+        "authorization_endpoint": f"{issuer}/authorize",
+        "token_endpoint": f"{issuer}/token",
+        "jwks_uri": f"{issuer}/keys",
+    }
+    daemon.says(".well-known/openid-configuration", described)
+
+    def log_in(key, keys):
+        daemon.says("keys", keys)
+        _, attempt = provider.begin("http://localhost/login/callback")
+        claims = {"iss": issuer, "aud": "nsqadmin", "sub": "1", "nonce": attempt["nonce"], "iat": 1000, "exp": 2000}
+        head = {"alg": "ES256"} | ({"kid": key.kid} if key.kid else {})
+        daemon.says("token", {"access_token": "a", "id_token": jwt.encode(head, claims, key)})
+        answer = {"state": attempt["state"], "code": "x"}
+        return provider.finish(attempt, answer, "http://localhost/login/callback").role
+
+    return log_in
+
+
+def key_of(name):
+    return ECKey.generate_key("P-256", {"kid": name} if name else None)
+
+
+def published(*keys):
+    return {"keys": [key.as_dict(private=False) for key in keys]}
+
+
+@pytest.mark.parametrize("name", ["signing", ""])
+def test_a_new_key_may_have_the_id_of_the_old_one_or_none(log_in, daemon, name):
+    for _ in range(2):
+        key = key_of(name)
+        assert log_in(key, published(key)) is Role.VIEWER
+        assert log_in(key, published(key)) is Role.VIEWER
+    assert asked(daemon, "keys") == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *(None, 7, {}, {"kty": "AKP"}, {"kty": ["EC"]}, {"kty": "EC", "crv": "P-999", "x": "AA", "y": "AA"}),
+        *({"kty": "RSA", "n": "*", "e": "AQAB"}, {"kty": "EC", "crv": "P-256", "x": 7, "y": "AA"}),
+    ],
+)
+def test_a_key_that_cannot_be_used_leaves_the_others(log_in, other):
+    key = key_of("signing")
+    assert log_in(key, {"keys": [other, *published(key)["keys"]]}) is Role.VIEWER
+
+
+@pytest.mark.parametrize("keys", [{}, {"keys": 7}, {"keys": []}, {"keys": [{}]}])
+def test_an_answer_without_keys_is_not_kept(log_in, keys):
+    key = key_of("signing")
+    with pytest.raises(LoginFailed, match="sent no usable key"):
+        log_in(key, keys)
+    assert log_in(key, published(key)) is Role.VIEWER
+
+
+def test_an_id_token_of_many_levels_is_refused(log_in, monkeypatch):
+    key = key_of("signing")
+    monkeypatch.setattr(jwt, "encode", lambda head, claims, key: jws.serialize_compact(head, "[" * 100_000, key))
+    with pytest.raises(LoginFailed, match="is not valid"):
+        log_in(key, published(key))
 
 
 def test_used_states_are_remembered_in_bounded_space(provider, daemon, monkeypatch):
