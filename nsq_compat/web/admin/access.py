@@ -274,8 +274,10 @@ def _basis_of(user: str) -> bytes:
 
 
 def _from_another_site() -> bool:
-    if (fetched_from := request.headers.get("Sec-Fetch-Site")) is not None:
-        return fetched_from not in ("same-origin", "none")
+    fetched_from = request.headers.get("Sec-Fetch-Site", "none")
+    if fetched_from != "none":
+        return fetched_from != "same-origin"
+    # A request that no page caused, such as a form that is sent once more from the history, may name its first origin.
     origin = request.headers.get("Origin")
     try:
         return origin is not None and urlsplit(origin).netloc != request.host

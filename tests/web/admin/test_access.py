@@ -59,6 +59,7 @@ def test_without_a_login_nothing_is_accessible(behind_login, nsqd):
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
         {"Origin": "http://["},
+        {"Origin": "https://evil.example", "Sec-Fetch-Site": "none"},
     ],
 )
 def test_requests_of_other_sites_change_nothing(browser, nsqd, headers):
