@@ -4,12 +4,16 @@ As in Go, None (absent or ``null``) is the zero value of the type.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+
+_has_surrogate: Final = re.compile(rb"\\u[dD]").search
+"""Whether JSON may have an escaped surrogate; most are halves of pairs."""
 
 
 class UpstreamError(Exception):
@@ -23,7 +27,11 @@ class InvalidAnswer(UpstreamError):
 def load(data: bytes) -> Any:
     """The JSON value in `data`. Raises only `InvalidAnswer`."""
     try:
-        return json.loads(data.decode("utf-8", "replace"), parse_constant=_refuse_constant)
+        value = json.loads(data.decode("utf-8", "replace"), parse_constant=_refuse_constant)
+        if _has_surrogate(data):
+            # A lone surrogate cannot be encoded, so it would fail the page or request that contains it.
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        return value
     except (ValueError, RecursionError) as error:
         raise InvalidAnswer(f"invalid JSON: {error}") from None
 

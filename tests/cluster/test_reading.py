@@ -47,6 +47,12 @@ def test_a_lone_surrogate_is_replaced():
     assert reading.text(json.loads(r'"a\ud800b"')) == "a?b"
 
 
+def test_a_lone_surrogate_is_replaced_wherever_it_is():
+    assert reading.load(rb'[{"a\ud800": ["\uDFFF", "\ud83d\ude00", "\\ud800"]}]') == [
+        {"a?": ["?", "\U0001f600", "\\ud800"]}
+    ]
+
+
 def test_every_member_of_an_array_is_read():
     assert reading.array(reading.integer, [1, None, 3]) == [1, 0, 3]
     with pytest.raises(InvalidAnswer):

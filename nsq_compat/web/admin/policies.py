@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from flask import Blueprint, render_template, request
 
+from nsq_compat.cluster import reading
 from nsq_compat.cluster.http_client import call_all, named
+from nsq_compat.cluster.reading import InvalidAnswer
 from nsq_compat.cluster.stats import TopicStats
 from nsq_compat.policy.policies import DEAD_LETTER, DROP, DROP_OLDEST, REJECT, Applied, Policies, Policy, PolicyError
 from nsq_compat.web.admin import actions
@@ -26,7 +28,8 @@ policies = Blueprint("policies", __name__)
 
 Written = Sequence[Mapping[str, Any]]
 
-_MAX_POLICIES: Final = 100
+_MAX_POLICIES: Final = 1000
+_MAX_CHARACTERS: Final = 256 * 1024
 _INTEGERS: Final = (
     "max_attempts", "max_depth", "max_bytes", "burst", "max_in_flight", "retain_bytes", "max_topics", "max_channels",
 )  # fmt: skip
@@ -93,8 +96,8 @@ def _in_force(queries: Queries) -> NodePolicies:
     groups: dict[str, Group] = {}
     errors: list[str] = []
     for node, written in answer.value:
-        if not isinstance(written, list) or not all(isinstance(each, dict) for each in written):
-            errors.append(f"{node}: invalid answer: policies that are no list of tables")
+        if problem := _problem_of(written):
+            errors.append(f"{node}: invalid answer: {problem}")
             continue
         groups.setdefault(json.dumps(written, sort_keys=True), Group(written)).nodes.append(node)
     unsupported = []
@@ -105,6 +108,20 @@ def _in_force(queries: Queries) -> NodePolicies:
         else:
             errors.append(named(error))
     return NodePolicies(sorted(groups.values(), key=lambda group: -len(group.nodes)), unsupported, errors)
+
+
+def _problem_of(written: object) -> str:
+    """Why a page cannot show policies; empty if it can."""
+    if not isinstance(written, list) or not all(isinstance(each, dict) for each in written):
+        return "policies that are no list of tables"
+    if len(written) > _MAX_POLICIES:
+        return f"{len(written):,} policies, of which a page shows {_MAX_POLICIES:,} at most"
+    if any(isinstance(value, dict | list) for each in written for value in each.values()):
+        return "policies with nested settings"
+    size = sum(len(key) + len(str(value)) for each in written for key, value in each.items())
+    return (
+        f"policies of {size:,} characters, of which a page shows {_MAX_CHARACTERS:,}" if size > _MAX_CHARACTERS else ""
+    )
 
 
 @dataclass(frozen=True)
@@ -262,12 +279,13 @@ def _form(
 
 def _from_json() -> list[dict[str, Any]]:
     try:
-        written = json.loads(request.form["policies"])
-    except (ValueError, RecursionError):
+        written = reading.load(request.form["policies"].encode())
+    except InvalidAnswer:
         raise ApiError(400, "INVALID_VALUE") from None
-    if not isinstance(written, list) or not all(isinstance(each, dict) for each in written):
+    if _problem_of(written):
         raise ApiError(400, "INVALID_VALUE")
-    return written
+    found: list[dict[str, Any]] = written
+    return found
 
 
 def _from_fields() -> list[dict[str, Any]]:

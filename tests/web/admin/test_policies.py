@@ -185,7 +185,39 @@ def test_what_was_reviewed_can_be_edited_again(change, nsqd):
     assert values_of(page)["1.topic"] == DEAD["topic"]
 
 
-@pytest.mark.parametrize("policies", ["{", "[1]", "17"])
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ([{"max_depth": 5}] * 1001, "1,001 policies, of which a page shows 1,000 at most"),
+        ([{"topic": "x" * 300_000}], "policies of 300,005 characters, of which a page shows 262,144"),
+        ([{"topic": [["x"]]}], "policies with nested settings"),
+        ({}, "policies that are no list of tables"),
+    ],
+)
+def test_a_node_whose_policies_no_page_can_show_is_named(browser, nsqd, other, written, problem):
+    other.says("config/policies", written)
+    for path in ("/policies", "/policies/edit"):
+        page = browser.get(path)
+        assert page.status_code == 200
+        assert len(page.data) < 100_000
+    assert f"{other.address}: invalid answer: {problem}" in shown(browser.get("/policies"))
+
+
+def test_lone_surrogates_in_the_policies_of_a_node_hold_no_page(browser, nsqd, other):
+    other.says("config/policies", b'[{"topic": "a\\ud800", "\\udc00": 1}]')
+    other.has(topic_json("orders.eu", channel_json("archive", policy={"\udfff": 1})))
+    for path in ("/policies", f"/policies/edit?from={other.address}", "/topics/orders.eu/archive"):
+        assert browser.get(path).status_code == 200
+    assert "topic: a?" in shown(browser.get("/policies"))
+
+
+def test_a_hundred_and_more_policies_keep_their_places_in_the_form(change, nsqd):
+    fields = {f"{number}.max_depth": str(number) for number in range(1, 151)}
+    page = shown(change("review", node=nsqd.address, **fields))
+    assert "max_depth = 150" in page
+
+
+@pytest.mark.parametrize("policies", ["{", "[1]", "17", '[{"max_rate": NaN}]', '[{"topic": ["a"]}]'])
 def test_invalid_json_is_refused(change, nsqd, policies):
     assert change("apply", node=nsqd.address, policies=policies).status_code == 400
 
