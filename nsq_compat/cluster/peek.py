@@ -111,7 +111,7 @@ def act_on_messages(
 ) -> Outcome:
     """Perform an action of ``DONE`` on messages of a channel. Raises ``UpstreamError``."""
     parameters = {"topic": topic, "channel": channel} | ({"delay": str(delay_ms)} if delay_ms else {})
-    answer = client.post_for_answer(node, f"channel/{action}", parameters, "\n".join(ids).encode("ascii"))
+    answer = client.post_for_answer(node, f"channel/{action}", parameters, "\n".join(ids).encode("utf-8", "replace"))
     fields = reading.mapping(answer)
     return Outcome(
         reading.integer(fields.get(DONE[action])),

@@ -328,7 +328,9 @@ def _known(node: str) -> str:
 
 
 def _known_all(nodes: Sequence[str]) -> list[str]:
-    """As `_known`, with one query for all nodes, of which there may be hundreds."""
+    """As `_known`, with one query for all nodes, of which there may be hundreds, and none of them empty."""
+    if "" in nodes:
+        raise ApiError(400, "INVALID_NODE")
     asks = len(nodes) > 1 and _cluster().lookupds
     listed = {node.http_address for node in _cluster().nodes().value} if asks else ()
     return [node if node in listed else _known(node) for node in nodes]

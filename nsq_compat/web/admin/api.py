@@ -255,6 +255,8 @@ def _first_value(text: str) -> Any:
             raise ApiError(400, "unexpected EOF") from None
         where = "object key string" if "property name" in error.msg else "value"
         raise ApiError(400, f"invalid character {rest[0]!r} looking for beginning of {where}") from None
+    except ValueError:  # an integer of thousands of digits, which Python does not convert
+        raise ApiError(400, "json: cannot unmarshal number") from None
 
 
 def _kind(value: object) -> str:

@@ -78,7 +78,9 @@ class Graphite:
     def rate(self, target: str) -> str:
         """Messages a second, two decimals, or N/A. Raises `ApiError`."""
         parameters = {"format": "json", "from": f"-{2 * self._interval}sec", "target": target}
-        url = f"{self._options.graphite_url}/render?{urlencode({**parameters, 'until': f'-{self._interval}sec'})}"
+        parameters["until"] = f"-{self._interval}sec"
+        # The target of a request may have bytes that are not UTF-8.
+        url = f"{self._options.graphite_url}/render?{urlencode(parameters, errors='surrogateescape')}"
         log.info("GRAPHITE: rate of %s", target)
         try:
             status, _, body, _ = self._service.cluster.client.exchange("GET", url)

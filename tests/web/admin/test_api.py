@@ -175,6 +175,7 @@ def test_bytes_after_the_first_value_are_ignored():
         (b'{"topic":3}', "json: cannot unmarshal number into Go struct field .topic of type string"),
         (b"[]", 'json: cannot unmarshal array into Go value of type struct { Topic string "json:\\"topic\\"" }'),
         (b"[" * 100_000, "exceeded max depth"),
+        (b'{"topic":' + b"1" * 5000 + b"}", "json: cannot unmarshal number"),
     ],
 )
 def test_invalid_json_has_gos_error_text(body, words):

@@ -61,6 +61,12 @@ def test_a_rate_is_the_first_datapoint_per_second(browser, graphite, nsqd, answe
     assert browser.get("/api/graphite?metric=rate&target=t").get_json(force=True) == {"rate": rate}
 
 
+def test_a_target_that_is_not_utf_8_is_sent_as_it_is(browser, graphite, nsqd):
+    nsqd.says("render", b'[{"datapoints":[[60,1]]}]', 200)
+    assert browser.get("/api/graphite?metric=rate&target=%ff").status_code == 200
+    assert any("target=%FF" in heard for heard in nsqd.heard)
+
+
 @pytest.mark.parametrize(
     "answer", ["[]", '[{"datapoints":[]}]', '[{"datapoints":[[null,1]]}]', "{}", "", '[{"datapoints":3}]']
 )

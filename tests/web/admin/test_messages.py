@@ -189,7 +189,14 @@ def test_an_invalid_delay_is_asked_for_again(act, nsqd, delay):
 def test_an_unknown_action_or_node_is_refused(act, nsqd):
     assert act("explode", confirmed="1").status_code == 400
     assert act("finish", [f"10.0.0.9:1 {ID}0"], confirmed="1").status_code == 404
+    assert act("finish", [f"{ID}0"], confirmed="1").status_code == 400
     assert nsqd.orders == []
+
+
+def test_an_id_of_any_characters_goes_to_the_node_which_refuses_it(act, nsqd):
+    nsqd.says("channel/finish", {"message": "INVALID_ARG_ID"}, 400)
+    assert act("finish", [f"{nsqd.address} \u0663\u202e"], confirmed="1").status_code == 303
+    assert len(nsqd.orders) == 1
 
 
 def test_viewers_and_other_sites_cannot_act(behind_login, nsqd):
