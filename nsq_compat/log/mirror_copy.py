@@ -240,11 +240,14 @@ def sizes_of(files: Files, folder: str, unit: str) -> dict[str, int]:
 
 
 def catch_up(files: Files, data_path: str, changes: Changes) -> Steps:
-    """Complete the copy, unit by unit, and make each live. Raises ``OSError``.
+    """Complete the copy, unit by unit, and make each live. Raises ``OSError``, and ``ValueError`` for a wrong answer.
 
     Log files in ``changes.equal`` are not compared; more are added.
     """
     theirs: dict[str, dict[str, int]] = json.loads((yield command("files")))
+    for unit in theirs:
+        if not _is_unit(unit):  # the folder would be read, and copied
+            raise ValueError(f"the standby has a copy of {unit!r}, which is not mirrored")
     copied: set[str] = set()
     while missing := (theirs.keys() | set(units_in(files, data_path))) - copied:
         for unit in sorted(missing):
@@ -252,6 +255,10 @@ def catch_up(files: Files, data_path: str, changes: Changes) -> Steps:
             yield from copying.steps(changes)
             copied.add(unit)
     changes.make_all_live()
+
+
+def _is_unit(name: str) -> bool:
+    return name == METADATA or unit_of(f"{FOLDER}/{name}") == name
 
 
 def _is_log(path: str) -> bool:

@@ -236,6 +236,21 @@ def test_no_other_file_is_touched(pair, path):
         pair.copy.sums(path)
 
 
+@pytest.mark.parametrize(
+    "unit", ["../../elsewhere", "../elsewhere.topic", "..", "", "t.topic/a", "identity", "mirrors"]
+)
+def test_a_standby_does_not_get_files_that_are_not_mirrored(pair, tmp_path, unit):
+    for name in ("elsewhere", "primary/elsewhere.topic"):
+        (tmp_path / name).mkdir()
+        for number in (1, 2, 3):
+            (tmp_path / name / f"log.{number}").write_bytes(b"secret")
+    steps = catch_up(pair.files, str(pair.paths[0]), pair.changes)
+    assert next(steps) == mirror.command("files")
+    with pytest.raises(ValueError, match="which is not mirrored"):
+        steps.send(json.dumps({"t.topic": {}, unit: {}}).encode())
+    assert not pair.changes.take(100)
+
+
 def test_an_unknown_kind_of_change_is_refused(pair):
     with pytest.raises(ValueError, match="unknown kind 99"):
         pair.copy.apply([Change(99, SEGMENT)])
