@@ -177,6 +177,7 @@ class Access:
         """When the client must have authenticated; monotonic seconds."""
         self.subscribed: tuple[str, str] | None = None
         """Topic and channel."""
+        self._is_primary = False
         self._ask = ask
         self._secret = b""
         self._commands_left = MAX_COMMANDS_WITHOUT_AUTH
@@ -228,8 +229,9 @@ class Access:
             raise FatalClientError(E_AUTH_FIRST, f"AUTH required before {spec.name}")
         if self.grants.expires_at < now:
             self._renew()
-        if not any(MIRROR in each.permissions for each in self.grants.authorizations):
+        if not self._may_mirror():
             raise FatalClientError(E_UNAUTHORIZED, f"AUTH failed for {spec.name}")
+        self._is_primary = True
 
     def renew(self, ask: Callable[[bytes], Grants]) -> bool:
         """Look up the permissions again, without waiting. Returns whether the connection may stay."""
@@ -240,9 +242,14 @@ class Access:
             self.grants = ask(self._secret)
         except AuthFailed:
             return False
+        if self._is_primary and not self._may_mirror():
+            return False  # while it is connected, its topics are not taken over
         if self.subscribed is not None:
             return self.grants.allow(*self.subscribed)
         return bool(self.grants.authorizations)
+
+    def _may_mirror(self) -> bool:
+        return any(MIRROR in each.permissions for each in self.grants.authorizations)
 
     def _renew(self) -> Grants:
         self._decisions.clear()

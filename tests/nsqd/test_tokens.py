@@ -158,6 +158,20 @@ def test_clients_of_a_token_that_is_revoked_are_disconnected_and_others_are_not(
     assert nsqd.logs("its token does not permit it any more")
 
 
+def test_a_primary_that_may_no_longer_mirror_is_disconnected_although_its_token_permits_more(nsqd, access):
+    access.has("primary", "mirror", "publish")
+    reload(nsqd, access)
+    hello = {"identity": 32 * "1", "epoch": 1, "node_id": 7}
+    with authorized(nsqd, "primary") as primary, authorized(nsqd, "primary") as producer:
+        primary.says(b"MIRROR hello\n" + sized(json.dumps(hello).encode())).answer()
+        access.has("primary", "publish")
+        reload(nsqd, access)
+        assert primary.rest() == b""
+        producer.says(pub(b"m")).answer()
+    (mirrored,) = nsqd.asks("GET", "/mirror", Authorization="Bearer boss").json()["primaries"]
+    assert not mirrored["connected"]
+
+
 def test_a_stream_needs_the_permission_consume_and_ends_when_its_token_is_revoked(nsqd, access):
     access.has("consumer", "consume").has("reader", "read")
     reload(nsqd, access)
