@@ -40,7 +40,7 @@ from nsq_compat.protocol.message import (
     timestamp_ns,
     with_attempts,
 )
-from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.protocol.names import is_ephemeral, is_valid_name
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import InFlight
@@ -227,7 +227,9 @@ class DeadLetterQueues:
         ids = list(dead)
         try:
             if dead:
-                target = self._broker.topic(queue.target, checked=False)
+                # Clients create ephemeral ones again and again, each of which may leave a dead-letter topic.
+                lasts = not (is_ephemeral(channel.name) or is_ephemeral(channel.topic_name))
+                target = self._broker.topic(queue.target, checked=not lasts)
                 if not target.channels:
                     target.channel(REDRIVE_CHANNEL)
                 target.publish_with_headers(list(map(queue.payload, dead.values())), now, now_ns)

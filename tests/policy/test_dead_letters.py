@@ -41,6 +41,23 @@ def test_a_message_without_attempts_left_goes_to_the_dead_letter_topic_with_the_
     assert reader.attempts(b"bad") == 1
 
 
+@pytest.mark.parametrize(("topic", "channel"), [("orders", "c{}#ephemeral"), ("t{}#ephemeral", "c")])
+def test_ephemeral_names_do_not_leave_more_dead_letter_topics_than_clients_may_create(daemon, topic, channel):
+    daemon.follows({"topic": r".*\.dead", "max_topics": 2}, {"topic": ".*", "max_attempts": 1})
+    for number in range(5):
+        consumer = daemon.consumer(channel.format(number), topic.format(number), timeout=60.0)
+        daemon.publishes(b"m", topic=topic.format(number))
+        fails(consumer, b"m", 1)
+        assert daemon.sends_dead_letters() == (number < 2)
+        assert daemon.channel(channel.format(number), topic.format(number)).in_flight_count == (number >= 2)
+        daemon.topic(topic.format(number)).delete_channel(channel.format(number))
+    assert sum(name.endswith(".dead") for name in daemon.broker.topics) == 2
+    consumer = daemon.consumer("archive", timeout=60.0)  # one that lasts has its dead letters
+    daemon.publishes(b"m")
+    fails(consumer, b"m", 1)
+    assert daemon.sends_dead_letters()
+
+
 def headers_of(reader, body):
     return dict(message.headers(reader.frames[body]))
 
