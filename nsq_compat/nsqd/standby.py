@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from typing import Final, ParamSpec
 
 import gevent
 from gevent.lock import BoundedSemaphore
@@ -46,6 +46,8 @@ from nsq_compat.queue.publish_ids import PublishIds
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 _IDENTITY: Final = re.compile("[0-9a-f]{32}")
 _POLL_SECONDS: Final = 0.5
@@ -108,6 +110,7 @@ class Mirrored:
         self.is_adopting = False
         self.merged: set[str] = set()
         """Topics whose messages are in those of this nsqd, but not in a checkpoint yet."""
+        self._saving = BoundedSemaphore()
 
     @property
     def name(self) -> str:
@@ -119,6 +122,11 @@ class Mirrored:
             self.save()
 
     def save(self) -> None:
+        """Waits for the disk, while others run. Raises ``OSError``."""
+        with self._saving:
+            in_thread(self._write)
+
+    def _write(self) -> None:
         text = json.dumps(asdict(self.state), indent=1)
         replace_file(self.files, os.path.join(self.folder, MIRROR_STATE), text.encode("utf-8"), sync=True)
 
@@ -239,9 +247,12 @@ class Standby:
         state.epoch = epoch
         state.broadcast_address = hello["broadcast_address"]
         state.tcp_port, state.http_port = hello["tcp_port"], hello["http_port"]
-        mirrored.save()
+        mirrored.copy.close()  # what an earlier connection still applies ends
         mirrored.session = session
         mirrored.last_seen = time.time()
+        mirrored.save()
+        if mirrored.session is not session:
+            raise ValueError("its topics are taken over now, or it has another connection")
         log.info("MIRROR(%s): connected, epoch %d", mirrored.name, epoch)
         return self._answer(state)
 
@@ -260,23 +271,23 @@ class Standby:
         if verb == "changes":
             if mirrored.state.takeover:
                 raise ValueError("its messages were taken over")
-            copy.apply(decode_changes(body))
+            copy.apply(decode_changes(body), pause=yield_to_loop, remove=_remove_in_thread)
             if self._syncs:
                 in_thread(copy.sync)
             return b"OK"
         if verb == "files":
             mirrored.note_complete(False)
             with self._reading:
-                return json.dumps(in_thread(copy.units)).encode("utf-8")
+                return in_thread(_json_of, copy.units)
         if verb == "complete":
             mirrored.note_complete(True)
             return b"OK"
         if verb == "sums":
             with self._reading:
-                return json.dumps(in_thread(copy.sums, argument)).encode("utf-8")
+                return in_thread(_json_of, copy.sums, argument)
         if verb == "ends":
             with self._reading:
-                return json.dumps(in_thread(copy.ends)).encode("utf-8")
+                return in_thread(_json_of, copy.ends)
         if verb == "adopt":
             self.adopt(mirrored.state.identity, _offsets_in(body))
             return self._answer(mirrored.state)
@@ -390,7 +401,7 @@ class Standby:
                 state.adopted[name] = end if state.is_complete else (0, "")
                 named = {each.name for each in known[name].channels} if name in known else set()
                 state.channels[name] = sorted(each for each in {*channels, *named} if not is_ephemeral(each))
-        in_thread(mirrored.save)
+        mirrored.save()
         self._pause(state)
         failure: OSError | None = None
         for name in names:
@@ -410,7 +421,7 @@ class Standby:
             with suppress(FileNotFoundError):
                 self._files.unlink(os.path.join(mirrored.folder, "nsqd.dat"))
         state.adopting, state.paused = False, []
-        in_thread(mirrored.save)
+        mirrored.save()
         log.info("MIRROR(%s): has taken over %d topics", mirrored.name, len(names))
         return names
 
@@ -494,6 +505,15 @@ class Standby:
             while batch := in_thread(next, batches, None):
                 topic.take_in(receivers, batch, time.monotonic(), time.time_ns())
                 yield_to_loop()
+
+
+def _remove_in_thread(files: Files, folder: str) -> None:
+    in_thread(remove_topic_folder, files, folder)
+
+
+def _json_of(work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bytes:
+    """The result of `work`, in a thread. There may be millions of values, which `json.dumps` would encode in one go."""
+    return "".join(json.JSONEncoder().iterencode(work(*args, **kwargs))).encode("utf-8")
 
 
 def _offsets_in(body: bytes) -> dict[str, int]:

@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
+import gevent
 import pytest
 
 from nsq_compat.log.data_path import make_our_folder, topic_folder
@@ -16,10 +18,11 @@ from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadat
 from nsq_compat.log.mirror_copy import MirrorCopy
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.nsqd import standby as module
+from nsq_compat.nsqd.durability import in_thread
 from nsq_compat.nsqd.standby import Standby
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.headers import encode
-from nsq_compat.protocol.mirror import WRITE, ZEROS, Change
+from nsq_compat.protocol.mirror import MAKE_FOLDER, REMOVE_FOLDER, WRITE, ZEROS, Change
 from nsq_compat.queue.topic import Topic
 from tests.broker import DataPath
 
@@ -172,9 +175,12 @@ def test_the_rest_of_a_merged_copy_is_deleted_and_not_taken_over(node):
     assert sorted(os.listdir(node.copy / "nsq_compat")) == ["a.topic"]
 
 
-def hello(node: Node, identity: str, node_id: int = 1) -> None:
+def hello(node: Node, identity: str, node_id: int = 1) -> object:
+    """The session of a primary that has connected."""
+    session = object()
     body = json.dumps({"identity": identity, "epoch": 1, "node_id": node_id}).encode()
-    node.standby.execute(object(), "hello", "", body)
+    node.standby.execute(session, "hello", "", body)
+    return session
 
 
 def test_a_primary_with_the_same_node_id_is_refused(node):
@@ -211,6 +217,81 @@ def test_summing_up_a_file_ends_with_the_connection(tmp_path):
     copy.apply([Change(WRITE, "nsqd.dat", 0, b"{}")])
     with pytest.raises(ValueError, match="the connection has ended"):
         copy.sums("nsqd.dat")
+
+
+LOG = "nsq_compat/t.topic/log.00000000000000000001"
+TOPIC = Change(MAKE_FOLDER, "nsq_compat/t.topic")
+
+
+def body_of(*changes: Change) -> bytes:
+    return b"".join(change.encode() for change in changes)
+
+
+def test_other_clients_are_served_while_many_changes_are_applied(node, monkeypatch):
+    served = []
+    monkeypatch.setattr(module, "yield_to_loop", lambda: served.append(1))
+    node.start()
+    primary = hello(node, PRIMARY)
+    node.standby.execute(primary, "changes", "", body_of(TOPIC, *1000 * [Change(WRITE, LOG, 0, b"x")]))
+    assert len(served) >= 7
+    node.standby.execute(primary, "changes", "", body_of(Change(WRITE, LOG, 1, b"y")))
+    assert (node.copy / LOG).read_bytes() == b"xy"
+
+
+def test_changes_of_a_connection_end_when_the_primary_connects_again(node, monkeypatch):
+    monkeypatch.setattr(module, "yield_to_loop", lambda: hello(node, PRIMARY))
+    node.start()
+    primary = hello(node, PRIMARY)
+    changes = [Change(WRITE, LOG, number, b"x") for number in range(1000)]
+    with pytest.raises(FatalClientError, match="the connection has ended"):
+        node.standby.execute(primary, "changes", "", body_of(TOPIC, *changes))
+    assert len((node.copy / LOG).read_bytes()) < 200
+    with pytest.raises(FatalClientError, match="hello comes first"):
+        node.standby.execute(primary, "changes", "", b"")
+
+
+def test_a_primary_that_connects_while_its_topics_are_taken_over_is_refused(node, monkeypatch):
+    node.has_copy("t")
+    node.start()
+    taking_over = gevent.Greenlet(node.standby.adopt, PRIMARY)
+
+    def in_thread_and_meanwhile(work, *arguments, **options):
+        taking_over.start()
+        return in_thread(work, *arguments, **options)
+
+    monkeypatch.setattr(module, "in_thread", in_thread_and_meanwhile)
+    with pytest.raises(FatalClientError, match="its topics are taken over now"):
+        hello(node, PRIMARY)
+    assert taking_over.get() == ["t"]
+    assert node.standby.mirrors[PRIMARY].session is None
+
+
+@pytest.mark.parametrize("verb", ["complete", "forgotten", "remove", "files", f"sums {LOG}", "ends"])
+def test_what_takes_long_runs_in_a_thread(node, monkeypatch, verb):
+    node.start()
+    primary = hello(node, PRIMARY)
+    node.standby.execute(primary, "changes", "", body_of(TOPIC, Change(WRITE, LOG, 0, b"x")))
+    threads = []
+
+    class NotedFiles(OsFiles):
+        """Notes the threads in which it is used."""
+
+        def __getattribute__(self, name):
+            if name != "close":
+                threads.append(threading.get_ident())
+            return super().__getattribute__(name)
+
+    mirrored = node.standby.mirrors[PRIMARY]
+    mirrored.state.is_complete = verb == "files"
+    mirrored.files = mirrored.copy._files = NotedFiles()
+    if verb == "remove":
+        node.standby.execute(primary, "changes", "", body_of(Change(REMOVE_FOLDER, TOPIC.path)))
+        assert os.listdir(node.copy / "nsq_compat") == []
+    else:
+        answer = node.standby.execute(primary, *f"{verb} ".split(" ")[:2], b"")
+        assert answer == b"OK" or json.loads(answer) is not None
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 # --- Publish ids ------------------------------------------------------------------------------------------------------
