@@ -162,4 +162,4 @@ def submit(browser: FlaskClient) -> Form:
 
 def shown(page: Any) -> str:
     """The text of a page on one line."""
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.text)).strip()
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub("</?bdi>", "", page.text))).strip()

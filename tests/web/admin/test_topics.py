@@ -167,6 +167,13 @@ def test_a_hostile_name_is_escaped_on_every_page(browser, nsqd):
     assert "<script>alert" not in page.text
 
 
+def test_text_of_a_client_cannot_turn_round_its_address(browser, nsqd):
+    name = "a\u202eb"
+    clients = [{"hostname": name, "client_id": "x", "remote_address": "1.2.3.4:5678"}]
+    nsqd.has(topic_json("orders", channel_json("archive", client_count=1, clients=clients)))
+    assert f"<bdi>{name}</bdi>:5678" in browser.get("/topics/orders/archive").text
+
+
 def test_a_node_that_does_not_answer_is_a_warning_on_the_page(browser, service, nsqd, make_nsqd):
     broken = make_nsqd()
     broken.says("stats", b"<b>oops</b>", 500)
