@@ -37,6 +37,7 @@ from nsq_compat.nsqd.options import REFUSE, NsqdOptions
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.mirror import command
+from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.session.mirror_session import Ended, MirrorSession
 
 log = logging.getLogger(__name__)
@@ -348,19 +349,14 @@ class Mirror:
         if not takeover or not isinstance(adopted, dict):
             return
         if self._identity.forgotten.get(standby) != takeover:
+            makes_channels = bool(ends) or self._identity.may_lack_files
+            found = _adopted_in(adopted, answer.get("channels") if makes_channels else {}, ends)
             log.warning(
                 "MIRROR(%s): the standby has taken over %d topics, their messages are forgotten here",
                 self.address,
                 len(adopted),
             )  # fmt: skip
-            had = answer.get("channels") if ends or self._identity.may_lack_files else None
-            channels = had if isinstance(had, dict) else {}
-            self._forget(
-                {
-                    topic: Adopted(offset, last_id, ends.get(topic, 0), channels.get(topic, ()))
-                    for topic, (offset, last_id) in adopted.items()
-                }
-            )
+            self._forget(found)
             self._identity.forgotten[standby] = takeover
             self._save()
         _ask(session, command("forgotten"))
@@ -416,6 +412,25 @@ class Mirror:
 
     def _on_replaced(self) -> None:
         self._fail("a topic was replaced, all files are compared again")
+
+
+def _adopted_in(adopted: Mapping[str, object], had: object, ends: Mapping[str, int]) -> dict[str, Adopted]:
+    """What a standby says that it has adopted, and of which channels. Raises ``ValueError`` unless it can be so."""
+    found: dict[str, Adopted] = {}
+    channels = had if isinstance(had, dict) else {}
+    for topic, end in adopted.items():
+        names = channels.get(topic, [])
+        match end:
+            # Topics and channels of these names are created.
+            case [int(offset), str(last_id)] if isinstance(names, list) and all(map(_is_name, [topic, *names])):
+                found[topic] = Adopted(offset, last_id, ends.get(topic, 0), names)
+            case _:
+                raise ValueError(f"the standby has taken over {topic!r} in a way that no nsqd does")
+    return found
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and is_valid_name(value)
 
 
 def _ask(session: MirrorSession, request: bytes) -> bytes:

@@ -105,3 +105,26 @@ def test_files_on_the_way_when_the_connection_ends_are_compared_again(tmp_path):
     with pytest.raises(Ended):
         mirror._copy(session)
     assert changes.equal == {}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"adopted": {"../../elsewhere": [0, ""]}},
+        {"adopted": {"a b\nREGISTER c": [0, ""]}},
+        {"adopted": {"t": [0, ""]}, "channels": {"t": ["c", "../c"]}},
+        {"adopted": {"t": [0, ""]}, "channels": {"t": [1]}},
+        {"adopted": {"t": [0, ""]}, "channels": {"t": "c"}},
+        {"adopted": {"t": ["0", ""]}},
+        {"adopted": {"t": 0}},
+    ],
+)
+def test_what_a_standby_cannot_have_taken_over_is_not_created(tmp_path, wrong):
+    mirror = mirror_of(Changes(), tmp_path)
+    forgotten: list[object] = []
+    mirror._forget = forgotten.append
+    mirror._identity.may_lack_files = True
+    with pytest.raises(ValueError, match="in a way that no nsqd does"):
+        mirror._forget_adopted(cast(Any, None), {"identity": "s", "takeover": "1", **wrong})
+    assert not forgotten
+    assert not mirror._identity.forgotten
