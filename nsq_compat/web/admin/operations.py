@@ -1,14 +1,15 @@
 """/config/<option>, /ping, /livez, /readyz and /metrics."""
 
 import ipaddress
-import json
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from flask import Blueprint, Response, request
 
+from nsq_compat.cluster import reading
 from nsq_compat.cluster.history import History
+from nsq_compat.cluster.reading import InvalidAnswer
 from nsq_compat.web.admin.access import require, service
 from nsq_compat.web.admin.api import v1
 from nsq_compat.web.admin.users import Role
@@ -56,7 +57,7 @@ def change(name: str) -> Response:
             service().set_log_level(body.decode("utf-8"))
         else:
             raise ApiError(400, "INVALID_OPTION")
-    except (ValueError, RecursionError):
+    except (ValueError, InvalidAnswer):
         raise ApiError(400, "INVALID_VALUE") from None
     return show(name)
 
@@ -73,7 +74,7 @@ def _check_address() -> None:
 
 
 def _addresses(body: bytes) -> tuple[str, ...]:
-    value = json.loads(body)
+    value = reading.load(body)
     if value is not None and not (isinstance(value, list) and all(isinstance(address, str) for address in value)):
         raise ValueError("not a list of strings")
     return tuple(value or ())

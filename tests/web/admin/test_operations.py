@@ -23,6 +23,11 @@ def test_two_options_can_be_changed(browser, service):
     assert (answer.status_code, answer.text) == (200, '["a:1"]')
 
 
+def test_an_address_that_cannot_be_encoded_fails_no_page(browser):
+    assert browser.put("/config/nsqlookupd_http_addresses", data=r'["\ud800:1"]').text == '["?:1"]'
+    assert browser.get("/nodes").status_code != 500
+
+
 @pytest.mark.parametrize(
     ("name", "body", "status", "code"),
     [
