@@ -5,6 +5,7 @@ node's config file stays as it is, and applies again after SIGHUP or a restart, 
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -30,6 +31,7 @@ Written = Sequence[Mapping[str, Any]]
 
 _MAX_POLICIES: Final = 1000
 _MAX_CHARACTERS: Final = 256 * 1024
+_FIELD: Final = re.compile(r"[1-9][0-9]{0,3}\.")
 _INTEGERS: Final = (
     "max_attempts", "max_depth", "max_bytes", "burst", "max_in_flight", "retain_bytes", "max_topics", "max_channels",
 )  # fmt: skip
@@ -291,7 +293,8 @@ def _from_json() -> list[dict[str, Any]]:
 def _from_fields() -> list[dict[str, Any]]:
     """The policies of the form, by their positions, without those that are empty."""
     found: list[tuple[float, dict[str, Any]]] = []
-    for number in range(1, _MAX_POLICIES + 1):
+    numbers = {int(name.partition(".")[0]) for name in request.form if _FIELD.match(name)}
+    for number in sorted(numbers)[:_MAX_POLICIES]:
         texts = {key: request.form.get(f"{number}.{key}", "").strip() for key in SETTINGS}
         if policy := {key: _value(key, text) for key, text in texts.items() if text}:
             position = _value("max_rate", request.form.get(f"{number}.position", ""))
