@@ -98,7 +98,7 @@ site:
 
 spark-crash:
 	bash -c '. scripts/environment; make_environment demo test lint spark connect'
-	$(if $(NSQD),NSQD_COMMAND='$(NSQD)') $(BIN)/pytest -m '' -p no:randomly --durations=10 tests/spark/crash
+	$(if $(NSQD),NSQD_COMMAND='$(NSQD)') $(BIN)/pytest -m '' -p no:randomly -n 2 --durations=10 tests/spark/crash
 
 LOWEST_SPARK = build/pyspark-4.0.0
 

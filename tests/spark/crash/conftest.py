@@ -11,7 +11,6 @@ from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.spark.crash.running import Kills, Work, lines
 
 NSQD = os.environ.get("NSQD_COMMAND") or installed_nsqd()
-_FOUND = "found"
 
 
 @pytest.fixture(scope="session")
@@ -41,14 +40,16 @@ Tell = Callable[[Kills | Work], None]
 @pytest.fixture
 def tell(record_property: Callable[[str, object], None]) -> Tell:
     """Add a row to the tables, even if the test fails afterwards."""
-    return lambda found: record_property(_FOUND, found)
+    # Workers of pytest-xdist can send cells, but no objects.
+    return lambda found: record_property(type(found).__name__, found.cells())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = [each for kind in ("passed", "failed") for each in terminalreporter.getreports(kind)]
-    found = [value for each in reports if each.when == "call" for name, value in each.user_properties if name == _FOUND]
-    if found:
+    told = [each for report in reports if report.when == "call" for each in report.user_properties]
+    kills, works = ([cells for name, cells in told if name == kind.__name__] for kind in (Kills, Work))
+    if kills or works:
         terminalreporter.section("Spark and NSQ")
         terminalreporter.line(f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {NSQD}")
-        for line in lines(found):
+        for line in lines(kills, works):
             terminalreporter.line(line)

@@ -159,6 +159,11 @@ class Kills:
     times: int
     outcome: Outcome
 
+    def cells(self) -> list[str]:
+        outcome = self.outcome
+        numbers = outcome.published, self.times, outcome.lost, outcome.twice
+        return [self.victim, *(f"{number:,}" for number in numbers)]
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -168,28 +173,23 @@ class Work:
     master: str
     result: str
 
+    def cells(self) -> list[str]:
+        return [self.name, self.master, self.result]
 
-def lines(found: Iterable[Kills | Work]) -> list[str]:
-    """Return a table of kills and a table of works by master."""
-    kills, works = list[Kills](), dict[str, dict[str, str]]()
-    for each in found:
-        if isinstance(each, Kills):
-            kills.append(each)
-        else:
-            works.setdefault(each.name, {})[each.master] = each.result
+
+def lines(kills: Sequence[Sequence[str]], works: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table of kills and a table of works by master, of their cells."""
     fields_of: list[str] = []
     if kills:
-        fields_of += ["", *_table(["Killed (SIGKILL)", "Messages", "Times", "Lost", "Twice"], map(_of_kills, kills))]
+        fields_of += ["", *_table(["Killed (SIGKILL)", "Messages", "Times", "Lost", "Twice"], kills)]
     if works:
-        masters = list(dict.fromkeys(master for by_master in works.values() for master in by_master))
-        rows = ([name, *(by_master.get(master, "") for master in masters)] for name, by_master in works.items())
+        by_name = dict[str, dict[str, str]]()
+        for name, master, result in works:
+            by_name.setdefault(name, {})[master] = result
+        masters = list(dict.fromkeys(master for by_master in by_name.values() for master in by_master))
+        rows = ([name, *(by_master.get(master, "") for master in masters)] for name, by_master in by_name.items())
         fields_of += ["", *_table(["", *(f"`{master}`" for master in masters)], rows)]
     return fields_of
-
-
-def _of_kills(row: Kills) -> list[str]:
-    outcome = row.outcome
-    return [row.victim, *(f"{number:,}" for number in (outcome.published, row.times, outcome.lost, outcome.twice))]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
