@@ -11,7 +11,7 @@ from benchmarks.columns import COLUMNS, LIMITS, Column, limit
 from benchmarks.floors import Standing, long_rows, standings, words_of
 from benchmarks.journal import Entry
 from benchmarks.measure import Effort, Rounds
-from benchmarks.scenarios import Kind, Scenario
+from benchmarks.scenarios import Aim, Kind, Scenario
 from benchmarks.subjects import Server, Subject
 
 Results = Mapping[Scenario, Sequence[Rounds]]
@@ -40,8 +40,7 @@ def render(
     parts = [f"# Results of {subject.name}", _preamble(subject, circumstances, servers, versions, results)]
     if found := standings_of(servers, results):
         rows = long_rows(found)
-        part = min(each.aim.interpreted for of_one in found.values() for each in of_one)
-        told = _FLOORS.format(part=_PART.format(part) if part < 1 else "")
+        told = _FLOORS + told_part([each.aim for each in next(iter(found.values()))])
         parts += ["## Floors and aims", textwrap.fill(told, 120), table(rows, words_of(rows))]
     for group in dict.fromkeys(scenario.group for scenario in results):
         of_group = {scenario: rounds for scenario, rounds in results.items() if scenario.group == group}
@@ -70,8 +69,17 @@ def standings_of(servers: Sequence[Server], results: Results) -> dict[str, list[
 _FLOORS = """\
 Ours compared with Go's nsqd, both at default durability. A floor must be reached, an aim should be, by each of the
 figures named. Above 1.00 is better than Go's. Where less is better, the figure is ours divided by Go's. Figures in
-brackets are not judged, because other processes used more than half a CPU meanwhile.{part}"""
-_PART = " An interpreted nsqd has to reach {:g} of both."
+brackets are not judged, because other processes used more than half a CPU meanwhile."""
+
+
+def told_part(aims: Sequence[Aim]) -> str:
+    """A sentence, if an interpreted nsqd has to reach only a part of some floors."""
+    loads = {aim.row: aim.interpreted for aim in aims if aim.interpreted < 1}
+    if not loads:
+        return ""
+    everywhere = len(loads) == len({aim.row for aim in aims})
+    where = "" if everywhere else f", of these loads: {'; '.join(loads)}"
+    return f" An interpreted nsqd has to reach {min(loads.values()):g} of both{where}."
 
 
 def _preamble(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Final
 
 
 class Kind(Enum):
@@ -39,6 +40,18 @@ class Aim:
     def bounds(self, figure: str) -> tuple[float, float]:
         """The floor and the aim of a figure."""
         return self.cpu if self.cpu and figure == "cpu_us" else (self.floor, self.aim)
+
+
+ABOVE_FLOOR: Final = 1.5
+"""The aim of a real load is so many times its floor."""
+INTERPRETED: Final = 0.75
+"""The part of them that an interpreted nsqd has to reach."""
+
+
+def aim_of_floors(row: str, rate: float, cpu: float, why: str) -> Aim:
+    """The aim of a load by its floors, of messages per second and of CPU time."""
+    by_cpu = None if cpu == rate else (cpu, cpu * ABOVE_FLOOR)
+    return Aim(row, rate, rate * ABOVE_FLOOR, why, cpu=by_cpu, interpreted=INTERPRETED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from benchmarks.floors import BEGIN, END, headline_rows, long_rows, put_between_
 from benchmarks.journal import Journal
 from benchmarks.measure import Effort, Figures, Rounds, RunFailed
 from benchmarks.process_tree import ENDED, cpu_by_program
-from benchmarks.results import Circumstances, render, standings_of
+from benchmarks.results import Circumstances, render, standings_of, told_part
 from benchmarks.scenarios import Aim, Kind, Scenario
 from benchmarks.subjects import SUBJECTS, Server
 
@@ -90,6 +90,13 @@ def test_an_interpreted_nsqd_has_to_reach_a_part(name: str, reached: str) -> Non
     peer = rounds(figures())
     found = {rate: [rounds(figures(messages=800)), peer], p99: [rounds(figures(p99=0.7)), peer]}
     assert [each.reached for each in standings_of(servers, found)[name]] == [reached, reached]
+
+
+def test_the_page_names_the_loads_of_which_a_part_is_enough() -> None:
+    part, whole = Aim("PUB", 1.0, 2.0, interpreted=0.75), Aim("MPUB", 1.0, 2.0)
+    assert told_part([whole]) == ""
+    assert told_part([part, part]) == " An interpreted nsqd has to reach 0.75 of both."
+    assert told_part([part, whole]) == " An interpreted nsqd has to reach 0.75 of both, of these loads: PUB."
 
 
 def test_on_a_busy_machine_only_cpu_time_is_judged() -> None:
