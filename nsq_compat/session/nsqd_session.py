@@ -201,6 +201,8 @@ class NsqdSession(Conversation):
             self._replies.append(HEARTBEAT)
             while self._heartbeat_due <= now:
                 self._heartbeat_due += self._delivery.heartbeat_interval / 1000
+            if self._deadline == NEVER:
+                self._now = now  # a command takes long, and the next deadline counts from here
         deadline, heartbeat_due = self._deadline, self._heartbeat_due
         self.next_wakeup = deadline if deadline < heartbeat_due or self.upgrade is not None else heartbeat_due
         replies, subscription = self._replies, self.subscription
@@ -511,7 +513,9 @@ class NsqdSession(Conversation):
         if self._access is not None:
             self._access.require_mirror(command.spec, self._now)
         verb, argument = (b" ".join(command.tokens[1:]) + b" ").decode("utf-8", "replace").split(" ", 1)
+        self._deadline = NEVER  # this time is ours, not the primary's
         self._replies.append(response_frame(standby.execute(self, verb, argument.strip(), command.body)))
+        self._renew_deadline()
         self._effort += _MIRROR_EFFORT - 1
 
     def _subscribed(self, spec: CommandSpec) -> Subscription:
@@ -532,7 +536,7 @@ class NsqdSession(Conversation):
 
     def _ask(self, authorize: Authorize, host: str, secret: bytes) -> Grants:
         # The client's deadline is suspended: this time is ours.
-        deadline, self._deadline = self._deadline, NEVER
+        began, deadline, self._deadline = self._now, self._deadline, NEVER
         self.wake()  # earlier replies and heartbeats are sent meanwhile
         try:
             tls = self._layers.tls
@@ -542,9 +546,9 @@ class NsqdSession(Conversation):
         except AuthFailed as error:
             log.warning("PROTOCOL(V2): [%s] AUTH failed %s", self.peer, error)
             raise
-        waited = max(0.0, grants.received_at - self._now)
+        waited = max(0.0, grants.received_at - began)
         self._deadline = deadline + waited
-        self._now += waited
+        self._now = began + waited
         self._now_ns += int(waited * 1e9)
         return grants
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from nsq_compat.protocol import mirror
+
 BEAT = b"_heartbeat_"
 
 
@@ -120,3 +122,21 @@ def test_a_closing_consumer_still_hears_heartbeats(nsqd, client):
     client.subscribes().says(b"CLS\n").hears(b"CLOSE_WAIT")
     nsqd.waits(1)
     client.hears(BEAT).and_stays()
+
+
+def test_a_command_of_a_primary_may_take_longer_than_the_primary_may_be_silent(nsqd, client):
+    class Standby:
+        def execute(self, session, verb, argument, body):
+            nsqd.waits(20)  # for its disk; what the primary says meanwhile is not read
+            return verb.encode()
+
+        def ended(self, session): ...
+
+    client.session._standby = Standby()
+    client.says(mirror.command("files") + mirror.command("ends"))
+    heard = [frame.data for frame in client.hears_anything()]
+    assert heard == [*20 * [BEAT], b"files", *20 * [BEAT], b"ends"]
+    nsqd.waits(0.9)
+    client.and_stays()
+    nsqd.waits(1.1)
+    client.and_is_closed()
