@@ -175,7 +175,7 @@ class Daemon:
                 identity=identity.identity,
                 syncs=self._storage.durability is Durability.FSYNC,
                 takeover_after=takeover_seconds(options),
-                is_listed=lambda host, port: self._lookup_peers.lists(host, port, self._calls),
+                is_listed=self._is_listed,
                 save=self._checkpoints.save,
                 save_metadata=self._metadata.save,
                 new_ids=self._enforcer.new_ids,
@@ -416,6 +416,10 @@ class Daemon:
             except OSError as error:
                 why = reason(error)
             log.warning("TOPIC(%s): messages are delivered here and at the standby - %s", name, why)
+
+    def _is_listed(self, host: str, port: int) -> bool:
+        """Whether an nsqlookupd lists a primary, or may do so: an nsqd that leaves is connected to none of them."""
+        return self.draining or self._is_stopping or self._lookup_peers.lists(host, port, self._calls)
 
     def mirroring(self) -> dict[str, Any]:
         return {

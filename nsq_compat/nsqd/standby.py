@@ -338,11 +338,14 @@ class Standby:
     def _is_lost(self, mirrored: Mirrored, after: float) -> bool:
         state = mirrored.state
         return (
-            mirrored.session is None
-            and time.monotonic() - mirrored.lost_at >= after
+            self._is_away(mirrored, after)
             and bool(topics_in(self._files, mirrored.folder))
             and (self._is_replaced(mirrored) or not self._is_listed(state.broadcast_address, state.tcp_port))
+            and self._is_away(mirrored, after)  # it may have connected while nsqlookupds were asked
         )
+
+    def _is_away(self, mirrored: Mirrored, after: float) -> bool:
+        return mirrored.session is None and time.monotonic() - mirrored.lost_at >= after
 
     def _is_replaced(self, mirrored: Mirrored) -> bool:
         """Whether another primary is connected that has its address, such as the same machine with an empty disk."""

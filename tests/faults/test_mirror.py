@@ -241,6 +241,24 @@ def test_the_standby_waits_until_no_nsqlookupd_lists_the_primary(machines, direc
     wait_until(lambda: all("t" in each.topics() for each in directories))
 
 
+def test_a_standby_that_drains_and_so_leaves_nsqlookupd_takes_nothing_over_by_itself(machines, directories):
+    lookupd = directories[0].flag
+    standby = machines.start("--mirror-accept", TAKES_OVER_SOON, lookupd)
+    primary = machines.primary(standby, lookupd)
+    primary.create_channel("t", "c")
+    primary.publishes(b"m")
+    standby.create_channel("own", "c")
+    standby.publishes(b"n", topic=b"own")  # so that the drain goes on
+    wait_until(lambda: directories[0].topics() == {"t", "own"})
+    assert standby.asks("PUT", "/config/drain", b"true").status == 200
+    wait_until(lambda: directories[0].topics() == {"t"})
+    primary.hang()
+    wait_until(lambda: not mirror(standby)["primaries"][0]["connected"])
+    time.sleep(1.0)  # longer than --mirror-takeover-after: nothing may happen
+    assert mirror(standby)["primaries"][0]["taken_over"] is None
+    assert adopt(standby) == ["t"]
+
+
 def test_deferred_messages_of_a_rewound_channel_are_taken_over(machines):
     standby = machines.standby()
     primary = machines.primary(standby)

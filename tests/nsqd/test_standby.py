@@ -266,6 +266,13 @@ def test_a_primary_that_connects_while_its_topics_are_taken_over_is_refused(node
     assert node.standby.mirrors[PRIMARY].session is None
 
 
+def test_a_primary_that_connects_while_nsqlookupds_are_asked_is_not_taken_over(node):
+    node.has_copy("t")
+    node.start()
+    node.standby._is_listed = lambda host, port: not hello(node, PRIMARY)
+    assert not node.standby._is_lost(node.standby.mirrors[PRIMARY], after=0.0)
+
+
 @pytest.mark.parametrize("verb", ["complete", "forgotten", "remove", "files", f"sums {LOG}", "ends"])
 def test_what_takes_long_runs_in_a_thread(node, monkeypatch, verb):
     node.start()
