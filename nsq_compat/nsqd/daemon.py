@@ -335,10 +335,10 @@ class Daemon:
         self._loop_lag.stop()
         self._folder_watch.stop()
         self._checkpoints.stop()
+        if self.standby is not None:
+            self.standby.stop()  # what it takes over needs topics that are open
         self.broker.close()
         self._checkpoints.write_last()
-        if self.standby is not None:
-            self.standby.stop()
         if self.mirror is not None:
             self.mirror.stop()
         log.info("NSQ: stopping subsystems")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Final, ParamSpec
+from typing import Any, Final, ParamSpec
 
 import gevent
 from gevent.lock import BoundedSemaphore
@@ -165,7 +165,8 @@ class Standby:
         self._new_ids = new_ids
         self._folder = os.path.join(our_folder(storage.data_path), MIRRORS)
         self._run = os.urandom(8).hex()
-        self._is_adopting = False
+        self._adopting: Any = None  # the greenlet that takes over
+        self._is_stopping = False
         self._reading = BoundedSemaphore(_READERS)
         self._watching = gevent.Greenlet(self._watch)
 
@@ -179,7 +180,11 @@ class Standby:
         self._watching.start()
 
     def stop(self) -> None:
+        """Interrupt a take-over, which is completed after the next start: the topics are about to be closed."""
+        self._is_stopping = True
         self._watching.kill()
+        if self._adopting is not None:
+            self._adopting.kill()
         for mirrored in self.mirrors.values():
             mirrored.copy.close()
 
@@ -324,7 +329,7 @@ class Standby:
                     continue
                 try:
                     is_lost = after is not None and self._is_lost(mirrored, after)
-                    if (mirrored.state.adopting or is_lost) and not self._is_adopting:
+                    if (mirrored.state.adopting or is_lost) and self._adopting is None:
                         self.adopt(mirrored.state.identity)
                     continue
                 except (OSError, ValueError) as error:
@@ -363,13 +368,15 @@ class Standby:
         """
         mirrored = self.mirrors[identity]
         state = mirrored.state
-        if self._is_adopting:
+        if self._is_stopping:
+            raise ValueError("nsqd stops")
+        if self._adopting is not None:
             raise ValueError("another take-over is going on")
-        self._is_adopting = mirrored.is_adopting = True
+        self._adopting, mirrored.is_adopting = gevent.getcurrent(), True
         try:
             return self._adopt(mirrored, state, offsets)
         finally:
-            self._is_adopting = mirrored.is_adopting = False
+            self._adopting, mirrored.is_adopting = None, False
 
     def _adopt(self, mirrored: Mirrored, state: MirrorState, offsets: Mapping[str, int] | None) -> list[str]:
         if offsets is None:

@@ -11,6 +11,7 @@ from typing import cast
 
 import gevent
 import pytest
+from gevent.event import Event
 
 from nsq_compat.log.data_path import make_our_folder, topic_folder
 from nsq_compat.log.files import Files, OsFiles
@@ -271,6 +272,28 @@ def test_a_primary_that_connects_while_nsqlookupds_are_asked_is_not_taken_over(n
     node.start()
     node.standby._is_listed = lambda host, port: not hello(node, PRIMARY)
     assert not node.standby._is_lost(node.standby.mirrors[PRIMARY], after=0.0)
+
+
+def test_a_take_over_is_interrupted_before_nsqd_closes_its_topics(node):
+    node.has_copy("t")
+    node.start()
+    node.broker.topic("t").channel("c")
+    saving = Event()
+
+    def save(topic):
+        saving.set()
+        Event().wait()
+
+    node.standby._save = save
+    taking_over = gevent.spawn(node.standby.adopt, PRIMARY)
+    assert saving.wait(30)
+    node.standby.stop()
+    assert taking_over.ready()
+    with pytest.raises(ValueError, match="nsqd stops"):
+        node.standby.adopt(PRIMARY)
+    node.start()
+    assert node.standby.adopt(PRIMARY) == ["t"]
+    assert node.depth("t") >= 2, "they may come twice, as after a crash"
 
 
 @pytest.mark.parametrize("verb", ["complete", "forgotten", "remove", "files", f"sums {LOG}", "ends"])
