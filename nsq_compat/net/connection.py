@@ -666,5 +666,5 @@ class Connection(Generic[Session]):
             self._writer.kill(block=False)
         self._socket.close()
         self.session.closed()
-        # This and the session are a reference cycle, and exist until the next garbage collection.
+        self.session.freed()
         self._tls = self._compression = self._pieces = self._encode = None

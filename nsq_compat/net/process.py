@@ -56,7 +56,7 @@ def tune_gc() -> None:
     """Collect less often, and never visit the objects of the program itself.
 
     Cycles are rare here: frames are bytes, which the collector does not visit. Reference counting frees the rest. But
-    connections and HTTP calls are cycles, and freeing 50,000 such objects at once would block the event loop for 20 ms.
+    HTTP calls are cycles, and freeing 50,000 such objects at once would block the event loop for 20 ms.
     """
     # Without a collection, which would take 6 ms of the start and find some hundred objects.
     gc.freeze()

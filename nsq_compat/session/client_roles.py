@@ -53,6 +53,12 @@ def failed(spec: CommandSpec, error: Exception) -> FatalClientError:
     return FatalClientError(f"E_{spec.name}_FAILED", f"{spec.name} failed {text}")
 
 
+def _not_told(_error: FatalClientError) -> None: ...
+
+
+def _not_woken() -> None: ...
+
+
 class Publisher:
     """The ``queue.publish_batch.Producer`` of one client. `now` is monotonic seconds, `now_ns` wall-clock time.
 
@@ -235,6 +241,10 @@ class Publisher:
             self._large.cancel()
         if self.state == IN_STEPS:
             self._done()
+
+    def freed(self) -> None:
+        """Forget the client. What is ``POSTED`` is published, and not answered."""
+        self._require, self._fail, self._wake = None, _not_told, _not_woken
 
     def _done(self) -> None:
         self._command, self._large, self.state = None, None, DONE

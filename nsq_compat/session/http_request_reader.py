@@ -142,10 +142,7 @@ class RequestReader:
         return self.expects_continue and self.phase is Phase.BODY and not self.body_size
 
     def close(self) -> None:
-        """Break the reference cycle with the parser, and forget what was received.
-
-        The session and its connection are a cycle, and exist until the next garbage collection.
-        """
+        """Break the reference cycle with the parser, and forget what was received."""
         self.finished = True
         del self._parser
         self._ready = []

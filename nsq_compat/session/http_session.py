@@ -70,6 +70,9 @@ class ImmediateHandler(Protocol):
         """Notify all waiting producers now."""
 
 
+def _ignored() -> None: ...
+
+
 class HttpConversation(Conversation):
     """The reading half of an HTTP conversation, and the time that the client has for each phase of a request."""
 
@@ -239,6 +242,10 @@ class HttpSession(HttpConversation):
         self._deadline_is_due = True  # now the write timeout applies
         if self._stream is not None:
             self._stream.stalled()
+
+    def freed(self) -> None:
+        super().freed()
+        self._wake, self._client_is_gone = _ignored, None
 
     def closed(self) -> None:
         super().closed()

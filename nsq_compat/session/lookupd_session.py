@@ -113,7 +113,7 @@ class LookupdSession(Conversation):
     def closed(self) -> None:
         self.closing = True
         self.has_unread = False
-        self._commands, self._reader = iter(()), NO_READER  # the session exists until the next garbage collection
+        self._commands, self._reader = iter(()), NO_READER
         if self._opened:
             log.info("PROTOCOL(V1): [%s] exiting ioloop", self.peer)
             self._opened = False

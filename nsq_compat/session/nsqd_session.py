@@ -54,6 +54,9 @@ _DPUB_EFFORT: Final = 8
 """The number of commands a DPUB or HPUB counts for: it is a log write of its own, of about 20 us."""
 
 
+def _ignored() -> None: ...
+
+
 class Standby(Protocol):
     """Executes the commands of a primary that uses this nsqd as its standby."""
 
@@ -230,7 +233,7 @@ class NsqdSession(Conversation):
             self.subscription.channel.leave_wait_queue(self.subscription)
 
     def closed(self) -> None:
-        """Leave the channel, and forget what was received: the session exists until the next garbage collection."""
+        """Leave the channel, and forget what was received."""
         self.closing = True
         self._forget_unread()
         self._reader = NO_READER
@@ -240,6 +243,12 @@ class NsqdSession(Conversation):
             self.subscription.channel.remove_consumer(self.subscription)
         if self._standby is not None:
             self._standby.ended(self)
+
+    def freed(self) -> None:
+        super().freed()
+        self.wake = self.abort = _ignored
+        self.subscription = self._access = None
+        self._publisher.freed()
 
     def stats(self) -> ClientStats:
         """The client's figures in /stats, as a consumer and as a producer."""

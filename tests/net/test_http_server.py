@@ -1,6 +1,7 @@
 """The HTTP server on real sockets: what a client sees, and what it may not do to others."""
 
 import contextlib
+import gc
 import os
 import resource
 import socket
@@ -19,6 +20,7 @@ from nsq_compat.net.certificates import Certificates
 from nsq_compat.net.server import HttpServer
 from nsq_compat.queue.publish_batch import Producer
 from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
+from nsq_compat.session.http_session import HttpSession
 
 BODY_LIMIT = 1000
 MEGABYTE = 1 << 20
@@ -204,6 +206,26 @@ def connect(serve: Serve) -> Connect:
 
 
 # --- Requests and replies -----------------------------------------------------------------------------------------
+
+
+def test_closed_connections_do_not_wait_for_the_garbage_collector(connect, echo, eventually):
+    def sessions() -> int:
+        return sum(type(each) is HttpSession for each in gc.get_objects())
+
+    gc.collect()
+    before = sessions()
+    gc.disable()
+    try:
+        said = [b"", b"GET /ping HT", b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhe", PING]
+        clients = [connect().says(each) for each in said]
+        clients[-1].hears_reply()
+        eventually(lambda: sessions() == before + len(clients))
+        for client in clients:
+            client.socket.close()
+        echo.requests.clear()
+        eventually(lambda: sessions() == before)
+    finally:
+        gc.enable()
 
 
 def test_a_request_is_answered_and_the_connection_stays(connect):

@@ -1,5 +1,6 @@
 """A TCP server: accepting connections, and ending all of them."""
 
+import gc
 from contextlib import ExitStack
 
 import gevent
@@ -7,6 +8,7 @@ import pytest
 
 from nsq_compat.net.server import TcpServer
 from nsq_compat.net.sockets import listen
+from nsq_compat.session.nsqd_session import NsqdSession
 
 
 def test_stop_ends_clients_in_every_state(server, connect, eventually):
@@ -32,6 +34,31 @@ def test_a_thousand_clients_come_and_go(server, connect, eventually):
         client.socket.close()
     eventually(lambda: not server.tcp.sessions)
     assert server.broker.topics["t"].message_count == 300
+
+
+def test_closed_connections_do_not_wait_for_the_garbage_collector(server, connect, eventually):
+    def sessions() -> int:
+        return sum(type(each) is NsqdSession for each in gc.get_objects())
+
+    gc.collect()
+    before = sessions()
+    gc.disable()
+    try:
+        clients = [
+            connect(magic=b" "),
+            connect().publishes(b"x"),
+            connect().subscribes(b"t", b"c", ready=1),
+            connect().says(b"PUB t\n\0\0\0\5ab"),
+            connect().says(1000 * b"NOP\n"),
+        ]
+        eventually(lambda: sessions() == before + len(clients))
+        clients.append(connect().says(b"NO\n"))
+        clients[-1].frame()
+        for client in clients:
+            client.socket.close()
+        eventually(lambda: sessions() == before)
+    finally:
+        gc.enable()
 
 
 def test_clients_with_many_commands_take_turns(server, connect, eventually):

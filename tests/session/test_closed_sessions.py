@@ -1,7 +1,6 @@
 """What a session keeps of the bytes that it received: nothing when it is idle or closed.
 
-A closed connection and its session are a reference cycle. They exist until the next garbage collection, perhaps after
-thousands of others, so limits on connections would not bound memory.
+What a command or a handler still does may keep the session for a while.
 """
 
 import gc
