@@ -57,10 +57,11 @@ class Ring:
         index = slot % self._length
         self._slots[index], self._depths[index], self._rates[index] = slot + 1, point.depth, point.rate
 
-    def points(self, now: float) -> list[Point]:
-        """Oldest first, without points older than `length` steps."""
+    def points(self, now: float, seconds: int | None = None) -> list[Point]:
+        """Oldest first: those of the last `seconds`, and maybe older ones; by default of the last `length` steps."""
         newest = int(now) // self._step
-        order = range(newest - self._length + 1, newest + 1)
+        steps = self._length if seconds is None else min(self._length, seconds // self._step + 2)
+        order = range(newest - steps + 1, newest + 1)
         return [
             Point(slot * self._step, self._depths[index], self._rates[index])
             for slot in order
@@ -207,9 +208,12 @@ class History:
 
     def growth(self, key: Key) -> float:
         """Change of the depth over the last two minutes, in messages a second; 0 if unknown."""
-        end = self._series.get(key, _UNKNOWN).last_seen
+        series = self._series.get(key, _UNKNOWN)
+        end = series.last_seen
         points = [
-            point for point in self.points(key, end) if point.at >= end - _TREND_SECONDS and not math.isnan(point.depth)
+            point
+            for point in series.fine.points(end, _TREND_SECONDS)
+            if point.at >= end - _TREND_SECONDS and not math.isnan(point.depth)
         ]
         if len(points) < 2:
             return 0.0

@@ -10,6 +10,7 @@ from nsq_compat.cluster.reading import InvalidAnswer
 
 IN_SYNC = "in sync"
 CATCHING_UP = "catching up"
+_MAX_PRIMARIES = 100
 _LAST_SECOND = 253_402_300_799
 """The end of the year 9999."""
 
@@ -94,9 +95,10 @@ def read_mirroring(value: object) -> Mirroring:
     """Raises `reading.InvalidAnswer`."""
     answer = reading.mapping(value)
     standby = answer.get("standby")
+    primaries = reading.array(reading.mapping, answer.get("primaries"))[:_MAX_PRIMARIES]
     return Mirroring(
         _read_standby(reading.mapping(standby)) if standby is not None else None,
-        tuple(_read_primary(each) for each in reading.array(reading.mapping, answer.get("primaries"))),
+        tuple(map(_read_primary, primaries)),
         reading.boolean(answer.get("accepts")),
     )
 

@@ -6,6 +6,7 @@ Field names are NSQ's.
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 from nsq_compat.cluster import reading
@@ -15,6 +16,9 @@ from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
 
 ALL_NODES: Final = "*"
 _MAX_TOPICS_AT_ONCE: Final = 50
+_MAX_PERCENTILES: Final = 32
+_MAX_SETTINGS: Final = 50
+"""Of a channel. More are no answer of an nsqd that means well, and each takes time on every page."""
 _SHORT_DISK: Final = 0.1
 
 Key = tuple[str, str]
@@ -45,7 +49,7 @@ def read_latency(value: object) -> Latency:
     if answer.get("percentiles") is None:
         return Latency(count)
     percentiles = []
-    for pair in reading.array(reading.mapping, answer["percentiles"]):
+    for pair in reading.array(reading.mapping, answer["percentiles"])[:_MAX_PERCENTILES]:
         ns = reading.number(pair.get("value"))
         percentiles.append(Percentile(reading.number(pair.get("quantile")), ns, ns, ns, count))
     return Latency(count, tuple(percentiles))
@@ -346,7 +350,8 @@ def _read_setting(value: object) -> str:
 
 
 def _read_channel(node: Node, topic_name: str, answer: Mapping[str, Any]) -> ChannelStats:
-    policy = {name: _read_setting(setting) for name, setting in reading.mapping(answer.get("policy")).items()}
+    settings = islice(reading.mapping(answer.get("policy")).items(), _MAX_SETTINGS)
+    policy = {name: _read_setting(setting) for name, setting in settings}
     clients = None
     if answer.get("clients") is not None:
         place = {"node_topology_region": node.topology_region, "node_topology_zone": node.topology_zone}

@@ -160,3 +160,18 @@ def test_clients_of_the_nodes_zone_and_region_come_first():
 
 def test_clients_that_were_not_requested_are_none():
     assert sum_channel("c", [ChannelStats(clients=None)]).clients is None
+
+
+def test_percentiles_and_settings_of_a_channel_are_limited():
+    percentiles = [{"quantile": 0.5, "value": number} for number in range(100_000)]
+    policy = {f"setting{number}": number for number in range(100_000)}
+    latency = {"count": 1, "percentiles": percentiles}
+    (topic,) = read(channels=[{"e2e_processing_latency": latency, "policy": policy}]).topics
+    (channel,) = topic.channels
+    assert channel.latency.percentiles is not None
+    assert (len(channel.latency.percentiles), len(channel.policy)) == (32, 50)
+
+
+def test_copies_of_a_standby_are_limited():
+    mirroring = {"accepts": True, "primaries": [{"identity": "a"}] * 10_000}
+    assert len(read_node_stats(NODE, {"nsq_compat": {"mirroring": mirroring}}).mirroring.primaries) == 100

@@ -1,6 +1,6 @@
 """Pages of the whole cluster: the overview, the counter, what nsqlookupd knows, and the nsqds with their tombstones."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -15,7 +15,7 @@ from nsq_compat.cluster.http_client import AllFailed
 from nsq_compat.cluster.mirroring import Primary
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.sightings import GONE, OK, Sighting
-from nsq_compat.cluster.stats import NodeStats
+from nsq_compat.cluster.stats import ChannelStats, ClientStats, NodeStats, TopicStats
 from nsq_compat.protocol.names import canonical_host
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import require, service
@@ -30,7 +30,14 @@ cluster = Blueprint("cluster", __name__)
 
 _MAX_ALERTS: Final = 25
 _MAX_BUSIEST: Final = 20
+_MAX_INACTIVE: Final = 100
+"""Channels of an inactive topic."""
 _MAX_APPLICATIONS: Final = 200
+_MAX_CHANNELS: Final = 1000
+_MAX_CLIENTS: Final = 500
+"""Of all topics on a page of a node. Other visitors wait while a page is made."""
+_MAX_OF_ONE: Final = 100
+"""Channels of a topic, and clients of a channel."""
 _SETTINGS: Final = (
     *("durability", "data_path", "mem_queue_size", "max_msg_size", "msg_timeout", "max_rdy_count", "max_req_timeout"),
     *("nsqlookupd_tcp_addresses", "tls_required", "auth_http_addresses", "log_level"),
@@ -110,7 +117,7 @@ def lookup() -> str:
     queries = Queries()
     lookupds = service().cluster.lookupds
     inactive: list[str] | None = []
-    channels = {}
+    channels: dict[str, list[str]] = {}
     try:
         inactive = queries.inactive_topics() if lookupds else []
     except AllFailed as failure:
@@ -125,7 +132,8 @@ def lookup() -> str:
         health=queries.health_of(lookupds),
         is_known=inactive is not None,
         page=page,
-        channels=channels,
+        channels={topic: names[:_MAX_INACTIVE] for topic, names in channels.items()},
+        more={topic: max(0, len(names) - _MAX_INACTIVE) for topic, names in channels.items()},
         warnings=queries.warnings,
     )
 
@@ -290,6 +298,7 @@ def node(node: str) -> str:
             "nodes/silent.html", node=described, sighting=sighting, copies=copies, warnings=queries.warnings
         )
     alerts, rate = alerts_on_node(stats, history, now), history.rate(node_key(node))
+    page = page_of(stats.topics, request.args, {"name": attrgetter("name")}, attrgetter("name"))
     return render_template(
         "nodes/node.html",
         node=described,
@@ -302,11 +311,34 @@ def node(node: str) -> str:
         alerts=alerts[:_MAX_ALERTS],
         more_alerts=max(0, len(alerts) - _MAX_ALERTS),
         settings=[_as_flag(name, value) for name, value in queries.settings_of(node, _SETTINGS).items()],
-        page=page_of(stats.topics, request.args, {"name": attrgetter("name")}, attrgetter("name")),
+        page=page,
+        blocks=list(_blocks(page.rows)),
         consumers=_by_application(stats),
         warnings=queries.warnings,
         timeframe=timeframe(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicBlock:
+    """A topic of a node, with those of its channels, and of their clients, that the page has room for."""
+
+    topic: TopicStats
+    channels: Sequence[ChannelStats]
+    clients: Sequence[tuple[ChannelStats, Sequence[ClientStats]]]
+
+
+def _blocks(topics: Iterable[TopicStats]) -> Iterator[TopicBlock]:
+    room, room_for_clients = _MAX_CHANNELS, _MAX_CLIENTS
+    for topic in topics:
+        channels = topic.channels[: min(room, _MAX_OF_ONE)]
+        room -= len(channels)
+        clients = []
+        for channel in filter(attrgetter("clients"), channels):
+            shown = (channel.clients or [])[: min(room_for_clients, _MAX_OF_ONE)]
+            room_for_clients -= len(shown)
+            clients.append((channel, shown))
+        yield TopicBlock(topic, channels, clients)
 
 
 def _adoptable(stats: NodeStats | None, identity: str | None) -> Primary:

@@ -92,7 +92,7 @@ def address(**changed: Any) -> str:
 class Row:
     stats: TopicStats | ChannelStats
     rate: float | None
-    to_empty: float | None
+    to_empty: float | None = None
     """Seconds, for a channel with a shrinking depth."""
     sparkline: tuple[str, ...] = ()
 
@@ -119,13 +119,14 @@ def row_of(stats: TopicStats | ChannelStats) -> Row:
 
 def rows_page(found: Sequence[TopicStats] | Sequence[ChannelStats]) -> Page[Row]:
     """A page of topics with their rates as sparklines, or of channels with their depths."""
-    page = page_of([row_of(stats) for stats in found], request.args, _COLUMNS, attrgetter("stats.name"))
+    rate = service().history.rate
+    page = page_of([Row(stats, rate(stats.key)) for stats in found], request.args, _COLUMNS, attrgetter("stats.name"))
     # Only for the rows of this page, because there may be thousands.
     now, known = service().now(), [_values(row.stats) for row in page.rows]
     span = max((span_of(points, now, _HOUR) for points in known), default=0.0)
     scale = scale_of(value for points in known for _, value in points)
     lines = [sparkline(points, now, span, scale) for points in known]
-    rows = [replace(row, sparkline=line) for row, line in zip(page.rows, lines, strict=True)]
+    rows = [replace(row_of(row.stats), sparkline=line) for row, line in zip(page.rows, lines, strict=True)]
     return replace(page, rows=rows, span=span, scale=scale)
 
 

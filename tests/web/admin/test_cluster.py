@@ -540,3 +540,35 @@ def test_the_pages_of_nodes_link_to_sections_that_exist(browser, nsqd, gone):
     sections = (Path(nsq_compat.__file__).parent / "templates/nodes/node.html").read_text("utf-8")
     for section in re.findall(r'm\.runbook\("([\w-]+)"', sections):
         assert f'id="{section}"' in browser.get("/docs/runbook").text
+
+
+def test_the_page_of_a_node_shows_a_limited_number_of_channels_and_clients(browser, nsqd):
+    def channels(count, clients):
+        client = {"hostname": "h", "client_id": "h", "remote_address": "10.0.0.1:5000"}
+        return [channel_json(f"c{number}", clients=[client] * clients) for number in range(count)]
+
+    nsqd.has(*(topic_json(f"t{number:02}", *channels(150, 2)) for number in range(30)))
+    page = browser.get(f"/nodes/{nsqd.address}")
+    text = shown(page)
+    assert text.count("100 of 150 channels. The page of t") == 10
+    assert text.count(" 0 of 150 channels. The page of t") == 20
+    assert page.text.count(">Disconnect<") == 500
+    assert text.count(" 0 of 2 clients. The page of c") == 750
+
+
+def test_the_lookup_page_shows_a_limited_number_of_channels(browser, lookupd):
+    lookupd.says("topics", {"topics": ["old"]}).says(
+        "channels", {"channels": [f"c{number:03}" for number in range(150)]}
+    )
+    page = browser.get("/lookup")
+    assert "c099 " in shown(page)
+    assert "c100 " not in shown(page)
+    assert "and 50 more" in shown(page)
+
+
+def test_the_time_to_empty_is_computed_for_the_rows_of_a_page_only(browser, service, nsqd, monkeypatch):
+    nsqd.has(topic_json("t", *(channel_json(f"c{number:03}", depth=9) for number in range(250))))
+    asked = []
+    monkeypatch.setattr(service.history, "seconds_to_empty", lambda key, depth: asked.append(key))
+    assert "Page 1 of 3" in shown(browser.get("/topics/t"))
+    assert len(asked) == 100
