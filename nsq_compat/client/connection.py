@@ -17,7 +17,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Final
 
@@ -112,14 +112,15 @@ class Connection(Link):
             for event in self._decode_received(data):
                 self._on_event(event)
 
-    def _decode_received(self, data: bytes) -> list[Event]:
+    def _decode_received(self, data: bytes) -> Iterator[Event]:
         if not data:
             raise ConnectionLost("closed by nsqd")
-        with self._lock:
-            events = self._decode(data)
-        if self._tls is not None and self._tls.has_pending:
-            self._flush_soon()
-        return events
+        for piece in self._pieces(data):
+            with self._lock:
+                events = self._decode(piece)
+            if self._tls is not None and self._tls.has_pending:
+                self._flush_soon()
+            yield from events
 
     def _received(self, messages: list[Message]) -> None:
         with self._lock:

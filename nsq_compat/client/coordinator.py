@@ -25,6 +25,7 @@ from nsq_compat.client.settings import SubscriptionOptions, SubscriptionSettings
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.session.client_session import ProtocolError
 
 log: Final = logging.getLogger(__name__)
 
@@ -242,8 +243,11 @@ class Coordinator(Generic[C]):
         log.info("[%s] (%s) subscribed", self.name, address)
 
     def received(self, connection: C, count: int, now: float) -> None:
+        """Raises ``ProtocolError``, which ends the connection, if nsqd sends messages without end."""
         self.ready.received(connection, count, now)
         self._send_changes()
+        if self.ready.is_exceeded(connection):
+            raise ProtocolError(f"nsqd sends more messages than RDY permits: {connection.in_flight} are in flight")
 
     def concerns(self, succeeded: bool | None) -> bool:
         """Whether `answered` has to be called for an answer. Usually it does not for a success."""
@@ -272,6 +276,9 @@ class Coordinator(Generic[C]):
             del self.connections[address]
         self.ready.remove(connection, now)
         self._send_changes()
+        for message in self.waiting.copy():
+            if message.is_lost:  # no handler gets it; before its turn comes, others may have arrived in its place
+                message.body = b""
         delay = self._retry_delays.get(address)
         if delay is not None:
             self._retry_at[address] = now + delay

@@ -21,6 +21,8 @@ log: Final = logging.getLogger(__name__)
 FIRST_POLL_DELAY = 1.0
 """Seconds until an nsqlookupd is asked again, if no nsqd has the topic. The delay doubles up to the usual interval."""
 MAX_ANSWER_BYTES = 16 << 20
+MAX_NODES = 1000
+"""Nsqd of a topic at one nsqlookupd to which a client connects, each with threads of its own."""
 _MAX_LOGGED = 5
 _NOT_NSQLOOKUPD = "is this nsqlookupd's HTTP address?"
 
@@ -80,7 +82,7 @@ def _listing(answer: Any, kind: str) -> Listing:
     producers = data.get("producers") if isinstance(data, dict) else None
     if not isinstance(producers, list):
         raise ValueError(f"the answer has no list of producers; {_NOT_NSQLOOKUPD}")
-    nodes, skipped = set(), []
+    nodes, skipped = set[str](), list[str]()
     for producer in producers:
         fields = producer if isinstance(producer, dict) else {}
         host, port = fields.get("broadcast_address"), fields.get(f"{kind.lower()}_port")
@@ -88,6 +90,9 @@ def _listing(answer: Any, kind: str) -> Listing:
             skipped.append(f"nsqd {printable(fields.get('hostname', ''))}: {problem}")
         else:
             nodes.add(f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}")
+    if len(nodes) > MAX_NODES:
+        skipped.append(f"{len(nodes) - MAX_NODES} of {len(nodes)} nsqd: a client connects to {MAX_NODES} at most")
+        nodes = set(sorted(nodes)[:MAX_NODES])
     return Listing(nodes, tuple(skipped))
 
 

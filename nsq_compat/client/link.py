@@ -6,6 +6,7 @@
 import contextlib
 import logging
 import ssl
+from collections.abc import Iterable
 from typing import Final, Generic, TypeVar
 
 from nsq_compat.bounded_http import reason_of
@@ -27,6 +28,7 @@ from nsq_compat.session.client_session import (
 log: Final = logging.getLogger(__name__)
 
 _TLS_READ_SIZE = 1 << 16
+_MAX_COMPRESSED = 1 << 14
 
 
 class ConnectionLost(Exception):
@@ -164,6 +166,12 @@ class Link:
     def _is_open(self) -> bool:
         """Whether everything that opening includes is done."""
         return self._session.is_open and not self._session.unanswered  # SUB
+
+    def _pieces(self, data: bytes) -> Iterable[bytes]:
+        """Received bytes as they are to be decoded: compressed ones may become a thousand times as many."""
+        if self._session.is_open and not self._session.is_compressed:
+            return (data,)
+        return (data[begin : begin + _MAX_COMPRESSED] for begin in range(0, len(data), _MAX_COMPRESSED))
 
     def _decode(self, data: bytes) -> list[Event]:
         """The events of received bytes. Raises ``ProtocolError``, ``OSError`` and ``ValueError``."""

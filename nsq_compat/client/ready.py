@@ -27,6 +27,8 @@ from typing import Generic, Protocol, TypeVar
 
 _REFRESH_BELOW = 0.25
 _STARVED_FROM = 0.85
+_MAX_EXCESS = 10
+_MAX_BEYOND = 100
 
 
 class Consuming(Hashable, Protocol):
@@ -72,6 +74,7 @@ class ReadyCounts(Generic[C]):
         self, permits: int, idle_timeout: float, generator: random.Random | None = None, settle_time: float = 0.0
     ) -> None:
         self.permits: int = permits
+        self._most_permits = permits
         self.shares: dict[C, Share[C]] = {}
         self.changes: list[tuple[C, int]] = []
         self.is_short: bool = False
@@ -86,6 +89,7 @@ class ReadyCounts(Generic[C]):
 
     def set_permits(self, permits: int, now: float) -> None:
         self.permits = permits
+        self._most_permits = max(self._most_permits, permits)
         self._share_out(now)
 
     def add(self, connection: C, now: float) -> None:
@@ -112,6 +116,13 @@ class ReadyCounts(Generic[C]):
             wanted = self._wanted(share)
             if share.sent and wanted >= share.sent:
                 self._raise(share, wanted, now, again=True)
+
+    def is_exceeded(self, connection: C) -> bool:
+        """Whether far more messages are in flight than there have ever been permits.
+
+        Some more are usual: nsqd delivers others when messages have timed out that handlers still have.
+        """
+        return connection.in_flight > _MAX_EXCESS * self._most_permits + _MAX_BEYOND
 
     def answered(self, now: float) -> None:
         if self.is_short:

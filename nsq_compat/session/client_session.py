@@ -151,6 +151,10 @@ class ClientSession:
         """Whether the next received bytes are the beginning of an answer, uncompressed."""
         return self.is_open and self._codec is None and self._reader.is_empty
 
+    @property
+    def is_compressed(self) -> bool:
+        return self._codec is not None
+
     def data_to_send(self) -> bytes:
         """The bytes to send; empty during the TLS handshake."""
         if self.tls_wanted or not self._out:

@@ -18,8 +18,11 @@ from nsq_compat.client.link import ConnectionLost, Link, NotExecuted, Observer, 
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings, split_address
 from nsq_compat.protocol import command_writer
+from nsq_compat.protocol.compression import Deflate
 from nsq_compat.protocol.errors import NsqError
-from nsq_compat.protocol.frames import OK, error_frame
+from nsq_compat.protocol.frames import OK, error_frame, response_frame
+from nsq_compat.protocol.message import make_frames
+from nsq_compat.session.client_session import Received
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.client.fake_nsqd import CLOSE
@@ -395,3 +398,19 @@ def test_the_observer_gets_answers_heartbeats_and_the_end(fake, connect, told):
     assert connection.in_flight == 0
     connection.abort()
     wait_until(lambda: len(told.reasons) == 1)
+
+
+# --- An nsqd that means harm ------------------------------------------------------------------------------------------
+
+
+def test_compressed_data_is_decoded_in_small_parts():
+    link = Link("a:1", ConnectionSettings(deflate=True))
+    codec, body = Deflate(6), bytes(1 << 20)
+    described = response_frame(b'{"deflate":true}')
+    data = described + codec.encode(OK + b"".join(make_frames([b"0" * 16] * 40, 0, [body] * 40)))
+    sizes = [
+        sum(len(event.messages) for event in link._decode(piece) if isinstance(event, Received))
+        for piece in link._pieces(data)
+    ]
+    assert sum(sizes) == 40
+    assert max(sizes) <= 17

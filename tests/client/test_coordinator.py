@@ -7,6 +7,7 @@ from nsq_compat.client.discovery import Listing
 from nsq_compat.client.link import ConnectionLost, Link
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings
+from nsq_compat.session.client_session import ProtocolError
 
 LOST = ConnectionLost("closed by nsqd")
 
@@ -201,3 +202,25 @@ def test_more_handlers_than_messages_in_flight_are_logged(caplog, concurrency, a
     assert coordinator(max_in_flight=3).handlers_at_once(concurrency) == at_once
     expected = "[t/c] concurrency=10: at most 3 handlers run at once, because max_in_flight is 3"
     assert caplog.messages == [expected] * warnings
+
+
+def test_an_nsqd_that_sends_messages_without_end_is_disconnected():
+    decides = coordinator(max_in_flight=2)
+    connection = connect(decides, "a:1")
+    connection.in_flight = 120
+    decides.received(connection, 120, 0)
+    connection.in_flight += 1
+    with pytest.raises(ProtocolError, match="more messages than RDY permits: 121 are in flight"):
+        decides.received(connection, 1, 0)
+    decides.set_max_in_flight(0, 0)
+    connection.in_flight = 120
+    decides.received(connection, 1, 0)
+
+
+def test_waiting_messages_of_a_lost_connection_leave_the_memory():
+    decides = coordinator(["a:1", "b:1"])
+    lost, kept = connect(decides, "a:1"), connect(decides, "b:1")
+    decides.waiting.extend(Message(b"0" * 16, b"body", 0, 1, each) for each in (lost, kept))
+    lost.is_closed = True
+    decides.closed(lost, LOST, 0)
+    assert [message.body for message in decides.waiting] == [b"", b"body"]

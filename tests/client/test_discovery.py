@@ -3,7 +3,7 @@ import json
 import pytest
 
 from nsq_compat.bounded_http import FAILURES
-from nsq_compat.client.discovery import Discovery, Listing, ask, lookup_url
+from nsq_compat.client.discovery import MAX_NODES, Discovery, Listing, ask, lookup_url
 from nsq_compat.client.settings import SubscriptionSettings
 from tests.cluster.hostile import (
     DEADLINE,
@@ -192,3 +192,10 @@ def test_redirects_in_a_loop_are_followed_ten_times_and_their_bodies_not_read(an
         with pytest.raises(FAILURES, match="Exceeded 10 redirects"):
             ask(server.address, "t", settings(lookupd_request_timeout=20))
         assert server.requests == 11
+
+
+def test_the_number_of_nsqd_at_one_nsqlookupd_is_limited(lookupd):
+    lookupd.addresses = [f"h:{port}" for port in range(1, MAX_NODES + 3)]
+    listing = ask(lookupd.address, "t", settings())
+    assert len(listing.nodes) == MAX_NODES
+    assert listing.skipped == ("2 of 1002 nsqd: a client connects to 1000 at most",)

@@ -101,8 +101,9 @@ class Connection(Link, asyncio.Protocol):
             return
         self._received_at = self._loop.time()
         try:
-            for event in self._decode(data):
-                self._on_event(event)
+            for piece in self._pieces(data):
+                for event in self._decode(piece):
+                    self._on_event(event)
             if not self._opened.done():
                 self._go_on_opening()
             elif self._tls is not None and self._tls.has_pending:
