@@ -27,7 +27,7 @@ from nsq_compat.protocol.durations import parse_duration, seconds
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.frames import FrameError, FrameReader, parse_message
 from nsq_compat.protocol.headers import NO_HEADERS, Headers
-from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.protocol.names import is_port, is_valid_name
 
 log: Final = logging.getLogger(__name__)
 
@@ -387,9 +387,10 @@ class _Node:
     def _use_tls_if_required(self, answer: Answer) -> bool:
         """Whether nsqd requires TLS, and names its port for it."""
         port = _load(answer.body).get("https_port") if answer.status == 403 else None
-        if port:
-            self._url = f"https://{urlsplit(self._url).netloc.rpartition(':')[0]}:{port}"
-        return bool(port)
+        if not is_port(port):  # of any other value, a URL could name another host
+            return False
+        self._url = f"https://{urlsplit(self._url).netloc.rpartition(':')[0]}:{port}"
+        return True
 
     def _request(self, path: str, query: Mapping[str, str], secret: Mapping[str, str]) -> Request:
         timeout = self._timeout + (_WAIT_SECONDS if "wait" in query else 0)

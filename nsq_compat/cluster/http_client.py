@@ -29,6 +29,7 @@ from nsq_compat.bounded_http import Answer as HttpAnswer
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
 from nsq_compat.protocol.errors import quote, without_user
+from nsq_compat.protocol.names import is_port
 
 log = logging.getLogger(__name__)
 
@@ -235,7 +236,8 @@ def _https_port_in(answer: HttpAnswer) -> int:
     """The HTTPS port that the answer of a daemon names which requires TLS; otherwise 0."""
     if answer.status == 403:
         with suppress(InvalidAnswer):
-            return reading.integer(reading.mapping(reading.load(answer.body)).get("https_port"))
+            port = reading.mapping(reading.load(answer.body)).get("https_port")
+            return port if isinstance(port, int) and is_port(port) else 0
     return 0
 
 

@@ -426,3 +426,12 @@ def test_a_secret_is_sent_to_an_nsqd_that_accepts_plain_http(serve):
     with pytest.raises(LogReadError, match="does not offer /topic/offsets"):
         list(LogReader("t", nsqd_http_addresses=serve({}, asked), auth_secret="s3cret"))
     assert [request.partition(" ")[2] for request in asked] == ["", "Bearer s3cret"]
+
+
+@pytest.mark.parametrize("port", ['"1@localhost"', "[1]", "-1", "70000", "true"])
+def test_a_port_of_tls_cannot_name_another_host(serve, port):
+    asked: list[str] = []
+    refusal: Answer = (403, {}, f'{{"message":"TLS_REQUIRED","https_port":{port}}}'.encode())
+    with pytest.raises(LogReadError, match="answered 403 TLS_REQUIRED"):
+        list(LogReader("t", nsqd_http_addresses=serve({"offsets": refusal}, asked)))
+    assert len(asked) == 1

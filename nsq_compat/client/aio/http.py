@@ -137,7 +137,7 @@ class _Response:
         self._skips_redirects = skips_redirects
         self._parser = httptools.HttpResponseParser(self)
         self._headers: CaseInsensitiveDict[str] = CaseInsensitiveDict()
-        self._header_bytes = 0
+        self._other_bytes = 0
         self._body = bytearray()
         self._has_headers = False
         self._status = 0
@@ -150,15 +150,15 @@ class _Response:
                 raise RemoteDisconnected("closed before the end of the answer")
             self.is_complete = True
             return
-        if not self._has_headers:
-            self._header_bytes += len(data)
-        is_http = False
+        is_http, before = False, len(self._body)
         with suppress(httptools.HttpParserError):
             self._parser.feed_data(data)
             is_http = True
         if not is_http:
             raise BadStatusLine("")
-        if not self._has_headers and self._header_bytes > _MAX_HEADER_BYTES:
+        # Headers, sizes of chunks, and trailers, which the parser keeps.
+        self._other_bytes += len(data) - (len(self._body) - before)
+        if not self.is_complete and self._other_bytes > _MAX_HEADER_BYTES + len(self._body):
             raise AnswerTooLarge(f"the headers are larger than {_MAX_HEADER_BYTES} bytes")
         if len(self._body) > self._max_body:
             raise AnswerTooLarge(f"the answer is larger than {self._max_body} bytes")

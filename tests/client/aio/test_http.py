@@ -71,6 +71,7 @@ async def get(url: str, **options):
 
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nok"
+TRAILERS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: "
 
 
 async def test_an_answer_has_status_headers_and_body(serve, requests):
@@ -133,8 +134,9 @@ async def test_user_and_password_of_a_url_are_sent(serve, requests):
         (b"HTTP/1.1 200 OK\r\nContent-Le", HTTPException, "no answer in HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n" + bytes(2000), AnswerTooLarge, "larger than 1000 bytes"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, AnswerTooLarge, "the headers are larger"),
+        (TRAILERS + b"x" * 100_000, AnswerTooLarge, "the headers are larger"),
     ],
-    ids=["ssh", "cut body", "cut headers", "large body", "large headers"],
+    ids=["ssh", "cut body", "cut headers", "large body", "large headers", "large trailers"],
 )
 async def test_an_invalid_answer_is_a_failure_with_a_reason(serve, raw, error, reason):
     with pytest.raises(error) as failure:
