@@ -13,7 +13,7 @@ from nsq_compat.bounded_http import reason_of
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings, split_address
 from nsq_compat.protocol import command_writer
-from nsq_compat.protocol.errors import NsqError
+from nsq_compat.protocol.errors import NsqError, one_line
 from nsq_compat.session.client_session import (
     Answered,
     ClientSession,
@@ -205,7 +205,7 @@ class Link:
             self._beat()
         elif isinstance(event, Rejected):
             self.rejected_count += 1
-            log.warning("[%s] %s", self.address, event.error)
+            log.warning("[%s] %s", self.address, one_line(str(event.error)))
         elif isinstance(event, Failed):
             self._resolve(event.ticket, event.error)
             raise event.error
@@ -215,10 +215,11 @@ class Link:
 
     def _note_opened(self) -> None:
         response = self._session.response
-        version = response.version if response else ""
+        version = one_line(response.version) if response else ""
         log.info("[%s] connected%s", self.address, f" to nsqd v{version}" if version else "")
         if response is not None:
-            log.debug("[%s] IDENTIFY response: %s", self.address, response.encode().decode("utf-8", "replace"))
+            text = one_line(response.encode().decode("utf-8", "replace"))
+            log.debug("[%s] IDENTIFY response: %s", self.address, text)
 
     def _not_opened(self, error: Exception, is_connected: bool) -> ConnectionLost:
         """The reason why the connection could not be opened."""
@@ -298,7 +299,7 @@ ENDS = (OSError, ProtocolError, NsqError, ConnectionLost)
 
 
 def why(error: Exception | None) -> str:
-    """Why a connection ended, without its address."""
+    """Why a connection ended, without its address. Text of nsqd is one printable line."""
     if isinstance(error, ConnectionLost):
         return error.reason
-    return reason_of(error) if isinstance(error, OSError) else str(error or "not connected")
+    return reason_of(error) if isinstance(error, OSError) else one_line(str(error or "not connected"))

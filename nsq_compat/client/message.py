@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from nsq_compat.client.settings import check_number
+from nsq_compat.protocol.errors import one_line
 from nsq_compat.protocol.headers import NO_HEADERS, Headers
 
 log: Final = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ Handler = Callable[[Message], object]
 
 
 def log_giving_up(message: Message) -> None:
-    log.warning("msg %s attempted %d times, giving up", message.id.decode("ascii", "replace"), message.attempts)
+    log.warning("msg %s attempted %d times, giving up", _shown(message), message.attempts)
 
 
 def finish_or_requeue(message: Message, succeeded: bool) -> None:
@@ -135,6 +136,11 @@ def finish_or_requeue(message: Message, succeeded: bool) -> None:
 
 def requeue_after_error(message: Message, error: BaseException) -> None:
     """Answer for a handler that has raised, and log the error."""
-    log.error("handling of message %s failed", message.id.decode("ascii", "replace"), exc_info=error)
+    log.error("handling of message %s failed", _shown(message), exc_info=error)
     if not message.is_answered:
         message.requeue()
+
+
+def _shown(message: Message) -> str:
+    """The id for a log line: an nsqd may send any bytes."""
+    return one_line(message.id.decode("ascii", "replace"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nsq_compat.client.connection import Connection as ThreadedConnection
 from nsq_compat.client.connection import start_thread
-from nsq_compat.client.link import ConnectionLost, Link, NotExecuted, Observer, TlsStream
+from nsq_compat.client.link import ConnectionLost, Link, NotExecuted, Observer, TlsStream, why
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings, split_address
 from nsq_compat.protocol import command_writer
@@ -401,6 +401,19 @@ def test_the_observer_gets_answers_heartbeats_and_the_end(fake, connect, told):
 
 
 # --- An nsqd that means harm ------------------------------------------------------------------------------------------
+
+
+def test_texts_of_nsqd_are_one_printable_line(make_nsqd, connect, told, caplog):
+    caplog.set_level("DEBUG")
+    text = b"E_FIN_FAILED \x1b[2J\nforged"
+    fake = make_nsqd({"SUB": error_frame(text) + OK}, version="1\x1b[0m")
+    connection = connect(fake.address, ("t", "c"))
+    fake.peer.send(error_frame(b"E_BAD_TOPIC \x1b[2J\nforged"))
+    wait_until(lambda: told.reasons)
+    assert why(told.reasons[0]) == r"E_BAD_TOPIC \x1b[2J\nforged"
+    wait_until(lambda: "connection closed" in caplog.text)
+    assert connection.is_closed
+    assert all(message.isprintable() for message in caplog.messages)
 
 
 def test_compressed_data_is_decoded_in_small_parts():
