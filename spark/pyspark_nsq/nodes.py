@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 from nsq_compat.bounded_http import FAILURES, Deadline, bearer, bounded_session, exchange, reason_of
-from nsq_compat.protocol.names import address_error, is_ephemeral, printable
+from nsq_compat.protocol.names import address_error, is_ephemeral, is_valid_name, printable
 from pyspark_nsq.connection import NO_ACCESS, HttpAccess, http_access, lookupd_access
 from pyspark_nsq.options import ReadOptions
 
@@ -62,7 +62,7 @@ def ask(address: str, path: str, timeout: float, access: HttpAccess = NO_ACCESS,
         return None
     try:
         return json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HttpFailed(f"http://{address}/{path}: {error}") from None
 
 
@@ -310,7 +310,7 @@ class Nodes:
                     if (topic["topic_name"], channel["channel_name"]) == (node.topic, name):
                         return int(topic["depth"]), int(channel["depth"])
             return 0, 0
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as error:
             raise HttpFailed(f"{node.http}: cannot parse the answer of /stats: {error!r}") from None
 
     def _topics(self, complaints: list[str]) -> list[str]:
@@ -357,7 +357,9 @@ class Nodes:
     def _chosen(self, topics: Iterable[str]) -> list[str]:
         pattern = self._options.topic_pattern
         assert pattern is not None, "otherwise topics are named"
-        return sorted(topic for topic in topics if pattern.fullmatch(topic) and not is_ephemeral(topic))
+        # A daemon may name anything: what follows a blank in a name would be further parameters of SUB.
+        valid = filter(is_valid_name, topics)
+        return sorted(topic for topic in valid if pattern.fullmatch(topic) and not is_ephemeral(topic))
 
     def _complain(self, node: Node, error: HttpFailed) -> None:
         if self._options.fail_on_unreachable:

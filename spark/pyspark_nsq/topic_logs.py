@@ -173,5 +173,5 @@ def _parsed(nsqd: str, answer: Any) -> list[TopicLog]:
             )
             for topic, each in answer["topics"].items()
         ]
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
         raise HttpFailed(f"{nsqd}: cannot parse the answer of /topic/offsets: {error!r}") from None

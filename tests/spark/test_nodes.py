@@ -193,3 +193,24 @@ def test_all_nsqd_of_nsqlookupd_are_found_but_those_with_a_tombstone(lookupd):
     assert registered([lookupd.address, "127.0.0.1:1"], "t", 5) == ["127.0.0.1:3", "127.0.0.1:5"]
     with pytest.raises(NoNodes, match="lookupdHttpAddresses: no nsqlookupd answers"):
         registered(["127.0.0.1:1"], "t", 5)
+
+
+def test_a_name_that_no_topic_can_have_is_not_subscribed_to(lookupd):
+    names = ["good", "orders archive", "../x", "a\nFIN", ""]
+    producer = {"broadcast_address": "h", "tcp_port": 1, "http_port": 2}
+    lookupd.reply = 200, json.dumps({"topics": names, "producers": [producer]}).encode()
+    written = {
+        "subscribePattern": "[^#]*",
+        "channel": "c",
+        "spoolDir": "/spool",
+        "lookupdHttpAddresses": lookupd.address,
+    }
+    assert Nodes(read_options(written, "stream")).all() == [Node("good", "h:1", "h:2")]
+
+
+@pytest.mark.parametrize("depth", ['"x"', "1e999", "[]", "[" * 100_000])
+def test_an_nsqd_with_a_depth_that_is_no_number_is_left_out(lookupd, options_with, topic, depth):
+    channel = '{"channel_name": "c", "depth": 1}'
+    stats = f'{{"topics": [{{"topic_name": "{topic}", "channels": [{channel}], "depth": {depth}}}]}}'
+    lookupd.reply = 200, stats.encode()
+    assert Nodes(options_with(nsqdHttpAddresses=lookupd.address)).backlog(10) == []
