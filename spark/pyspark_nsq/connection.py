@@ -24,7 +24,7 @@ from nsq_compat.session.client_session import (
     ReceivedFrames,
     Rejected,
 )
-from pyspark_nsq.decode import InvalidMessageId, decode
+from pyspark_nsq.decode import InvalidMessage, decode
 from pyspark_nsq.options import ConnectionOptions
 
 _RECV_SIZE = 1 << 18
@@ -124,7 +124,7 @@ class NsqConnection:
         self._ask(command_writer.CLS, "CLS")
         try:
             late = [id.encode() for each in self._messages for id in decode([each]).column("id").to_pylist()]
-        except InvalidMessageId as error:
+        except InvalidMessage as error:
             raise NsqdLost(f"nsqd {self._address}: {error}") from None
         self.send(b"".join(command_writer.requeue(each, 0) for each in late))
         self._messages = []

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from nsq_compat.protocol import command_writer, schema
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE_WITH_HEADERS
-from nsq_compat.protocol.headers import body_begin
+from nsq_compat.protocol.headers import HeaderError, body_begin
 from nsq_compat.protocol.headers import decode as decode_headers
 from nsq_compat.protocol.layout import derive
 from nsq_compat.session.client_session import ReceivedFrames
@@ -21,6 +21,8 @@ from pyspark_nsq.rows import HEADERS, HEADERS_TYPE, SPOOLED
 _HEADER: Final = derive(schema.MESSAGE_FRAME_HEADER)
 _ID: Final = _HEADER.slices["id"]
 _ID_SIZE: Final = _ID.stop - _ID.start
+_MIN_PAYLOAD: Final = 2
+"""The size of the header block, with headers."""
 _TYPE_END: Final = _HEADER.slices["type"].stop
 _FIELDS: Final = np.dtype(
     {
@@ -37,14 +39,14 @@ Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
 
 
-class InvalidMessageId(ValueError):
-    """A message id is not ASCII."""
+class InvalidMessage(ValueError):
+    """A message id is not ASCII, or the headers of a message are not valid."""
 
 
 def decode(blocks: Sequence[ReceivedFrames]) -> pa.RecordBatch:
     """Convert at least one block, and less than 2 GiB in all, to columns of the spool.
 
-    Raises ``InvalidMessageId``, and ``HeaderError``. A column of headers is there if a message has some.
+    Raises ``InvalidMessage``. A column of headers is there if a message has some.
     """
     sizes = {block.starts.step if isinstance(block.starts, range) else None for block in blocks}
     size = sizes.pop() if len(sizes) == 1 else None
@@ -71,7 +73,7 @@ def finish(ids: pa.Array) -> bytes:
 
 def _ids(rows: Bytes) -> pa.Array:
     if rows.max() > 0x7F:
-        raise InvalidMessageId("a message id is not ASCII")
+        raise InvalidMessage("a message id is not ASCII")
     return _array(pa.string(), np.arange(0, rows.size + 1, _ID_SIZE, dtype=np.int32), rows)
 
 
@@ -95,21 +97,25 @@ def _split_frames(blocks: Sequence[ReceivedFrames]) -> tuple[Bytes, pa.Array, pa
     # As an Arrow array the bytes are header, body, header, body; every second element is taken.
     offsets = np.empty(2 * count + 1, np.int32)
     offsets[::2] = places
-    offsets[1::2], headers = _split_payloads(rows, data, places[:-1] + _HEADER.size)
+    offsets[1::2], headers = _split_payloads(rows, data, places[:-1] + _HEADER.size, places[1:])
     both = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
     return rows, both.take(_array(pa.int32(), np.arange(1, 2 * count, 2, dtype=np.int32))), headers
 
 
-def _split_payloads(rows: Bytes, data: bytes, begins: Numbers) -> tuple[Numbers, pa.Array | None]:
+def _split_payloads(rows: Bytes, data: bytes, begins: Numbers, ends: Numbers) -> tuple[Numbers, pa.Array | None]:
     """Where the bodies begin, and the headers before them (``schema.PAYLOAD``), null for messages without any."""
     having = np.flatnonzero(rows[:, _TYPE_END - 1] == FRAME_TYPE_MESSAGE_WITH_HEADERS)
     if not len(having):
         return begins, None
     headers: list[list[tuple[str, str]] | None] = [None] * len(begins)
     for number in having.tolist():
-        begin = int(begins[number])
-        begins[number] = end = body_begin(data, begin)
-        headers[number] = list(decode_headers(data[begin:end])[0].items())
+        begin, stop = int(begins[number]), int(ends[number])
+        # Arrow does not check that offsets rise, so no header may reach into the next frame.
+        begins[number] = end = min(body_begin(data, begin), stop) if stop - begin >= _MIN_PAYLOAD else stop
+        try:
+            headers[number] = list(decode_headers(data[begin:end])[0].items())
+        except HeaderError as error:
+            raise InvalidMessage(f"invalid headers of a message: {error}") from None
     return begins, pa.array(headers, HEADERS_TYPE)
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from nsq_compat.protocol import command_writer
 from nsq_compat.session.client_session import ReceivedFrames
 from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable, http_access
-from pyspark_nsq.decode import InvalidMessageId, decode, finish
+from pyspark_nsq.decode import InvalidMessage, decode, finish
 from pyspark_nsq.nodes import HttpFailed, ask
 from pyspark_nsq.options import ReadOptions
 from pyspark_nsq.rows import Origin, spooled
@@ -131,7 +131,7 @@ class _Attempt:
             self._receive(wanted)
             self._connection.end_session()
             doubtful = self._connection.rejected
-        except (NsqdLost, InvalidMessageId) as error:
+        except (NsqdLost, InvalidMessage) as error:
             # Spooled messages are kept, but it is unknown whether their FINs were executed.
             log.warning("reading ends early: %s", error)
             doubtful = self._ids()

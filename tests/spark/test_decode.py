@@ -10,7 +10,7 @@ from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.frames import Message
 from nsq_compat.protocol.headers import Headers
 from nsq_compat.session.client_session import ReceivedFrames
-from pyspark_nsq.decode import InvalidMessageId, decode, finish
+from pyspark_nsq.decode import InvalidMessage, decode, finish
 from tests.spark.frames import frames_of
 
 IDS = st.binary(min_size=16, max_size=16).map(lambda data: bytes(byte & 0x7F for byte in data))
@@ -105,5 +105,15 @@ def test_fins_are_encoded_for_any_slice_of_ids(ids, begin, end):
 
 
 def test_a_message_id_that_is_not_ascii_is_refused():
-    with pytest.raises(InvalidMessageId):
+    with pytest.raises(InvalidMessage):
         decode([ReceivedFrames(*frames_of([Message(1, 1, b"\xff" * 16, b"")]))])
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0", b"\0\1", b"\0\x1f", b"\0\1\0"])
+@pytest.mark.parametrize("following", [b"", frames_of([Message(1, 1, b"0" * 16, b"body")])[0]])
+def test_headers_that_reach_into_the_next_message_are_refused(payload, following):
+    """Of such offsets, Arrow would make arrays with bodies of a negative size."""
+    data = b"".join([(30 + len(payload)).to_bytes(4, "big"), b"\0\0\0\3", bytes(10), b"1" * 16, payload, following])
+    starts = [0, 34 + len(payload), *([len(data)] if following else [])]
+    with pytest.raises(InvalidMessage, match="invalid headers"):
+        decode([ReceivedFrames(data, starts)])
