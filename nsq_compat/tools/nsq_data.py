@@ -43,6 +43,7 @@ from nsq_compat.log.data_path import (
 from nsq_compat.log.files import OsFiles, read_file
 from nsq_compat.log.metadata import FILE_NAME, MetadataError, TopicMetadata, load_metadata
 from nsq_compat.log.recovery import StoredTopic
+from nsq_compat.protocol.errors import one_line
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.message import has_headers
 from nsq_compat.tools.program import Refused
@@ -142,7 +143,7 @@ def _check(options: CheckOptions) -> int:
         _check_used(options.data_path)
         findings = check(options.data_path)
     for line in [dumps(as_json(findings))] if options.json else as_text(findings):
-        print(line)
+        print(one_line(line))  # a primary chooses the address that its copy names
     return EXIT_FAILURE if findings.damaged else 0
 
 

@@ -353,6 +353,13 @@ def test_copies_of_other_nsqds_are_checked_and_named(our_path, nsq_data):
     assert [each["topics"][0]["depths"] for each in found] == [{"c": 3}, {"c": 4}]
 
 
+def test_an_address_in_a_copy_does_not_control_the_terminal(our_path, nsq_data):
+    mirrored_topic(our_path, "a" * 32, 3, '{"broadcast_address": "n1\\u001b[2J\\nclean", "tcp_port": 4150}')
+    _, lines, _ = nsq_data("check")
+    assert any(line.startswith(r"  copy of n1\x1b[2J\nclean:4150 /") for line in lines)
+    assert all(map(str.isprintable, lines))
+
+
 def test_a_damaged_copy_is_damage_of_the_data_path(our_path, nsq_data):
     path, end = mirrored_topic(our_path, "a" * 32, 100, '{"broadcast_address": "n1", "tcp_port": 4150}')
     path.write_bytes(path.read_bytes()[: end.offset // 2])
