@@ -28,6 +28,10 @@ from pyspark_nsq.decode import InvalidMessage, decode
 from pyspark_nsq.options import ConnectionOptions
 
 _RECV_SIZE = 1 << 18
+_RECV_COMPRESSED = 1 << 14
+"""They may become a thousand times as many."""
+_MAX_WAITING = 1 << 30
+"""Bytes of messages that the task has not taken. With RDY at 0, few arrive."""
 _HEARTBEAT_INTERVAL = 30.0
 _DEFAULT_MSG_TIMEOUT = 60.0
 _ID_IN_ERROR = re.compile(r"FIN (\S{16}) ")
@@ -51,6 +55,7 @@ class NsqConnection:
         self._timeout = options.connect_timeout
         self._session = ClientSession(_request(options), auth_secret=options.auth_secret.encode(), keeps_frames=True)
         self._messages: list[ReceivedFrames] = []
+        self._waiting_bytes = 0
         self._answers: dict[str, bytes] = {}
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
@@ -113,7 +118,7 @@ class NsqConnection:
             left = deadline - time.monotonic()
             if left <= 0 or not self._pump(left):
                 break
-        messages, self._messages = self._messages, []
+        messages, self._messages, self._waiting_bytes = self._messages, [], 0
         return messages
 
     def end_session(self) -> None:
@@ -175,13 +180,18 @@ class NsqConnection:
         """Receive once and handle the events; False if nothing arrives in time."""
         try:
             self._socket.settimeout(timeout)
-            data = self._socket.recv(_RECV_SIZE)
+            data = self._socket.recv(_RECV_COMPRESSED if self._session.is_compressed else _RECV_SIZE)
             events = self._session.receive_data(data)
-            self._messages += [each for each in events if isinstance(each, ReceivedFrames)]
+            received = [each for each in events if isinstance(each, ReceivedFrames)]
         except TimeoutError:
             return False
         except (OSError, ProtocolError) as error:
             raise NsqdLost(f"nsqd {self._address}: {error}") from None
+        self._messages += received
+        self._waiting_bytes += sum(each.starts[-1] - each.starts[0] for each in received)
+        if self._waiting_bytes > _MAX_WAITING:
+            self._messages = []
+            raise NsqdLost(f"nsqd {self._address} sends messages without end")
         if not data:
             raise NsqdLost(f"nsqd {self._address} closed the connection")
         for event in events:

@@ -9,6 +9,7 @@ from nsq_compat.protocol.frames import OK
 from nsq_compat.protocol.message import make_frame
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from pyspark_nsq import connection as connections
 from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable
 from pyspark_nsq.decode import decode, finish
 from tests.client.fake_nsqd import FakeNsqd
@@ -90,3 +91,15 @@ def test_a_connection_that_ends_early_raises_nsqd_lost(nsqd, tmp_path, options_w
         own.kill()
         with pytest.raises(NsqdLost):
             connection.receive(20)
+
+
+def test_messages_without_end_end_the_connection(options_with, monkeypatch):
+    monkeypatch.setattr(connections, "_MAX_WAITING", 1 << 20)
+    message = make_frame(b"0" * 16, 1, bytes(100_000))
+    with (
+        contextlib.closing(FakeNsqd({"CLS": message * 20})) as server,
+        NsqConnection(server.address, options_with()) as connection,
+    ):
+        connection.subscribe("t", "c")
+        with pytest.raises(NsqdLost, match="sends messages without end"):
+            connection.end_session()
