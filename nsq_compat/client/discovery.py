@@ -74,7 +74,15 @@ def listing_of(answer: Answer, port: str) -> Listing:
         return Listing(set())
     if answer.status >= 400:
         raise ValueError(f"got status {answer.status}" + (f"; {_NOT_NSQLOOKUPD}" if answer.status == 404 else ""))
-    return _listing(json.loads(answer.body), port)
+    return _listing(loaded(answer.body), port)
+
+
+def loaded(body: bytes) -> Any:
+    """The JSON value of an answer. Raises ``ValueError``."""
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("the answer has too many levels") from None
 
 
 def _listing(answer: Any, kind: str) -> Listing:

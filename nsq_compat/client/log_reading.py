@@ -8,7 +8,6 @@ Used by the reader in threads and by the one on an event loop. A routine is a ge
 list; a `Pause`; a `Part` for the program that iterates. The readers carry the steps out.
 """
 
-import json
 import logging
 import re
 import time
@@ -20,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from nsq_compat.bounded_http import FAILURES, Answer, reason_of
-from nsq_compat.client.discovery import FIRST_POLL_DELAY
+from nsq_compat.client.discovery import FIRST_POLL_DELAY, loaded
 from nsq_compat.client.nodes import Error
 from nsq_compat.client.settings import SubscriptionOptions, SubscriptionSettings, address_list
 from nsq_compat.protocol.durations import parse_duration, seconds
@@ -345,7 +344,7 @@ class _Node:
 
     def offsets(self, at: str) -> Routine[dict[str, int]]:
         """The answer of /topic/offsets."""
-        answer = json.loads((yield from self._get("/topic/offsets", {"at": at})).body)
+        answer = loaded((yield from self._get("/topic/offsets", {"at": at})).body)
         if not isinstance(answer, dict) or not all(type(answer.get(key)) is int for key in ("first", "next", "offset")):
             raise ValueError("the answer has no offsets; is this nsqd's HTTP address?")
         return answer
@@ -401,7 +400,7 @@ class _Node:
 def _load(body: bytes) -> dict[str, Any]:
     """The JSON object of a refusal; empty if it is none."""
     with suppress(ValueError):
-        value = json.loads(body)
+        value = loaded(body)
         if isinstance(value, dict):
             return value
     return {}

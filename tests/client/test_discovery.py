@@ -56,6 +56,7 @@ def test_the_envelope_of_old_versions_is_understood(lookupd):
     [
         (500, b"{}"),
         (200, b"<html>"),
+        (200, b"[" * 100_000),
         (200, b"[]"),
         (200, b'{"producers": 3}'),
         (200, b'{"producers": null}'),

@@ -366,6 +366,8 @@ def test_all_of_a_topic_that_is_created_later_is_after_the_end(serve):
     [
         ({"offsets": (200, {}, b"[]")}, "the answer has no offsets; is this nsqd's HTTP address"),
         ({"offsets": (200, {}, b"<html>")}, "the answer is not JSON"),
+        ({"offsets": (200, {}, b"[" * 100_000)}, "the answer has too many levels"),
+        ({"offsets": (500, {}, b"[" * 100_000)}, "answered 500"),
         ({"offsets": (500, {}, b'{"message":"INTERNAL_ERROR"}')}, "answered 500 INTERNAL_ERROR"),
         ({"offsets": OFFSETS, "read": (200, {}, FRAME)}, "the answer has no offsets"),
         ({"offsets": OFFSETS, "read": (200, {"X-NSQ-First-Offset": "0", "X-NSQ-Next-Offset": "0"}, b"")}, "0 to 0"),
