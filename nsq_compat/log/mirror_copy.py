@@ -5,7 +5,6 @@ then the checkpoint that needs it, and only then what the checkpoint before need
 """
 
 import errno
-import json
 import os
 import re
 from collections import OrderedDict
@@ -263,7 +262,7 @@ def catch_up(files: Files, data_path: str, changes: Changes) -> Steps:
 
     Log files in ``changes.equal`` are not compared; more are added.
     """
-    theirs: dict[str, dict[str, int]] = json.loads((yield command("files")))
+    theirs = mirror.sizes_in((yield command("files")))
     for unit in theirs:
         if not _is_unit(unit):  # the folder would be read, and copied
             raise ValueError(f"the standby has a copy of {unit!r}, which is not mirrored")
@@ -389,7 +388,7 @@ class _Copying:
             self._is_aside = True  # what the standby has was deleted since
             return
         if common:
-            sums: list[int] = json.loads((yield command(f"sums {common[0]}")))
+            sums = mirror.sums_in((yield command(f"sums {common[0]}")))
             with suppress(FileNotFoundError):
                 if ours[common[0]] >= CHUNK <= self._theirs[common[0]]:
                     with self._opened(common[0]) as fd:
@@ -425,7 +424,7 @@ class _Copying:
             if not os.path.basename(path).startswith(_APPENDED):
                 yield from self._replace(path, size, fd)
                 return
-            sums: list[int] = json.loads((yield command(f"sums {path}"))) if known else []
+            sums = mirror.sums_in((yield command(f"sums {path}"))) if known else []
             first = read_up_to(self._files, fd, CHUNK, 0)
             if first.startswith(RELEASED_MAGIC) and known > len(first):
                 if len(first) >= size:  # else it was released after it was listed, and the held changes do that

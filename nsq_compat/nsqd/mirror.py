@@ -36,7 +36,7 @@ from nsq_compat.nsqd.durability import wait_for
 from nsq_compat.nsqd.options import REFUSE, NsqdOptions
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.errors import NsqError
-from nsq_compat.protocol.mirror import command
+from nsq_compat.protocol.mirror import command, ends_in, object_in
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.session.mirror_session import Ended, MirrorSession
 
@@ -294,7 +294,7 @@ class Mirror:
     def _catch_up(self, session: MirrorSession) -> None:
         began = time.monotonic()
         hello = {"identity": self._identity.identity, "epoch": self._identity.epoch, **self._describe()}
-        answer = json.loads(_ask(session, command("hello", json.dumps(hello).encode())))
+        answer = object_in(_ask(session, command("hello", json.dumps(hello).encode())))
         if answer.get("run") != self._run_of_standby:
             self._run_of_standby = answer.get("run")
             self._changes.equal.clear()
@@ -368,7 +368,7 @@ class Mirror:
         """
         if self._identity.ends is None:
             return
-        behind = self._identity.topics_behind(json.loads(_ask(session, command("ends"))))
+        behind = self._identity.topics_behind(ends_in(_ask(session, command("ends"))))
         if behind:
             log.error(
                 "MIRROR(%s): messages are missing here that the standby has, so it takes over their topics: %s",
@@ -376,7 +376,7 @@ class Mirror:
                 ", ".join(sorted(behind)),
             )  # fmt: skip
             topics = json.dumps([(topic, end.after_messages) for topic, end in behind.items()]).encode()
-            answer = json.loads(_ask(session, command("adopt", topics)))
+            answer = object_in(_ask(session, command("adopt", topics)))
             self._forget_adopted(session, answer, {topic: end.next_offset for topic, end in behind.items()})
         self._identity.ends = None
         self._identity.may_lack_files = False

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, ParamSpec
 
 import gevent
@@ -54,7 +54,8 @@ _POLL_SECONDS: Final = 0.5
 _RETRY_SECONDS: Final = 10.0
 """Until a take-over that failed is tried again by itself."""
 _MAX_HELLO_BYTES: Final = 1 << 16
-_MAX_COPIES: Final = 256
+_MAX_COPIES: Final = 64
+"""Each may have 64 files open."""
 _READERS: Final = 2
 """Threads that read copies for primaries that catch up. There are ten for everything."""
 _HELLO: Final[Fields] = {
@@ -124,10 +125,12 @@ class Mirrored:
     def save(self) -> None:
         """Waits for the disk, while others run. Raises ``OSError``."""
         with self._saving:
-            in_thread(self._write)
+            # A take-over may change the state meanwhile, so the thread gets the objects that are in it now.
+            state = self.state
+            in_thread(self._write, replace(state, adopted={**state.adopted}, channels={**state.channels}))
 
-    def _write(self) -> None:
-        text = json.dumps(asdict(self.state), indent=1)
+    def _write(self, state: MirrorState) -> None:
+        text = json.dumps(asdict(state), indent=1)
         replace_file(self.files, os.path.join(self.folder, MIRROR_STATE), text.encode("utf-8"), sync=True)
 
 

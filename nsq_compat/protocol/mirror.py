@@ -1,10 +1,12 @@
-"""What a mirrored nsqd sends to its standby: changes of files, in the bodies of ``MIRROR changes`` commands.
+"""What a mirrored nsqd sends to its standby, and the standby's answers.
 
-A standby that applies every change in order has the files that the primary had at that moment.
+Changes of files are in the bodies of ``MIRROR changes`` commands. A standby that applies every change in order has the
+files that the primary had at that moment.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import construct as cs
 
@@ -88,3 +90,51 @@ def encode_changes(changes: Sequence[Change]) -> list[bytes]:
 def command(verb: str, body: bytes = b"{}") -> bytes:
     """A MIRROR command; nsqd answers each."""
     return f"MIRROR {verb}\n".encode() + sized(body)
+
+
+# --- Answers of a standby; all raise ``ValueError`` for anything else -------------------------------------------------
+
+
+def object_in(answer: bytes) -> dict[str, Any]:
+    """The JSON object that an answer is."""
+    value = _value_of(answer)
+    if not isinstance(value, dict):
+        raise ValueError("the standby's answer is not an object")
+    return value
+
+
+def sizes_in(answer: bytes) -> dict[str, dict[str, int]]:
+    """The sizes of the files of a copy, by unit and path."""
+    found = object_in(answer)
+    for unit, sizes in found.items():
+        if not isinstance(sizes, dict) or not _are_integers(sizes.values()):
+            raise ValueError(f"the standby's answer has no sizes of files for {unit!r}")
+    return found
+
+
+def sums_in(answer: bytes) -> list[int]:
+    """The sums of the chunks of a file."""
+    sums = _value_of(answer)
+    if not isinstance(sums, list) or not _are_integers(sums):
+        raise ValueError("the standby's answer is not a list of sums")
+    return sums
+
+
+def ends_in(answer: bytes) -> dict[str, tuple[int, int, int]]:
+    """By topic, the number of a log file, where its groups end, and its salt."""
+    found = object_in(answer)
+    for topic, end in found.items():
+        if not isinstance(end, list) or len(end) != 3 or not _are_integers(end):
+            raise ValueError(f"the standby's answer has no end of a log for {topic!r}")
+    return {topic: (end[0], end[1], end[2]) for topic, end in found.items()}
+
+
+def _value_of(answer: bytes) -> Any:
+    try:
+        return json.loads(answer)
+    except RecursionError:
+        raise ValueError("the standby's answer is nested too deeply") from None
+
+
+def _are_integers(values: Iterable[object]) -> bool:
+    return all(type(each) is int for each in values)

@@ -128,3 +128,20 @@ def test_what_a_standby_cannot_have_taken_over_is_not_created(tmp_path, wrong):
         mirror._forget_adopted(cast(Any, None), {"identity": "s", "takeover": "1", **wrong})
     assert not forgotten
     assert not mirror._identity.forgotten
+
+
+@pytest.mark.parametrize("verb", ["hello", "ends", "files"])
+def test_an_answer_of_the_wrong_shape_ends_the_connection(tmp_path, verb, caplog):
+    mirror = mirror_of(Changes(), tmp_path)
+    mirror._identity.ends = {}
+
+    class Session:
+        def ask(self, request, answer):
+            answer.set(b"[1]" if request.startswith(f"MIRROR {verb}\n".encode()) else b"{}")
+
+    (tmp_path / "nsq_compat").mkdir()
+    failures: list[str] = []
+    mirror._fail = failures.append  # type: ignore[method-assign]
+    mirror._complete(cast(Any, Session()))
+    assert failures == ["the standby's answer is not an object"]
+    assert "internal error" not in caplog.text

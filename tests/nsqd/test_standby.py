@@ -201,6 +201,18 @@ def test_copies_are_limited_in_number(node, monkeypatch):
     hello(node, 32 * "3")
 
 
+def test_what_is_stored_beside_a_copy_is_that_of_one_moment(node, monkeypatch):
+    def in_thread_and_meanwhile(work, state):
+        assert state.adopted == {}
+        node.standby.mirrors[PRIMARY].state.adopted["t"] = (1, "")
+        work(state)
+
+    node.start()
+    monkeypatch.setattr(module, "in_thread", in_thread_and_meanwhile)
+    hello(node, PRIMARY)
+    assert json.loads((node.copy / "mirror.json").read_bytes())["adopted"] == {}
+
+
 @pytest.mark.parametrize("offset", [(1 << 40) + 1, (1 << 64) - 1])
 def test_a_file_that_no_primary_has_is_refused(tmp_path, offset):
     copy = MirrorCopy(FILES, str(tmp_path), syncs=False)
