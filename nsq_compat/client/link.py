@@ -29,6 +29,8 @@ log: Final = logging.getLogger(__name__)
 
 _TLS_READ_SIZE = 1 << 16
 _MAX_COMPRESSED = 1 << 14
+_MAX_LOGGED = 1000
+"""Refused commands of a connection that are all logged. Of later ones only each that doubles their number is."""
 
 
 class ConnectionLost(Exception):
@@ -204,11 +206,18 @@ class Link:
             self._flush_soon()
             self._beat()
         elif isinstance(event, Rejected):
-            self.rejected_count += 1
-            log.warning("[%s] %s", self.address, one_line(str(event.error)))
+            self._note_rejected(event)
         elif isinstance(event, Failed):
             self._resolve(event.ticket, event.error)
             raise event.error
+
+    def _note_rejected(self, event: Rejected) -> None:
+        self.rejected_count = count = self.rejected_count + 1
+        if count <= _MAX_LOGGED:
+            log.warning("[%s] %s", self.address, one_line(str(event.error)))
+        elif count.bit_count() == 1:
+            text = "[%s] %s (error %d of this connection; not all are logged)"
+            log.warning(text, self.address, one_line(str(event.error)), count)
 
     def _note_round_trip(self, seconds: float) -> None:
         self.round_trip = max(self.round_trip, seconds)

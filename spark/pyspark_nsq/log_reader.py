@@ -16,10 +16,10 @@ import pyarrow as pa
 import requests
 
 from nsq_compat.bounded_http import FAILURES, Answer, Deadline, bearer, bounded_session, exchange, reason_of
-from nsq_compat.protocol.frames import FrameReader
+from nsq_compat.protocol.frames import FrameError, FrameReader
 from nsq_compat.session.client_session import ReceivedFrames
 from pyspark_nsq.connection import tls_context
-from pyspark_nsq.decode import decode
+from pyspark_nsq.decode import InvalidMessage, decode
 from pyspark_nsq.log_plan import Range
 from pyspark_nsq.nodes import url_of
 from pyspark_nsq.options import ReadOptions
@@ -32,6 +32,7 @@ _MAX_BODY: Final = 64 << 20
 """An answer has at least one message, of any size."""
 PATIENCE: Final = 30.0
 """How long a task tries to reach an nsqd, which may be restarting, in seconds."""
+_MAX_OFFSET_DIGITS: Final = 18
 _ANOTHER: Final = "lost: it has another log, after another data path or a deleted topic, or its log lost its end"
 _FIRST_PAUSE: Final = 0.1
 _MAX_PAUSE: Final = 2.0
@@ -59,8 +60,7 @@ def read_range(work: Range, options: ReadOptions) -> Iterator[tuple[pa.RecordBat
             if following <= at:
                 raise LogUnreadable(f"nsqd {work.nsqd} answered without an end to a read of {work.topic} from {at}")
             if body:
-                block = FrameReader(_MAX_BODY).receive_block(body)
-                messages = decode([ReceivedFrames(block.data, block.starts)])
+                messages = _messages(work, body)
                 if messages.num_rows != following - first:
                     raise LogUnreadable(
                         f"nsqd {work.nsqd} answered with {messages.num_rows} messages of {work.topic} for the offsets "
@@ -86,17 +86,39 @@ def _has_mark(session: requests.Session, work: Range, options: ReadOptions) -> b
     answer = _asked(session, replace(work, end=mark.offset + 1), mark.offset, options)
     if not answer.body or answer.status != 200:
         return False if answer.status == 400 else None
-    block = FrameReader(_MAX_BODY).receive_block(answer.body)
-    return bool(decode([ReceivedFrames(block.data, block.starts)])["timestamp_ns"][0].as_py() == mark.timestamp_ns)
+    return bool(_messages(work, answer.body)["timestamp_ns"][0].as_py() == mark.timestamp_ns)
+
+
+def _messages(work: Range, body: bytes) -> pa.RecordBatch:
+    """The messages of an answer, at least one. Raises ``LogUnreadable``."""
+    try:
+        block = FrameReader(_MAX_BODY).receive_block(body)
+        if block.others or len(block.starts) < 2:
+            raise FrameError("it has other frames" if block.others else "it has no messages")
+        return decode([ReceivedFrames(block.data, block.starts)])
+    except (FrameError, InvalidMessage) as error:
+        raise _invalid(work, str(error)) from None
+
+
+def _number(work: Range, text: str | None) -> int:
+    """An offset in an answer. Raises ``LogUnreadable``."""
+    if text is None or not text.isdecimal() or len(text) > _MAX_OFFSET_DIGITS:
+        raise _invalid(work, f"{text!r} is not an offset")
+    return int(text)
+
+
+def _invalid(work: Range, reason: str) -> LogUnreadable:
+    return LogUnreadable(f"nsqd {work.nsqd} gave an invalid answer to a read of {work.topic}: {reason}")
 
 
 def _read(session: requests.Session, work: Range, at: int, options: ReadOptions) -> tuple[int, int, bytes]:
     """One answer: the offset of its first message, the one after its last, and the frames."""
     answer = _asked(session, work, at, options)
     if answer.status == 200:
-        return int(answer.headers["X-NSQ-First-Offset"]), int(answer.headers["X-NSQ-Next-Offset"]), answer.body
+        first, following = (_number(work, answer.headers.get(f"X-NSQ-{each}-Offset")) for each in ("First", "Next"))
+        return first, following, answer.body
     is_released = answer.status == 410
-    first = min(int(_problem(answer).rpartition(" ")[2]), work.end) if is_released else work.end
+    first = min(_number(work, _problem(answer).rpartition(" ")[2]), work.end) if is_released else work.end
     _lost(work, at, first, "released before they were read" if is_released else _ANOTHER, options)
     return first, first, b""
 

@@ -207,6 +207,17 @@ def test_failed_fin_req_and_touch_are_counted_and_do_not_end_the_connection(fake
     assert len(fake.peers) == 1
 
 
+def test_an_nsqd_that_refuses_without_end_does_not_fill_the_log(fake, start_consumer, caplog):
+    consumer = start_consumer(nothing, nsqd_tcp_addresses=fake.address, reconnect_delay=0.01)
+    wait_until(lambda: subscribed(fake))
+    for _ in range(20):
+        fake.peer.send(250 * error_frame(b"E_FIN_FAILED FIN 0000000000000000 failed ID not in flight"))
+    (connection,) = consumer.connections
+    wait_until(lambda: connection.rejected_count == 5000)
+    assert caplog.text.count("E_FIN_FAILED") == 1000 + 3  # 1024, 2048, 4096
+    assert "(error 4096 of this connection; not all are logged)" in caplog.text
+
+
 def test_garbage_ends_only_its_connection(fake, start_consumer):
     start_consumer(nothing, nsqd_tcp_addresses=fake.address, reconnect_delay=0.01)
     wait_until(lambda: subscribed(fake))

@@ -141,7 +141,7 @@ def test_an_answer_of_the_wrong_shape_ends_the_connection(tmp_path, verb, caplog
 
     (tmp_path / "nsq_compat").mkdir()
     failures: list[str] = []
-    mirror._fail = failures.append  # type: ignore[method-assign]
+    mirror._fail = failures.append
     mirror._complete(cast(Any, Session()))
     assert failures == ["the standby's answer is not an object"]
     assert "internal error" not in caplog.text

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nsq_compat.policy.access import hash_of
+from nsq_compat.protocol.frames import OK, Message
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
@@ -16,12 +17,13 @@ from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsql
 from pyspark_nsq.filters import Bounds
 from pyspark_nsq.log_plan import Range, limited
 from pyspark_nsq.log_progress import LogProgress, batch_ranges
-from pyspark_nsq.log_reader import MessagesLost, has_mark, read_range
+from pyspark_nsq.log_reader import LogUnreadable, MessagesLost, has_mark, read_range
 from pyspark_nsq.nodes import NoNodes
 from pyspark_nsq.options import OptionError, ReadOptions, read_options
 from pyspark_nsq.topic_logs import TopicLogs
 from tests.cluster.hostile import DRIPPING, HostileServer
 from tests.faults.test_clock import FalseClock
+from tests.spark.frames import frames_of
 
 
 def publish(nsqd: NsqdProcess, topic: str, *messages: bytes) -> None:
@@ -265,6 +267,31 @@ def test_an_nsqd_that_does_not_answer_delays_only_its_own_messages(retaining, to
             LogProgress(
                 options_of(nsqdHttpAddresses=f"{retaining.http_address},{hanging.address}", connectTimeoutMs="1000")
             ).initial()
+
+
+FRAME = frames_of([Message(1, 1, b"0" * 16, b"body")])[0]
+OFFSETS = "X-NSQ-First-Offset: 0\r\nX-NSQ-Next-Offset: 1\r\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "reason"),
+    [
+        ("200 OK", "", FRAME, "None is not an offset"),
+        ("200 OK", "X-NSQ-First-Offset: 0\r\nX-NSQ-Next-Offset: -1\r\n", FRAME, "'-1' is not an offset"),
+        ("200 OK", f"X-NSQ-First-Offset: {'9' * 5000}\r\n", FRAME, "is not an offset"),
+        ("200 OK", OFFSETS, b"\0", "it has no messages"),
+        ("200 OK", OFFSETS, FRAME + OK, "it has other frames"),
+        ("200 OK", OFFSETS, b"\xff" * 40, "invalid frame size"),
+        ("410 Gone", "", b'{"message":"OFFSET_RELEASED"}', "is not an offset"),
+    ],
+)
+def test_an_invalid_answer_to_a_read_is_named(options_of, status, headers, body, reason):
+    def answer(_):
+        yield f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    with HostileServer(answer) as hostile, pytest.raises(LogUnreadable, match="gave an invalid answer") as raised:
+        list(read_range(Range("t", hostile.address, 0, 1), options_of()))
+    assert reason in str(raised.value)
 
 
 def test_a_log_is_offered_only_where_it_is_retained(retaining, topic, options_of, tmp_path):
