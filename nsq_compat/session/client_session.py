@@ -200,7 +200,7 @@ class ClientSession:
                 messages.append(parse_message(frame.data, frame.type))
                 continue
             if messages:
-                events.append(Received(messages))
+                self._add_messages(messages, events)
                 messages = []
             codec = self._codec
             self._receive_frame(frame, events)
@@ -215,7 +215,13 @@ class ClientSession:
                 self._read_block(self._reader.hand_back(), events)
                 return
         if messages:
-            events.append(Received(messages))
+            self._add_messages(messages, events)
+
+    def _add_messages(self, messages: list[Message], events: list[Event]) -> None:
+        if not self.is_open:
+            # Before TLS, anyone on the way could have sent it.
+            raise ProtocolError("nsqd sent a message before the connection was open")
+        events.append(Received(messages))
 
     def _read_block(self, data: bytes, events: list[Event]) -> None:
         # An open connection is not upgraded, so no frame changes the meaning of the following bytes.

@@ -192,6 +192,18 @@ def test_data_before_the_tls_handshake_is_an_error():
         session.receive_data(agreed(tls_v1=True) + OK)
 
 
+@pytest.mark.parametrize("features", [{"tls_v1": True}, {}])
+@pytest.mark.parametrize("keeps_frames", [False, True])
+def test_a_message_before_the_connection_is_open_is_an_error(features, keeps_frames):
+    (message,) = message_frames([b"from anyone on the way"])
+    session = ClientSession(IdentifyRequest(**features, feature_negotiation=True), keeps_frames=keeps_frames)
+    with pytest.raises(ProtocolError, match="before the connection was open"):
+        session.receive_data(message + agreed(**features))
+    session = ClientSession(IdentifyRequest(**features, feature_negotiation=True), keeps_frames=keeps_frames)
+    with pytest.raises(ProtocolError, match="before the connection was open"):
+        session.receive_data(message)
+
+
 def test_an_upgrade_that_does_not_begin_with_ok_is_an_error():
     session = ClientSession(IdentifyRequest(tls_v1=True))
     session.receive_data(agreed(tls_v1=True))
