@@ -194,6 +194,9 @@ def exchange(
             method, url, data=body, headers=headers, timeout=timeouts, stream=True, allow_redirects=follow_redirects
         ) as response:
             deadline.check()  # headers that were cut off look complete
+            if decompress and "," in response.headers.get("Content-Encoding", ""):
+                # Decompressing a kilobyte could take hours, without any output and so without a pause.
+                raise ValueError("the answer is compressed more than once")
             answer = bytearray()
             # Read what has arrived: a slow server would take long to fill the buffer.
             while chunk := response.raw.read1(_CHUNK, decode_content=decompress):

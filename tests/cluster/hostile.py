@@ -4,6 +4,7 @@ Each answer sends something every `STEP` seconds, so that no single wait is long
 a client with a deadline for each wait receives it, a client with one deadline for the request does not.
 """
 
+import gzip
 import socket
 import ssl
 import threading
@@ -64,6 +65,11 @@ def endless_body(server: "HostileServer") -> Iterator[bytes]:
     yield _OK + b"\r\n["
     while not server.is_over:
         yield b"1," * 32768
+
+
+def compressed_twice(_: "HostileServer") -> Iterator[bytes]:
+    body = gzip.compress(gzip.compress(b"{}"))
+    yield _OK + b"Content-Encoding: gzip\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
 def redirecting(server: "HostileServer") -> Iterator[bytes]:

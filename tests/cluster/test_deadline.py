@@ -11,6 +11,7 @@ from tests.cluster.hostile import (
     DEADLINE,
     DRIPPING,
     HostileServer,
+    compressed_twice,
     dripping_handshake,
     dripping_header,
     endless_headers,
@@ -50,6 +51,12 @@ def test_the_deadline_includes_the_request_to_the_https_port(hasty, daemon):
 
 def test_endless_headers_are_refused(client):
     with HostileServer(endless_headers) as server, pytest.raises(UpstreamError, match="no answer in HTTP"):
+        client.get(server.address, "stats")
+
+
+def test_an_answer_that_is_compressed_more_than_once_is_refused(client):
+    """A kilobyte that becomes a megabyte becomes what zlib reads for hours, if it has no output in the end."""
+    with HostileServer(compressed_twice) as server, pytest.raises(UpstreamError, match="compressed more than once"):
         client.get(server.address, "stats")
 
 
