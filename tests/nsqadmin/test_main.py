@@ -130,10 +130,14 @@ def test_logins_survive_a_restart_with_a_session_file_until_they_end(nsqd, start
     assert not kept.is_logged_in()
 
 
-def test_revoking_without_a_session_file_says_what_to_do():
+def test_revoking_without_a_session_file_says_what_to_do(tmp_path):
     result = run("--revoke-sessions")
     assert result.returncode == 1
     assert "a restart ends all logins" in result.stderr
+    result = run("--revoke-sessions", f"--session-file={tmp_path / 'mistyped'}")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "mistyped: No such file or directory" in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_user_file_is_read_again_at_sighup_and_ends_the_logins_of_changed_users(nsqd, start, users):

@@ -8,17 +8,19 @@ login rests on, such as the password's hash. A login ends when one of these happ
 - the user does nothing for the idle timeout, or the absolute timeout is over;
 - the key changes: at each start without a file, and when `revoke` replaces the file.
 
-The file may be shared by several nsqadmins. It is replaced as a whole, under a lock of its folder, and read again when
-it has changed.
+The file may be shared by several nsqadmins. It is replaced as a whole, under a lock of the file itself, so that only
+programs that may use it can hold the lock. It is read again when it has changed.
 """
 
 import base64
+import errno
 import fcntl
 import hmac
 import json
 import logging
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -95,10 +97,9 @@ class Sessions:
         self._state = _State()
         self._unwritten = _State()
         if path:
-            with _locked(path):
-                if not os.path.exists(path):
-                    _write(path, self._state)
-            self._state = _read(path)
+            with _locked(path, make=True):
+                self._seen = _version(path)
+                self._state = _read(path)
 
     @property
     def key(self) -> bytes:
@@ -163,8 +164,7 @@ class Sessions:
         if not self._path:
             return
         try:
-            seen = os.stat(self._path)
-            version = (seen.st_ino, seen.st_size, seen.st_mtime_ns)
+            version = _version(self._path)
             if version != self._seen:
                 self._state, self._seen = _read(self._path), version
         except (OSError, SessionFileError) as error:
@@ -175,9 +175,10 @@ class Sessions:
 
 
 def revoke(path: str) -> None:
-    """End all logins, by a new key. Raises `SessionFileError`."""
-    with _locked(path):
-        _write(path, _State())
+    """End all logins, by a new key. Raises `SessionFileError`, also if there is no such file: it has no logins."""
+    with _locked(path) as real:
+        _load(real)  # another file must not be replaced
+        _write(real, _State())
 
 
 # --- The file ---------------------------------------------------------------------------------------------------------
@@ -186,33 +187,74 @@ def revoke(path: str) -> None:
 def _end_in_file(path: str, end: "Callable[[_State], None]") -> Exception | None:
     """The error is returned, because it may leave a thread."""
     try:
-        with _locked(path):
-            state = _read(path)
+        with _locked(path) as real:
+            state = _read(real)
             end(state)
-            _write(path, state)
+            _write(real, state)
     except (OSError, SessionFileError) as error:
         return error
     return None
 
 
 @contextmanager
-def _locked(path: str) -> Iterator[None]:
+def _locked(path: str, *, make: bool = False) -> Iterator[str]:
+    """The path of the file without symbolic links, which `_write` would replace. `make` it if it is missing or empty.
+
+    The file is locked, not its folder, because every user of the machine who can list a folder can lock it.
+    """
+    real = os.path.realpath(path)
     try:
-        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
+        file = _lock(real, os.O_CREAT if make else 0)
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
+            if make and not os.fstat(file).st_size:
+                _write(real, _State())
+            yield real
         finally:
-            os.close(folder)
+            os.close(file)
     except OSError as error:
         raise SessionFileError(f"{path}: {error.strerror or error}") from None
 
 
+def _lock(path: str, flags: int) -> int:
+    """A descriptor of the locked file."""
+    while True:
+        try:
+            file = os.open(path, os.O_RDWR | flags, 0o600)  # NFS locks only what may be written
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EROFS):
+                raise
+            file = os.open(path, os.O_RDONLY)
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise SessionFileError(f"{path}: not a regular file")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(file), os.stat(path)):
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)  # it was replaced meanwhile
+
+
+def _version(path: str) -> object:
+    """Changes when the file is replaced."""
+    seen = os.stat(path)
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns
+
+
 def _read(path: str) -> _State:
     try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise SessionFileError(f"{path}: {error.strerror or error}") from None
+    if mode & 0o007:
+        raise SessionFileError(f"{path}: other users may access it, so they could log in; chmod o= it")
+    return _load(path)
+
+
+def _load(path: str) -> _State:
+    try:
         with open(path, encoding="utf-8") as file:
-            if os.fstat(file.fileno()).st_mode & 0o007:
-                raise SessionFileError(f"{path}: other users may access it, so they could log in; chmod o= it")
             saved = json.load(file)
         key = base64.b64decode(saved["key"], validate=True)
         if len(key) < _KEY_BYTES:
@@ -237,9 +279,12 @@ def _write(path: str, state: _State) -> None:
     with suppress(FileNotFoundError):
         os.unlink(new)
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        with suppress(OSError):  # a new file, or one of another user; root's must stay readable for nsqadmin
-            owner = os.stat(path)
-            os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+        with suppress(OSError):  # not one of its groups
+            before = os.stat(path)
+            with suppress(PermissionError):  # only root may; what it writes must stay readable for nsqadmin
+                os.fchown(file.fileno(), before.st_uid, -1)
+            os.fchown(file.fileno(), -1, before.st_gid)
+            os.fchmod(file.fileno(), 0o600 | before.st_mode & 0o060)
         json.dump(saved, file)
         file.flush()
         os.fsync(file.fileno())

@@ -1,8 +1,10 @@
 """Logins: what ends them, and the file in which this outlives nsqadmin."""
 
+import fcntl
 import json
 import os
 import stat
+from threading import Barrier, Thread
 
 import pytest
 
@@ -69,6 +71,72 @@ def test_revoking_ends_all_logins_at_once_and_new_ones_work(path):
     assert nsqadmin.accepts(nsqadmin.logs_in())
 
 
+def test_revoking_at_a_path_without_a_file_fails_because_the_logins_are_elsewhere(path):
+    nsqadmin = Nsqadmin(path)
+    cookie = nsqadmin.logs_in()
+    with pytest.raises(SessionFileError, match="No such file"):
+        revoke(f"{path}s")
+    assert os.listdir(path.parent) == ["sessions"]
+    assert nsqadmin.accepts(cookie)
+
+
+def test_a_symbolic_link_to_the_file_is_the_file(path, tmp_path):
+    nsqadmin = Nsqadmin(path)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    through_link = Nsqadmin(link)
+    first, second = nsqadmin.logs_in(), nsqadmin.logs_in()
+    through_link.sessions.end(dict(first))
+    assert [nsqadmin.accepts(cookie) for cookie in (first, second)] == [False, True]
+    revoke(str(link))
+    assert not nsqadmin.accepts(second)
+    assert link.is_symlink()
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        for use in (Nsqadmin, lambda path: revoke(str(path))):
+            with pytest.raises(SessionFileError, match="not a regular file|Is a directory"):
+                use(path)
+    assert pipe.is_fifo()
+
+
+def test_a_lock_of_the_folder_which_other_users_can_take_holds_up_nothing(path):
+    folder = os.open(path.parent, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    nsqadmin = Nsqadmin(path)
+    cookie = nsqadmin.logs_in()
+    nsqadmin.sessions.end(dict(cookie))
+    assert not Nsqadmin(path).accepts(cookie)
+    revoke(str(path))
+    os.close(folder)
+
+
+def test_processes_that_begin_and_end_logins_together_lose_none(path):
+    together = Barrier(8)
+    cookies = []
+
+    def log_in_and_out(user):
+        together.wait()
+        nsqadmin = Nsqadmin(path)
+        for _ in range(5):
+            cookies.append(nsqadmin.logs_in(user))
+            nsqadmin.sessions.end(dict(cookies[-1]))
+
+    threads = [Thread(target=log_in_and_out, args=(f"user{number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(cookies) == 40
+    assert not any(map(Nsqadmin(path).accepts, cookies))
+    assert {user: len(each["ids"]) for user, each in json.loads(path.read_text())["ended"].items()} == {
+        f"user{number}": 5 for number in range(8)
+    }
+
+
 def test_a_login_ends_at_the_timeouts(path):
     nsqadmin = Nsqadmin(path)
     cookie = nsqadmin.logs_in()
@@ -128,16 +196,22 @@ def test_the_file_is_for_its_owner_only_and_one_that_others_can_read_is_refused(
     path.chmod(0o644)
     with pytest.raises(SessionFileError, match="other users may access it"):
         Nsqadmin(path)
+    revoke(str(path))
+    path.chmod(0o660)
+    nsqadmin = Nsqadmin(path)
+    nsqadmin.sessions.end(nsqadmin.logs_in())
+    # Its group keeps its access.
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"key": "AAAA", "ended": {}}', '{"key": 1, "ended": {}}', "[" * 100_000]
-)
+@pytest.mark.parametrize("text", ["{}", "[]", '{"key": "AAAA", "ended": {}}', '{"key": 1, "ended": {}}', "[" * 100_000])
 def test_a_file_with_other_content_is_refused(path, text):
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(SessionFileError, match="not a file that nsqadmin has written"):
-        Nsqadmin(path)
+    for use in (lambda: Nsqadmin(path), lambda: revoke(str(path))):
+        with pytest.raises(SessionFileError, match="not a file that nsqadmin has written"):
+            use()
+    assert path.read_text() == text
 
 
 def test_a_file_in_a_missing_folder_is_refused(tmp_path):
@@ -153,6 +227,13 @@ def test_all_logins_end_when_the_file_is_gone_and_new_ones_work(path, caplog):
     assert not nsqadmin.accepts(cookie)
     assert nsqadmin.accepts(nsqadmin.logs_in())
     assert caplog.text.count("all logins have ended") == 1
+
+
+def test_all_logins_end_when_the_file_is_gone_before_the_first_request(path):
+    cookie = Nsqadmin(path).logs_in()
+    nsqadmin = Nsqadmin(path)
+    path.unlink()
+    assert not nsqadmin.accepts(cookie)
 
 
 def test_a_logout_that_cannot_be_written_holds_in_this_process(path, caplog):
