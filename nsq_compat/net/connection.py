@@ -24,7 +24,8 @@ Invariants:
   a moment. Closing at once would make the kernel reset the connection and lose the error frame.
 - Data that inflates is decoded in pieces, and a session with more work than it does at once (`has_unread`) is called
   again, by the greenlet. Each piece is answered before the next, and other connections run in between.
-- At most `event_loop.MAX_ENDINGS` connections end in one iteration, even if thousands of clients disconnect at once.
+- At most `event_loop.MAX_ENDINGS` connections end in one iteration, even if thousands of clients disconnect at once,
+  and at most `event_loop.MAX_HANDSHAKE_STEPS` steps of TLS handshakes are taken.
 - Nothing that a client sends or omits affects another connection.
 """
 
@@ -40,7 +41,7 @@ from typing import Final, Generic, TypeVar
 import gevent
 
 from nsq_compat.log.data_path import reason
-from nsq_compat.net.event_loop import BusyPoll, LoopTick, endings, yield_to_loop
+from nsq_compat.net.event_loop import BusyPoll, LoopTick, endings, handshakes, yield_to_loop
 from nsq_compat.net.tls_codec import MakeTls, Tls, TlsError
 from nsq_compat.protocol.compression import Codec, CompressionError
 from nsq_compat.session.conversation import Conversation, Upgrade
@@ -480,7 +481,7 @@ class Connection(Generic[Session]):
         assert self._make_tls is not None, "a session offers TLS only if there is a certificate"
         tls, received = self._make_tls(), upgrade.received
         try:
-            while not tls.do_handshake(received):
+            while self._has_handshake_turn() and not tls.do_handshake(received):
                 self._send_after_writer(tls.encode(b""))
                 received = self._receive()
                 if not received:
@@ -494,7 +495,15 @@ class Connection(Generic[Session]):
             self.flush()
             return None
         self._send_after_writer(tls.encode(b""))
-        return None if self.session.closing else tls  # the session may have timed out during the send
+        # The session may have timed out, or the connection have been aborted, while this waited.
+        return None if self.session.closing or self._is_closed else tls
+
+    def _has_handshake_turn(self) -> bool:
+        """Wait until few other handshakes go on in this iteration; return whether the connection is still open."""
+        if not handshakes().take_slot():
+            self._stop_watching()
+            handshakes().wait()
+        return not self._is_closed and not self.session.closing
 
     def _receive(self) -> bytes:
         """Wait for bytes; b"" at EOF or once the connection is closed."""

@@ -306,17 +306,22 @@ class CallbackQueue:
             self._timer.start(self._next, update=False)
 
 
-_Queues = tuple[CallbackQueue, CallbackQueue, CallbackQueue]
+MAX_HANDSHAKE_STEPS: Final = 4
+"""Steps of TLS handshakes in one iteration, at about 1 ms each with RSA; thousands of clients may begin at once."""
+
+
+_Queues = tuple[CallbackQueue, CallbackQueue, CallbackQueue, CallbackQueue]
 _queues: "WeakKeyDictionary[Hub, _Queues]" = WeakKeyDictionary()
 
 
 def _queues_of_this_loop() -> _Queues:
-    """The queues of steps of long work, of connections that end, and of streams that have messages."""
+    """The queues of steps of long work, of connections that end, of streams that have messages, and of handshakes."""
     hub = get_hub()
     found = _queues.get(hub)
     if found is None:
-        found = CallbackQueue(hub, 1), CallbackQueue(hub, MAX_ENDINGS), CallbackQueue(hub, MAX_TURNS)
-        _queues[hub] = found
+        limits = 1, MAX_ENDINGS, MAX_TURNS, MAX_HANDSHAKE_STEPS
+        work, ended, streams, handshaking = (CallbackQueue(hub, limit) for limit in limits)
+        found = _queues[hub] = work, ended, streams, handshaking
     return found
 
 
@@ -333,3 +338,8 @@ def endings() -> CallbackQueue:
 def turns() -> CallbackQueue:
     """The queue of streams that have messages to encode."""
     return _queues_of_this_loop()[2]
+
+
+def handshakes() -> CallbackQueue:
+    """The queue of steps of TLS handshakes."""
+    return _queues_of_this_loop()[3]

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
+from nsq_compat.net.certificates import Certificates
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.event_loop import MAX_ENDINGS
+from nsq_compat.net.event_loop import MAX_ENDINGS, MAX_HANDSHAKE_STEPS
 from nsq_compat.net.server import MAX_ACCEPTS, Acceptor
 from nsq_compat.net.sockets import listen
+from nsq_compat.net.tls import StandardTls
+from nsq_compat.session.negotiation import NsqdLimits
 
 CLIENTS = 400
+HANDSHAKES = 100
 MOST_ENDINGS = 2 * MAX_ENDINGS
 """What was begun at the end of one iteration may be done in the next."""
 
@@ -104,3 +108,47 @@ def test_clients_that_arrive_together_are_accepted_a_few_at_a_time(eventually, i
     for client in (*clients, *accepted):
         client.close()
     assert max(iterations.counts) <= MAX_ACCEPTS
+
+
+@pytest.fixture
+def begin_handshakes(server, connect, authority):
+    """Connects clients, and then begins their handshakes, all at once."""
+    server.limits = NsqdLimits(tls=True)
+    server.certificates = Certificates(authority.files())
+
+    def begin():
+        clients = [(connect(), authority.client_tls()) for _ in range(HANDSHAKES)]
+        for client, _ in clients:
+            client.asks_for(tls_v1=True)
+        for client, tls in clients:
+            client.socket.sendall(tls.do_handshake())
+        return clients
+
+    return begin
+
+
+@pytest.mark.interpreted
+def test_handshakes_that_begin_together_take_a_few_steps_at_a_time(begin_handshakes, iterations, monkeypatch):
+    do_handshake = StandardTls.do_handshake
+
+    def counted_handshake(tls, data) -> bool:
+        iterations.count()
+        return do_handshake(tls, data)
+
+    monkeypatch.setattr(StandardTls, "do_handshake", counted_handshake)
+    for client, tls in begin_handshakes():
+        client.do_handshake(tls)
+        client.hears(b"OK").publishes(b"x")
+    assert sum(iterations.counts) >= 2 * HANDSHAKES
+    assert max(iterations.counts) <= MAX_HANDSHAKE_STEPS
+
+
+def test_connections_may_be_closed_while_their_handshakes_wait(server, begin_handshakes, eventually):
+    clients = begin_handshakes()
+    for number, (client, _) in enumerate(clients):
+        if number % 2:
+            client.socket.close()
+        else:
+            host, port = client.socket.getsockname()
+            server.tcp.close_client(f"{host}:{port}")
+    eventually(lambda: not server.tcp.sessions)
