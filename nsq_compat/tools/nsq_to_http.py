@@ -22,7 +22,7 @@ import requests
 from requests.exceptions import InvalidHeader
 
 from nsq_compat import NSQ_VERSION
-from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, reason_of
+from nsq_compat.bounded_http import FAILURES, MAX_REDIRECTS, Deadline, bounded_session, reason_of
 from nsq_compat.cli.kinds import DURATION, FLOAT, INTEGER, STRING, choice
 from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Message
@@ -192,18 +192,33 @@ class HttpSender:
             raise NotSent(reason_of(error)) from None
 
     def _exchange(self, address: str, body: bytes) -> None:
-        request = self._request(address, body)
-        with (
-            Deadline(self._request_timeout) as deadline,
-            closing(self._session.send(request, stream=True, timeout=self._timeouts)) as response,
-        ):
+        following: requests.PreparedRequest | None = self._request(address, body)
+        with Deadline(self._request_timeout) as deadline:
+            for _ in range(MAX_REDIRECTS + 1):
+                if following is None:
+                    return
+                following = self._exchange_once(following, deadline)
+        raise requests.TooManyRedirects
+
+    def _exchange_once(self, request: requests.PreparedRequest, deadline: Deadline) -> requests.PreparedRequest | None:
+        """Returns the request that a redirect asks for; None if the message was accepted."""
+        sent = self._session.send(request, stream=True, timeout=self._timeouts, allow_redirects=False)
+        with closing(sent) as response:
             deadline.check()  # headers that were cut off look complete
-            left = _MAX_IGNORED_BYTES
+            left = 0 if response.is_redirect else _MAX_IGNORED_BYTES
             with suppress(*FAILURES):  # the status alone decides
                 while left > 0 and (chunk := response.raw.read1(_CHUNK, decode_content=False)):
                     left -= len(chunk)
-        if not 200 <= response.status_code < 300:
+        following = response.next
+        if following is None and 200 <= response.status_code < 300:
+            return None
+        if following is None or following.method != request.method:  # a GET would not have the message
             raise NotSent(f"got status code {response.status_code}")
+        is_elsewhere = self._session.should_strip_auth(request.url, following.url)  # type: ignore[no-untyped-call]
+        if is_elsewhere:
+            for name in [name for name in following.headers if _SECRET_HEADER.search(name)]:
+                del following.headers[name]
+        return following
 
     def _request(self, address: str, body: bytes) -> requests.PreparedRequest:
         if self._method == "POST":

@@ -63,7 +63,7 @@ def test_an_answer_that_is_compressed_more_than_once_is_refused(client):
 @pytest.mark.parametrize("answer", [redirecting, redirecting_with_endless_body])
 def test_a_redirect_is_not_followed_and_its_body_not_read(client, answer):
     with HostileServer(answer) as server:
-        with pytest.raises(UpstreamError, match="got response 302"):
+        with pytest.raises(UpstreamError, match="got response 307"):
             client.get(server.address, "stats")
         assert server.requests == 1
 

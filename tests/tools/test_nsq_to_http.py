@@ -173,6 +173,30 @@ def test_a_redirect_that_keeps_the_body_is_followed(target, make_target):
     assert [(each.method, each.path, each.body) for each in elsewhere.requests] == [("POST", "/there", b"x")]
 
 
+@pytest.mark.parametrize("status", [301, 302, 303])
+def test_a_redirect_that_drops_the_body_does_not_accept_the_message(target, make_target, status):
+    elsewhere = make_target()
+    target.status, target.headers = status, {"Location": f"{elsewhere.url}/there"}
+    with pytest.raises(NotSent, match=f"^got status code {status}$"):
+        sender().send(target.url, b"x")
+    assert elsewhere.requests == []
+    sender("GET").send(f"{target.url}/%s", b"x")
+    assert [(each.method, each.path) for each in elsewhere.requests] == [("GET", "/there")]
+
+
+@pytest.mark.parametrize("status", [307, 308])
+def test_secret_headers_are_for_the_server_of_the_url(target, make_target, status):
+    secrets = {"X-Api-Key": "sesame", "Authorization": "Bearer sesame", "Cookie": "a=b"}
+    headers = tuple(f"{name}: {value}" for name, value in {**secrets, "X-Of": "me"}.items())
+    posting = sender("POST", *headers)
+    elsewhere = make_target()
+    target.status, target.headers = status, {"Location": f"{elsewhere.url}/there"}
+    posting.send(target.url, b"x")
+    assert secrets.items() <= dict(target.requests[0].headers).items()
+    assert not secrets.keys() & elsewhere.requests[0].headers.keys()
+    assert (elsewhere.requests[0].headers["X-Of"], elsewhere.requests[0].body) == ("me", b"x")
+
+
 def test_a_connection_is_used_again_whatever_the_answer_is(target):
     posting = sender()
     for status, answer in ((200, b"x" * 100_000), (500, b"no"), (204, b""), (200, b"")):
