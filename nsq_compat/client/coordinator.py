@@ -12,12 +12,12 @@ Invariants:
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from nsq_compat.client.discovery import Discovery, Listing
+from nsq_compat.client.discovery import MAX_NODES, Discovery, Listing
 from nsq_compat.client.link import Link, why
 from nsq_compat.client.message import Message
 from nsq_compat.client.ready import Backoff, Pace, ReadyCounts
@@ -97,6 +97,8 @@ class Coordinator(Generic[C]):
         """Named nodes to which the first attempt to connect has no outcome yet."""
         self._retry_delays = dict.fromkeys(nsqds, settings.reconnect_delay)
         self._has_lookupds = bool(lookupds)
+        self._found_by: dict[str, str] = {}
+        """The nsqlookupd for which a connection to a node counts, which is not a named one."""
         self._last_failure = ""
         """Why a node or an nsqlookupd was of no use; empty before the first attempt."""
         self._redistribute_due = 0.0
@@ -222,7 +224,28 @@ class Coordinator(Generic[C]):
         if not nodes:
             what = "no valid answer" if listing is None else "no nsqd has this topic yet"
             self._last_failure = f"nsqlookupd {without_secrets(lookupd)}: {what}"
-        return sorted(filter(self.may_connect, nodes))
+        return self._with_room(sorted(filter(self.may_connect, nodes)))
+
+    def _with_room(self, nodes: list[str]) -> list[str]:
+        """Those of the nodes to which to connect. At most `MAX_NODES` connections are to nodes of one nsqlookupd.
+
+        It may list others with each poll, and connections stay open that it does not list any more.
+        """
+        self._found_by = {node: lookupd for node, lookupd in self._found_by.items() if node in self.connections}
+        counts = Counter(self._found_by.values())
+        found: list[str] = []
+        for node in nodes:
+            named = node in self._retry_at
+            free = next((each for each in self.discovery.lookupds_of(node) if counts[each] < MAX_NODES), None)
+            if free is not None and not named:
+                self._found_by[node] = free
+                counts[free] += 1
+            if free is not None or named:
+                found.append(node)
+        if len(found) < len(nodes):
+            text = "[%s] nsqlookupd lists %d further nsqd; a client connects to %d at most"
+            log.warning(text, self.name, len(nodes) - len(found), MAX_NODES)
+        return found
 
     def connecting(self, connection: C) -> None:
         """A connection was made, and is being opened."""

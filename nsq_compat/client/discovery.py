@@ -176,6 +176,10 @@ class Discovery:
             log.warning("[%s] nsqlookupd %s: skipped %d more", self._topic, shown, len(new) - _MAX_LOGGED)
         return nodes
 
+    def lookupds_of(self, node: str) -> list[str]:
+        """The nsqlookupds that list a node."""
+        return [lookupd for lookupd, listing in self._listings.items() if node in listing.nodes]
+
     def _nodes(self) -> set[str]:
         return set().union(*(each.nodes for each in self._listings.values()))
 

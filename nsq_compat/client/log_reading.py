@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from nsq_compat.bounded_http import FAILURES, Answer, reason_of
-from nsq_compat.client.discovery import FIRST_POLL_DELAY, loaded
+from nsq_compat.client.discovery import FIRST_POLL_DELAY, MAX_NODES, loaded
 from nsq_compat.client.nodes import Error
 from nsq_compat.client.settings import SubscriptionOptions, SubscriptionSettings, address_list
 from nsq_compat.protocol.durations import parse_duration, seconds
@@ -185,6 +185,12 @@ class LogReading:
     def new_nodes(self, addresses: Iterable[str]) -> list[str]:
         """The nodes that are not read yet; reading them begins now."""
         new = [address for address in dict.fromkeys(addresses) if address not in self._known]
+        if self.lookupds:
+            # They may list others with each look.
+            room = max(0, MAX_NODES * len(self.lookupds) - len(self._known))
+            if len(new) > room:
+                log.warning("[%s] nsqlookupd lists %d further nsqd, which are not read", self.topic, len(new) - room)
+            new = new[:room]
         self._known.update(new)
         self._unfinished.update(new)
         return new

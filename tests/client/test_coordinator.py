@@ -3,7 +3,7 @@
 import pytest
 
 from nsq_compat.client.coordinator import Coordinator, Due
-from nsq_compat.client.discovery import Listing
+from nsq_compat.client.discovery import MAX_NODES, Listing
 from nsq_compat.client.link import ConnectionLost, Link
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings
@@ -75,6 +75,22 @@ def test_a_discovered_node_is_connected_to_when_a_poll_lists_it():
     decides.closed(connection, LOST, 0)
     assert decides.run_due(50).connect == []
     assert decides.responded("l:1", Listing({"a:1"}), 60) == ["a:1"]
+
+
+def test_an_nsqlookupd_that_lists_others_with_each_poll_has_no_more_connections(caplog):
+    decides = coordinator(["named:1"], ["rogue:1", "other:1"], lookupd_poll_interval=1)
+    for turn in range(3):
+        listed = {f"rogue:{number}" for number in range(1 + turn * MAX_NODES, 1 + (turn + 1) * MAX_NODES)}
+        for address in decides.responded("rogue:1", Listing(listed), turn):
+            decides.connecting(Recorded(address))
+    assert len(decides.connections) == MAX_NODES
+    assert f"lists {MAX_NODES} further nsqd; a client connects to {MAX_NODES} at most" in caplog.text
+    # Another nsqlookupd has connections of its own, also to what the first one lists, and named nodes do not count.
+    listed = {"a:1", "rogue:1", f"rogue:{3 * MAX_NODES}", "named:1"}
+    assert decides.responded("other:1", Listing(listed), 3) == ["a:1", "named:1", f"rogue:{3 * MAX_NODES}"]
+    decides.closed(decides.connections["rogue:7"], LOST, 4)
+    further = ["a:1", "b:1", "named:1", f"rogue:{3 * MAX_NODES}"]
+    assert decides.responded("rogue:1", Listing({"b:1", "c:1"}), 4) == further
 
 
 def test_only_the_first_attempt_at_a_named_node_is_reported_as_unreachable():

@@ -16,7 +16,9 @@ import pytest
 
 from nsq_compat.client import Gap, LogReadError, OffsetGone, Producer
 from nsq_compat.client import LogReader as ThreadedLogReader
-from nsq_compat.client.log_reading import LoggedMessage
+from nsq_compat.client.discovery import MAX_NODES
+from nsq_compat.client.log_reading import LoggedMessage, LogReading
+from nsq_compat.client.settings import SubscriptionOptions
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.daemon_process import own_host
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
@@ -378,6 +380,16 @@ def test_all_of_a_topic_that_is_created_later_is_after_the_end(serve):
 def test_an_invalid_answer_is_an_error(serve, answers, text):
     with pytest.raises(LogReadError, match=text):
         list(LogReader("t", nsqd_http_addresses=serve(answers), retry_timeout=0))
+
+
+def test_an_nsqlookupd_that_lists_others_with_each_look_has_no_more_read(caplog):
+    options: SubscriptionOptions = {}
+    reading = LogReading("t", (), "l:1", "oldest", None, None, True, None, 60.0, 30.0, 1 << 20, options)
+    listed = [f"h:{port}" for port in range(1, MAX_NODES + 3)]
+    assert len(reading.new_nodes(listed[:2])) == 2
+    assert len(reading.new_nodes(listed[2:])) == MAX_NODES - 2
+    assert reading.new_nodes(["other:1"]) == []
+    assert "lists 2 further nsqd, which are not read" in caplog.text
 
 
 # --- TLS --------------------------------------------------------------------------------------------------------------
