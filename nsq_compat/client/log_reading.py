@@ -23,7 +23,7 @@ from nsq_compat.client.discovery import FIRST_POLL_DELAY, MAX_NODES, loaded
 from nsq_compat.client.nodes import Error
 from nsq_compat.client.settings import SubscriptionOptions, SubscriptionSettings, address_list
 from nsq_compat.protocol.durations import parse_duration, seconds
-from nsq_compat.protocol.errors import without_secrets
+from nsq_compat.protocol.errors import one_line, without_secrets
 from nsq_compat.protocol.frames import FrameError, FrameReader, parse_message
 from nsq_compat.protocol.headers import NO_HEADERS, Headers
 from nsq_compat.protocol.names import is_port, is_valid_name
@@ -41,6 +41,9 @@ _WAIT_SECONDS: Final = 20.0
 _FIRST_DELAY: Final = 0.2
 _MAX_DELAY: Final = 5.0
 _FOR_ONE: Final = "an offset is a place on one nsqd; use a time or a position for several"
+_MAX_SHOWN: Final = 1000
+"""Characters of what nsqd says, in errors and in the log."""
+_END: Final = 1 << 63
 _FIRST_OFFSET: Final = re.compile(r"first offset is (\d+)")
 
 
@@ -51,7 +54,7 @@ class LogReadError(Error):
     """Reading cannot go on. `nsqd` is the address of the nsqd that is the reason, or empty."""
 
     def __init__(self, text: str, nsqd: str = "") -> None:
-        super().__init__(f"nsqd {nsqd}: {text}" if nsqd else text)
+        super().__init__(f"nsqd {without_secrets(nsqd)}: {text}" if nsqd else text)
         self.nsqd = nsqd
 
 
@@ -274,7 +277,7 @@ class LogReading:
         end = None if self.follow else offsets.stop
         while end is None or begin < end:
             request = partial(node.read, begin, end, self._max_bytes)
-            part: Part = yield from self._retry(f"nsqd {node.address}", request)
+            part: Part = yield from self._retry(f"nsqd {without_secrets(node.address)}", request)
             if part.next > begin:
                 yield part
             begin = part.next
@@ -283,7 +286,7 @@ class LogReading:
         return _Node(address, self.topic, self.settings, self._request_timeout)
 
     def _range_of(self, node: "_Node", start: str) -> Routine[range | None]:
-        return (yield from self._retry(f"nsqd {node.address}", partial(self._find_range, node, start)))
+        return (yield from self._retry(f"nsqd {without_secrets(node.address)}", partial(self._find_range, node, start)))
 
     def _find_range(self, node: "_Node", start: str) -> Routine[range | None]:
         try:
@@ -351,7 +354,7 @@ class _Node:
     def offsets(self, at: str) -> Routine[dict[str, int]]:
         """The answer of /topic/offsets."""
         answer = loaded((yield from self._get("/topic/offsets", {"at": at})).body)
-        if not isinstance(answer, dict) or not all(type(answer.get(key)) is int for key in ("first", "next", "offset")):
+        if not isinstance(answer, dict) or not all(_is_offset(answer.get(key)) for key in ("first", "next", "offset")):
             raise ValueError("the answer has no offsets; is this nsqd's HTTP address?")
         return answer
 
@@ -363,7 +366,7 @@ class _Node:
             first, following = (int(answer.headers[f"X-NSQ-{name}-Offset"]) for name in ("First", "Next"))
         except (KeyError, ValueError):
             raise ValueError("the answer has no offsets; is this nsqd's HTTP address?") from None
-        if not begin <= first <= following or (end is not None and following == begin):
+        if not begin <= first <= following < _END or (end is not None and following == begin):
             raise ValueError(f"the answer has the offsets {first} to {following}")
         return Part(self.address, begin, first, following, answer.body)
 
@@ -377,7 +380,7 @@ class _Node:
             answer = yield self._request(path, query, self._secret)
         if answer.status == 200:
             return answer
-        reason = str(_load(answer.body).get("message", ""))
+        reason = one_line(str(_load(answer.body).get("message", ""))[:_MAX_SHOWN])
         if answer.status == 404 and reason == "TOPIC_NOT_FOUND":
             raise _NoTopic
         if answer.status in (404, 405):
@@ -394,13 +397,20 @@ class _Node:
         port = _load(answer.body).get("https_port") if answer.status == 403 else None
         if not is_port(port):  # of any other value, a URL could name another host
             return False
-        self._url = f"https://{urlsplit(self._url).netloc.rpartition(':')[0]}:{port}"
+        parts = urlsplit(self._url)
+        user, at, _ = parts.netloc.rpartition("@")
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        self._url = f"https://{user}{at}{host}:{port}"
         return True
 
     def _request(self, path: str, query: Mapping[str, str], secret: Mapping[str, str]) -> Request:
         timeout = self._timeout + (_WAIT_SECONDS if "wait" in query else 0)
         url = f"{self._url.rstrip('/')}{path}" + (f"?{urlencode(query)}" if query else "")
         return Request(url, {**self._headers, **secret}, timeout)
+
+
+def _is_offset(value: object) -> bool:
+    return type(value) is int and 0 <= value < _END
 
 
 def _load(body: bytes) -> dict[str, Any]:

@@ -10,7 +10,15 @@ from typing import Final
 
 from nsq_compat.client.link import ConnectionLost, NotExecuted
 from nsq_compat.client.publishing import Publish
-from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, E_BAD_TOPIC, E_INVALID, E_NOT_MIRRORED, NsqError
+from nsq_compat.protocol.errors import (
+    E_BAD_BODY,
+    E_BAD_MESSAGE,
+    E_BAD_TOPIC,
+    E_INVALID,
+    E_NOT_MIRRORED,
+    NsqError,
+    one_line,
+)
 
 _MESSAGE_ERRORS: Final = frozenset({E_INVALID, E_BAD_TOPIC, E_BAD_BODY, E_BAD_MESSAGE})
 _FIRST_PENALTY: Final = 1.0
@@ -54,7 +62,7 @@ class Attempt:
     def __str__(self) -> str:
         error = self.error.reason if isinstance(self.error, ConnectionLost) else self.error
         doubt = "; nsqd may have the message" if self.outcome is Outcome.UNKNOWN else ""
-        return f"{self.address}: {error or self.outcome.value}{doubt}"
+        return f"{self.address}: {one_line(str(error or self.outcome.value))}{doubt}"
 
     @property
     def is_final(self) -> bool:

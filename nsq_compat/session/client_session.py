@@ -39,6 +39,8 @@ DEFAULT_MAX_RDY_COUNT: Final = 2500
 """Used if nsqd does not name a limit."""
 
 _DEFAULT_DEFLATE_LEVEL = 6
+_MAX_ERROR: Final = 1024
+"""Bytes of an error that are kept, because errors are logged. NSQ's are much shorter."""
 _NON_FATAL = frozenset({E_FIN_FAILED, E_REQ_FAILED, E_TOUCH_FAILED})
 
 
@@ -237,7 +239,7 @@ class ClientSession:
 
     def _receive_frame(self, frame: Frame, events: list[Event]) -> None:
         if frame.type == FRAME_TYPE_ERROR:
-            code, _, description = frame.data.partition(b" ")
+            code, _, description = frame.data[:_MAX_ERROR].partition(b" ")
             self._on_error(NsqError(code.decode("utf-8", "replace"), description), events)
         elif frame.type != FRAME_TYPE_RESPONSE:
             raise ProtocolError(f"unknown frame type {frame.type}")

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from nsq_compat.bounded_http import Answer as HttpAnswer
 from nsq_compat.client import Gap, LogReadError, OffsetGone, Producer
 from nsq_compat.client import LogReader as ThreadedLogReader
 from nsq_compat.client.discovery import MAX_NODES
-from nsq_compat.client.log_reading import LoggedMessage, LogReading
+from nsq_compat.client.log_reading import LoggedMessage, LogReading, Request
 from nsq_compat.client.settings import SubscriptionOptions
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.daemon_process import own_host
@@ -371,6 +372,8 @@ def test_all_of_a_topic_that_is_created_later_is_after_the_end(serve):
         ({"offsets": (200, {}, b"[" * 100_000)}, "the answer has too many levels"),
         ({"offsets": (500, {}, b"[" * 100_000)}, "answered 500"),
         ({"offsets": (500, {}, b'{"message":"INTERNAL_ERROR"}')}, "answered 500 INTERNAL_ERROR"),
+        ({"offsets": (200, {}, b'{"first":0,"next":1,"offset":9223372036854775808}')}, "the answer has no offsets"),
+        ({"offsets": (200, {}, b'{"first":-1,"next":1,"offset":0}')}, "the answer has no offsets"),
         ({"offsets": OFFSETS, "read": (200, {}, FRAME)}, "the answer has no offsets"),
         ({"offsets": OFFSETS, "read": (200, {"X-NSQ-First-Offset": "0", "X-NSQ-Next-Offset": "0"}, b"")}, "0 to 0"),
         ({"offsets": OFFSETS, "read": (200, {"X-NSQ-First-Offset": "0", "X-NSQ-Next-Offset": "2"}, FRAME)}, "up to"),
@@ -440,6 +443,45 @@ def test_a_secret_is_sent_to_an_nsqd_that_accepts_plain_http(serve):
     with pytest.raises(LogReadError, match="does not offer /topic/offsets"):
         list(LogReader("t", nsqd_http_addresses=serve({}, asked), auth_secret="s3cret"))
     assert [request.partition(" ")[2] for request in asked] == ["", "Bearer s3cret"]
+
+
+@pytest.mark.parametrize("status", [500, 400])
+def test_what_an_nsqd_says_is_one_short_line_of_errors_and_of_the_log(serve, status, caplog):
+    said = json.dumps({"message": "x\nERROR forged \x1b[2J" + "y" * 5000}).encode()
+    with pytest.raises(LogReadError, match=r"answered \d+ x\\nERROR forged \\x1b") as error:
+        list(LogReader("t", nsqd_http_addresses=serve({"offsets": (status, {}, said)}), retry_timeout=0.01))
+    texts = [str(error.value), *(record.getMessage() for record in caplog.records)]
+    assert all(text.isprintable() and len(text) < 1200 for text in texts)
+
+
+def test_a_password_in_an_address_is_not_shown(serve, caplog):
+    for status in (400, 500):
+        address = f"http://me:s3cret@{serve({'offsets': (status, {}, b'{}')})}"
+        with pytest.raises(LogReadError) as error:
+            list(LogReader("t", nsqd_http_addresses=address, retry_timeout=0.01))
+        assert "s3cret" not in str(error.value) + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("h:1", "https://h:443"),
+        ("h", "https://h:443"),
+        ("http://user:word@h", "https://user:word@h:443"),  # not to the host `user`
+        ("http://user@h:1", "https://user@h:443"),
+        ("http://[::1]", "https://[::1]:443"),
+        ("[::1]:1", "https://[::1]:443"),
+    ],
+)
+def test_the_port_of_tls_is_one_of_the_same_host(address, url):
+    options: SubscriptionOptions = {"auth_secret": "s3cret"}
+    reading = LogReading("t", address, (), "oldest", None, None, False, None, 60.0, 30.0, 1 << 20, options)
+    routine = reading.range_of(address)
+    next(routine)
+    request = routine.send(HttpAnswer(403, "", b'{"https_port":443}', {}))
+    assert isinstance(request, Request)
+    assert request.url.startswith(f"{url}/topic/offsets?")
+    assert request.headers["Authorization"] == "Bearer s3cret"
 
 
 @pytest.mark.parametrize("port", ['"1@localhost"', "[1]", "-1", "70000", "true"])

@@ -58,6 +58,11 @@ def nodes() -> Nodes:
     return Nodes(["a:1", "b:1", "c:1", "a:1"])
 
 
+def test_what_an_nsqd_says_is_one_line_of_an_error():
+    attempt = Attempt("a:1", Outcome.REFUSED, NsqError("E_PUB_FAILED", b"x\nERROR forged \x1b[2J"))
+    assert str(attempt) == r"a:1: E_PUB_FAILED x\nERROR forged \x1b[2J"
+
+
 def test_nodes_take_turns(nodes):
     a, b, c = "a:1", "b:1", "c:1"
     assert [nodes.in_order(0) for _ in range(4)] == [[a, b, c], [b, c, a], [c, a, b], [a, b, c]]

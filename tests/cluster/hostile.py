@@ -73,7 +73,10 @@ def compressed_twice(_: "HostileServer") -> Iterator[bytes]:
 
 
 def redirecting(server: "HostileServer") -> Iterator[bytes]:
-    yield b"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://%s/again\r\nContent-Length: 0\r\n\r\n" % server.address.encode()
+    yield (
+        b"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://%s/again\r\nContent-Length: 0\r\n\r\n"
+        % server.address.encode()
+    )
 
 
 def redirecting_with_endless_body(server: "HostileServer") -> Iterator[bytes]:

@@ -136,6 +136,12 @@ def test_an_error_belongs_to_the_oldest_command_and_later_ones_were_not_executed
     assert list(session.unanswered) == [3]
 
 
+def test_of_an_error_a_thousand_bytes_are_kept():
+    (failed,) = opened().receive_data(error_frame(b"E_INVALID " + b"x" * 1_000_000))
+    assert isinstance(failed, Failed)
+    assert (failed.error.code, len(failed.error.data)) == ("E_INVALID", 1024)
+
+
 def test_a_refused_identify_fails_without_a_ticket():
     session = ClientSession(REQUEST)
     session.ask(write.subscribe("t", "c"), "sub")
