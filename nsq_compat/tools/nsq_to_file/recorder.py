@@ -37,7 +37,7 @@ def json_line(message: Message) -> bytes:
     A body that is not UTF-8 is `body_base64`.
     """
     own = {
-        "id": message.id.decode("ascii"),
+        "id": message.id.decode("ascii", "backslashreplace"),  # an nsqd may send any bytes
         "nsqd": message.nsqd,
         "timestamp": message.timestamp,
         "attempts": message.attempts,

@@ -1,5 +1,6 @@
 """A message is finished when the file that holds it is synced, never before."""
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from nsq_compat.client import Consumer
 from nsq_compat.client.message import Message
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.tools.nsq_to_file.file_series import FileNames, FileOptions, FileSeries
-from nsq_compat.tools.nsq_to_file.recorder import Recording, TopicRecorder
+from nsq_compat.tools.nsq_to_file.recorder import Recording, TopicRecorder, json_line
 from tests.client.waiting import wait_until
 
 NOW_NS = time.time_ns()
@@ -47,6 +48,11 @@ def delivery():
 @pytest.fixture
 def messages(delivery):
     return lambda *bodies: [Message(b"%016d" % number, body, 0, 1, delivery) for number, body in enumerate(bodies)]
+
+
+def test_an_id_of_any_bytes_has_a_line(delivery):
+    line = json.loads(json_line(Message(b"\xff\0" * 8, b"\xff", 0, 1, delivery)))
+    assert (line["id"], line["body_base64"]) == ("\\xff\0" * 8, "/w==")
 
 
 def recording_in(folder: Path, now: float = 0.0, **settings: Any) -> Recording:
