@@ -182,6 +182,19 @@ class ClusterOptions(RetryOptions):
         yield not is_token(self.token), "--token must be printable, without blanks"
         yield lacks_cert, "--http-client-tls-key requires --http-client-tls-cert"
 
+    def log_settings(self) -> dict[str, Any]:
+        """What these flags mean for a ``LogReader``."""
+        tls: dict[str, Any] = {
+            "ca_certs": self.http_client_tls_root_ca_file,
+            "certfile": self.http_client_tls_cert,
+            "keyfile": self.http_client_tls_key,
+        }
+        tls = {name: path for name, path in tls.items() if path}
+        if self.http_client_tls_insecure_skip_verify:
+            tls |= {"cert_reqs": ssl.CERT_NONE, "check_hostname": False}
+        found: dict[str, Any] = {"auth_secret": self.token} if self.token else {}
+        return found | ({"tls_options": tls} if tls else {})
+
     def cluster(self, connect_timeout: float = 2.0, request_timeout: float = 5.0) -> Cluster:
         """Times are in seconds."""
         tls = HttpTls(

@@ -33,6 +33,7 @@ from nsq_compat.tools.client_options import (
     client_settings,
     producers_of,
     refusing,
+    shown_option,
     unreachable,
     with_remedy,
 )
@@ -63,7 +64,9 @@ class Options(ClusterOptions, ProducerOptions):
     count: int = option(INTEGER, 0, "most messages to move; by default all that wait")
     rate: int = option(INTEGER, 0, "most messages a second; by default no limit")
     dry_run: bool = option(BOOLEAN, False, "report what would be moved, and move nothing")
-    consumer_opt: tuple[str, ...] = repeated("`name,value` of an option of the client library, reading")
+    consumer_opt: tuple[str, ...] = repeated(
+        "`name,value` of an option of the client library, reading", secret=shown_option
+    )
 
 
 @console_script(Options)

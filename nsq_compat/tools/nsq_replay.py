@@ -30,6 +30,7 @@ from nsq_compat.tools.client_options import (
     log_settings,
     reach,
     refusing,
+    shown_option,
     with_remedy,
 )
 from nsq_compat.tools.program import Refused, Stopping, console_script, log_plainly, refuse, say
@@ -60,7 +61,9 @@ class Options(ClusterOptions, ProducerOptions):
     destination_topic: str = option(STRING, "", "topic to publish to; by default --topic")
     rate: int = option(INTEGER, 0, "most messages a second; by default no limit")
     dry_run: bool = option(BOOLEAN, False, "report how many messages there are, and read none")
-    consumer_opt: tuple[str, ...] = repeated("`name,value` of an option of the client library, reading: those of TLS")
+    consumer_opt: tuple[str, ...] = repeated(
+        "`name,value` of an option of the client library, reading: those of TLS", secret=shown_option
+    )
 
 
 @console_script(Options)
@@ -85,7 +88,7 @@ def main(options: Options) -> None:
         start=options.begin,
         end=options.end or None,
         position=position_file.load(),
-        **log_settings(options.consumer_opt, options.user_agent),
+        **{**options.log_settings(), **log_settings(options.consumer_opt, options.user_agent)},
     )
     client_settings("producer-opt", options.producer_opt)
     log_plainly()

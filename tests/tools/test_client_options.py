@@ -2,9 +2,12 @@ import ssl
 
 import pytest
 
+from nsq_compat.cli.options import table_of
 from nsq_compat.client import Producer, PublishError
 from nsq_compat.client.settings import SubscriptionSettings
+from nsq_compat.tools import nsq_redrive, nsq_replay, nsq_rewind, nsq_stat, nsq_tail, nsq_to_http, nsq_to_nsq, to_nsq
 from nsq_compat.tools.client_options import ReadingOptions, client_settings, cluster_of, shown_option
+from nsq_compat.tools.nsq_to_file import main as nsq_to_file
 from nsq_compat.tools.program import Refused
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
@@ -32,6 +35,34 @@ def test_go_nsqs_options_become_options_of_our_client(word, expected):
 def test_a_consumer_has_all_options():
     words = ["tls_v1", "lookupd_poll_interval,1s", "default_requeue_delay,0s", "auth_secret,s", "deflate_level,9"]
     SubscriptionSettings(**client_settings("consumer-opt", words))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(nsq_redrive.Options, nsq_replay.Options, nsq_rewind.Options, nsq_stat.Options, nsq_tail.Options),
+        *(nsq_to_http.Options, nsq_to_nsq.Options, to_nsq.Options, nsq_to_file.Options),
+    ],
+)
+def test_every_flag_of_a_utility_with_a_secret_has_a_file_and_a_variable(options):
+    flags = [row for row in table_of(options) if row.key in ("consumer_opt", "producer_opt", "token")]
+    assert flags
+    assert [row.flag for row in flags if row.secret is None] == []
+
+
+def test_flags_for_http_are_those_of_a_reader_of_logs():
+    options = nsq_replay.Options(
+        token="s3cret",
+        http_client_tls_root_ca_file="/ca.pem",
+        http_client_tls_cert="/c.pem",
+        http_client_tls_key="/k.pem",
+    )
+    tls = {"ca_certs": "/ca.pem", "certfile": "/c.pem", "keyfile": "/k.pem"}
+    assert options.log_settings() == {"auth_secret": "s3cret", "tls_options": tls}
+    assert nsq_replay.Options().log_settings() == {}
+    skipping = nsq_replay.Options(http_client_tls_insecure_skip_verify=True)
+    context = SubscriptionSettings(**skipping.log_settings()).tls_context(check_hostname=True)
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
 
 
 def test_options_of_consumers_are_not_for_producers():

@@ -185,3 +185,22 @@ def test_headers_are_replayed_and_an_id_gets_another_name(nsqd, topic, replay):
             (b"without", {}),
         ]
     assert replay().stdout == b"with\nwithout\n"
+
+
+def test_the_token_is_sent(run, target):
+    target.answer = b'{"first":0,"next":0,"offset":0}'
+    done = run("nsq_replay", "--topic=t", f"--nsqd-http-address={target.address}", "--token=s3cret", "--dry-run")
+    assert (done.returncode, done.stdout) == (
+        0,
+        f"{target.address}: 0 messages of t, from 0 to 0, would be replayed\n".encode(),
+    )
+    assert target.requests[-1].headers["Authorization"] == "Bearer s3cret"
+    run(
+        "nsq_replay",
+        "--topic=t",
+        f"--nsqd-http-address={target.address}",
+        "--dry-run",
+        "--token=s3cret",
+        "--consumer-opt=auth_secret,0ther",
+    )
+    assert target.requests[-1].headers["Authorization"] == "Bearer 0ther"
