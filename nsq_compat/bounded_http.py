@@ -3,7 +3,8 @@
 The timeouts of `requests` are for one wait each: a server that sends a byte now and then never exceeds them, in the TLS
 handshake, in headers, in chunk sizes, with 100 Continue, or from redirect to redirect. So a watchdog shuts the
 connection down when the deadline passes, which ends every wait for it. In a program that replaced threads by greenlets,
-the watchdog is a greenlet. Only name resolution is not interrupted: the resolver has timeouts of its own.
+the watchdog is a greenlet. It does not run while others do not wait, so a server that never makes us wait is ended by
+the reads themselves (`_Input`). Only name resolution is not interrupted: the resolver has timeouts of its own.
 
 `exchange` makes a whole request. A caller that treats the answer differently uses the two parts:
 
@@ -15,6 +16,7 @@ the watchdog is a greenlet. Only name resolution is not interrupted: the resolve
 
 import contextlib
 import heapq
+import io
 import itertools
 import json
 import logging
@@ -24,7 +26,7 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
-from http.client import BadStatusLine, HTTPException, RemoteDisconnected
+from http.client import BadStatusLine, HTTPException, HTTPResponse, RemoteDisconnected
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Final, NamedTuple, Self
 
@@ -40,6 +42,9 @@ MAX_REDIRECTS: Final = 10
 FAILURES: Final = (requests.RequestException, urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError)
 """Everything that a request can raise."""
 _CHUNK: Final = 64 * 1024
+_TURN_SECONDS: Final = 0.005
+_PAUSE_SECONDS: Final = 0.0001
+"""Not 0, for which gevent runs up to 50 such turns before it serves sockets."""
 
 # It logs URLs, and an auth server's contains a secret. What fails is logged by the caller.
 logging.getLogger("urllib3").setLevel(logging.CRITICAL)
@@ -282,8 +287,42 @@ class _Adapter(HTTPAdapter):
             super().cert_verify(conn, url, verify, cert)  # type: ignore[no-untyped-call]
 
 
+class _Input(io.RawIOBase):
+    """The bytes of an answer. Each read ends the exchange when its time is over, and lets other greenlets run.
+
+    Reading bytes that have arrived never switches greenlets. A server that sends 100 Continue, tiny chunks or trailers
+    without end would otherwise hold up the whole program, its watchdog as well.
+    """
+
+    def __init__(self, connection: io.RawIOBase) -> None:
+        self._connection = connection
+        self._turn_ends = time.monotonic() + _TURN_SECONDS
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if time.monotonic() >= self._turn_ends:
+            time.sleep(_PAUSE_SECONDS)
+            self._turn_ends = time.monotonic() + _TURN_SECONDS
+        _deadline().check()
+        return self._connection.readinto(buffer)
+
+    def close(self) -> None:
+        self._connection.close()
+        super().close()
+
+
+class _Response(HTTPResponse):
+    def __init__(self, connection: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(connection, *args, **kwargs)
+        self.fp = io.BufferedReader(_Input(self.fp.detach()))
+
+
 class _Watched(HTTPConnection):
     """A connection that is watched by the deadline of the thread that uses it."""
+
+    response_class = _Response
 
     def request(self, *args: Any, **kwargs: Any) -> None:
         if self.sock is not None:

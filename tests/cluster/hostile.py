@@ -67,6 +67,27 @@ def endless_body(server: "HostileServer") -> Iterator[bytes]:
         yield b"1," * 32768
 
 
+def endless_interim_answers(server: "HostileServer") -> Iterator[bytes]:
+    while not server.is_over:
+        yield b"HTTP/1.1 100 Continue\r\n\r\n" * 1000
+
+
+def endless_chunks(server: "HostileServer") -> Iterator[bytes]:
+    yield _CHUNKED
+    while not server.is_over:
+        yield b"1\r\n \r\n" * 10_000
+
+
+def endless_trailers(server: "HostileServer") -> Iterator[bytes]:
+    yield _CHUNKED + b"2\r\n{}\r\n0\r\n"
+    while not server.is_over:
+        yield b"X: y\r\n" * 10_000
+
+
+ENDLESS: Final[list[Answer]] = [endless_interim_answers, endless_chunks, endless_trailers]
+"""Small parts without end, as fast as they are taken."""
+
+
 def compressed_twice(_: "HostileServer") -> Iterator[bytes]:
     body = gzip.compress(gzip.compress(b"{}"))
     yield _OK + b"Content-Encoding: gzip\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body
@@ -90,7 +111,7 @@ def dripping_redirects(server: "HostileServer") -> Iterator[bytes]:
     yield from redirecting(server)
 
 
-FAST: Final = {endless_headers, endless_body, redirecting_with_endless_body, redirecting}
+FAST: Final = {*ENDLESS, endless_headers, endless_body, redirecting_with_endless_body, redirecting}
 
 
 class HostileServer:

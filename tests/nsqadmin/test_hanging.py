@@ -20,7 +20,7 @@ from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.cluster.daemon import Daemon
-from tests.cluster.hostile import HostileServer
+from tests.cluster.hostile import ENDLESS, HostileServer
 from tests.nsqadmin.browser import until
 from tests.nsqadmin.conftest import StartNsqadmin, publish
 
@@ -182,6 +182,16 @@ def test_an_nsqd_that_accepts_and_does_not_answer_holds_no_page(site, start):
         )
         for path, address in product(("/topics/orders", "/nodes"), addresses):
             assert_marked(pages[path], address)
+
+
+@pytest.mark.parametrize("answer", ENDLESS)
+def test_an_nsqd_that_sends_small_parts_without_end_holds_up_nothing(site, start, answer):
+    """Reading what has arrived never waits, so no other greenlet would run, not even the one with the deadline."""
+    with HostileServer(answer) as server:
+        pages = unsampled(site, start, f"--nsqd-http-address={server.address}", "--sample-interval=0s").fetch_all(
+            "/", "/ping"
+        )
+    assert "did not answer" in pages["/"]
 
 
 def test_daemons_of_each_kind_that_hang_together_hold_no_page(site, stopped, start):
