@@ -97,7 +97,8 @@ class PolicyEnforcer:
     def channel_created(self, topic: Topic, channel: Channel) -> None:
         if self.policies:
             self._apply_to_channel(channel)
-            self._limit(topic)
+            if self._applied[channel].bounds is not None:  # a topic may have thousands of channels without limits
+                self._limit(topic)
 
     def channel_deleted(self, topic: Topic, channel: Channel) -> None:
         self.dead_letters.forget(channel)

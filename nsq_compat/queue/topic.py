@@ -627,7 +627,7 @@ class Topic:
             self.awaits_channels = True
             self._note(records.TOPIC_AWAITS_CHANNELS)
 
-    def learn_channels(self, names: Iterable[str]) -> None:
+    def learn_channels(self, names: Iterable[str] = ()) -> None:
         """Create these channels, and give the held messages to all channels.
 
         nsqd: not the ephemeral ones, which have no consumer here. Raises ``Exiting``; call again after ``OSError``.

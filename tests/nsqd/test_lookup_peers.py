@@ -1,6 +1,7 @@
 """nsqlookupds, ours and in the test's process, over real sockets: registration, and channels of new topics."""
 
 import errno
+import json
 import logging
 import random
 import socketserver
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler
+from itertools import pairwise
 
 import gevent
 import gevent.socket
@@ -430,6 +432,31 @@ def test_a_name_that_is_not_legal_is_skipped(nsqd, web, start_with, wait_until, 
     assert "skipping creation of invalid channel b a d" in caplog.text
 
 
+def test_thousands_of_channels_are_created_a_few_at_a_time_up_to_a_limit(nsqd, web, start_with, wait_until, caplog):
+    names = [f"c{number}" for number in range(lookup_peers.MAX_LEARNED_CHANNELS + 500)]
+    web.answer = json.dumps({"channels": names}).encode()
+    nsqd.starts(start_with(web))
+    topic = nsqd.publishes("orders")
+    counts = [0]
+    iterations = gevent.get_hub().loop.prepare()
+    iterations.start(lambda: counts.append(len(topic.channels)))
+    wait_until(lambda: not topic.awaits_channels)
+    iterations.stop()
+    iterations.close()
+    assert list(topic.channels) == sorted(names[: lookup_peers.MAX_LEARNED_CHANNELS])
+    assert topic.channels["c0"].depth == 1
+    assert max(after - before for before, after in pairwise(counts)) < 100
+    assert f"an nsqlookupd names {len(names)} channels for topic orders, of which the first" in caplog.text
+
+
+def test_names_that_are_not_legal_are_logged_a_few_times(nsqd, web, start_with, wait_until, caplog):
+    web.answer = json.dumps({"channels": ["b a d"] * 1000}).encode()
+    nsqd.starts(start_with(web))
+    topic = nsqd.publishes("orders")
+    wait_until(lambda: not topic.awaits_channels)
+    assert caplog.text.count("skipping creation of invalid channel") == 10
+
+
 def test_a_topic_that_is_deleted_meanwhile_is_forgotten(nsqd, web, start_with, wait_until):
     web.gate.clear()
     nsqd.starts(start_with(web))
@@ -448,13 +475,13 @@ def test_a_failed_write_is_repeated(nsqd, start, wait_until, monkeypatch, caplog
     lookupd = start()
     lookupd.db.create_channel("orders", "archive")
     learn = Topic.learn_channels
-    refused: list[list[str]] = []
+    refused: list[Topic] = []
 
-    def full_at_first(topic: Topic, names: list[str]) -> None:
+    def full_at_first(topic: Topic) -> None:
         if len(refused) < 3:
-            refused.append(names)
+            refused.append(topic)
             raise OSError(errno.ENOSPC, "No space left on device")
-        learn(topic, names)
+        learn(topic)
 
     monkeypatch.setattr(Topic, "learn_channels", full_at_first)
     topic = nsqd.starts(lookupd.address).publishes("orders")
