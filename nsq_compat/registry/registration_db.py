@@ -17,6 +17,7 @@ Invariants:
 import logging
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from nsq_compat.protocol.go_json import dumps
@@ -26,6 +27,8 @@ from nsq_compat.protocol.names import is_ephemeral
 log = logging.getLogger(__name__)
 
 _FOREVER = float("inf")
+_MAX_LOGGED = 1000
+"""Lines about one command or connection, at about 5 us each: a producer may have hundreds of thousands of channels."""
 
 
 class Tombstone(NamedTuple):
@@ -48,7 +51,8 @@ class Producer:
     last_update: float
     last_update_ns: int
     topics: "dict[str, Registration]" = field(default_factory=dict)
-    channels: "dict[Registration, None]" = field(default_factory=dict)
+    channels: "dict[str, dict[Registration, None]]" = field(default_factory=dict)
+    """By topic."""
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
     """By topic. An expired one stays, without effect, as long as the topic is registered."""
     described: bytes = field(init=False)
@@ -131,16 +135,17 @@ class RegistrationDb:
 
     def unregister(self, producer: Producer, topic: str, channel: str = "") -> None:
         """Remove a channel from a producer, or a topic with all its channels."""
-        channels = self._channels.get(topic, {})
-        registration = channels.get(channel) if channel else self._topics.get(topic)
-        for each in () if channel else channels.values():
-            if producer in each.producers:
-                # nsqlookupd: nsqd should have unregistered each channel first.
-                log.warning(
-                    "client(%s) unexpected UNREGISTER category:channel key:%s subkey:%s",
-                    producer.id, topic, each.channel,
-                )  # fmt: skip
-                _separate(producer, each)
+        registration = self._channels.get(topic, {}).get(channel) if channel else self._topics.get(topic)
+        # Not all channels of the topic: a command takes no longer than registering what it ends.
+        own = () if channel else list(producer.channels.get(topic, ()))
+        for each in own:
+            _separate(producer, each)
+        for each in own[:_MAX_LOGGED]:
+            # nsqlookupd: nsqd should have unregistered each channel first.
+            log.warning(
+                "client(%s) unexpected UNREGISTER category:channel key:%s subkey:%s", producer.id, topic, each.channel
+            )
+        _log_more(producer, len(own))
         if registration is not None:
             _withdraw(producer, registration)
             if not registration.producers and is_ephemeral(channel or topic):
@@ -148,8 +153,12 @@ class RegistrationDb:
 
     def forget(self, producer: Producer) -> None:
         """Remove a producer. Its topics and channels stay, even ephemeral ones (nsqlookupd)."""
-        for registration in [*producer.channels, *producer.topics.values()]:
-            _withdraw(producer, registration)
+        own = [*chain.from_iterable(producer.channels.values()), *producer.topics.values()]
+        for registration in own:
+            _separate(producer, registration)
+        for registration in own[:_MAX_LOGGED]:
+            _log_change(producer, "UNREGISTER", registration.category, registration.topic, registration.channel)
+        _log_more(producer, len(own))
         if producer in self._producers:
             del self._producers[producer]
             _log_change(producer, "UNREGISTER", "client")
@@ -271,7 +280,7 @@ def _join(producer: Producer, registration: Registration) -> None:
     if producer not in registration.producers:
         registration.producers[producer] = None
         if registration.channel:
-            producer.channels[registration] = None
+            producer.channels.setdefault(registration.topic, {})[registration] = None
         else:
             producer.topics[registration.topic] = registration
             registration.changed()
@@ -287,7 +296,10 @@ def _withdraw(producer: Producer, registration: Registration) -> None:
 def _separate(producer: Producer, registration: Registration) -> None:
     del registration.producers[producer]
     if registration.channel:
-        del producer.channels[registration]
+        channels = producer.channels[registration.topic]
+        del channels[registration]
+        if not channels:
+            del producer.channels[registration.topic]
     else:
         del producer.topics[registration.topic]
         producer.tombstones.pop(registration.topic, None)
@@ -296,6 +308,11 @@ def _separate(producer: Producer, registration: Registration) -> None:
 
 def _log_change(producer: Producer, verb: str, category: str, topic: str = "", channel: str = "") -> None:
     log.info("DB: client(%s) %s category:%s key:%s subkey:%s", producer.id, verb, category, topic, channel)
+
+
+def _log_more(producer: Producer, count: int) -> None:
+    if count > _MAX_LOGGED:
+        log.info("DB: client(%s) UNREGISTER of %d more topics and channels", producer.id, count - _MAX_LOGGED)
 
 
 def _without_brackets(node: str) -> str:

@@ -96,6 +96,25 @@ def test_unregistering_a_topic_unregisters_its_channels_and_logs_it(directory, c
     assert directory.found("t") == [other]
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+def test_thousands_of_registrations_end_with_a_limited_number_of_log_lines(directory, caplog, leaves):
+    producer, other = directory.joins(), directory.joins()
+    for number in range(3000):
+        directory.db.register(producer, "t", f"c{number}")
+    directory.db.register(other, "t", "c0")
+    with caplog.at_level(logging.INFO):
+        if leaves:
+            directory.db.forget(producer)
+        else:
+            directory.db.unregister(producer, "t")
+    assert len(caplog.records) == 1002
+    more = 2001 if leaves else 2000  # with the topic
+    assert f"DB: client({producer.id}) UNREGISTER of {more} more topics and channels" in caplog.messages
+    assert (producer.topics, producer.channels) == ({}, {})
+    assert directory.found("t") == [other]
+    assert [list(each.producers) for each in directory.db.registrations() if each.producers] == [[other], [other]]
+
+
 def test_a_removed_producer_leaves_its_names_even_ephemeral_ones(directory, caplog):
     producer = directory.joins()
     directory.db.register(producer, "t#ephemeral", "c#ephemeral")
@@ -393,6 +412,6 @@ def compare(directory: Directory, model: Model, producers: list[Producer]) -> No
     assert set(db.producers) == set(producers)
     for producer in producers:
         assert {("topic", topic, "") for topic in producer.topics} | {
-            ("channel", each.topic, each.channel) for each in producer.channels
+            ("channel", each.topic, each.channel) for of_topic in producer.channels.values() for each in of_topic
         } == {key for key, of_key in model.map.items() if producer in of_key}
         assert set(producer.tombstones) <= set(producer.topics)

@@ -363,7 +363,7 @@ class NsqdAndNsqlookupd(RuleBasedStateMachine):
         (producer,) = self.db.producers
         there = self.nsqd.broker.topics
         assert producer.topics.keys() == there.keys()
-        assert {(each.topic, each.channel) for each in producer.channels} == {
+        assert {(each.topic, each.channel) for of_topic in producer.channels.values() for each in of_topic} == {
             (topic.name, channel) for topic in there.values() for channel in topic.channels
         }
 
