@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from nsq_compat.protocol.names import is_host
+
 log = logging.getLogger(__name__)
 
 READ: Final = "read"
@@ -66,8 +68,16 @@ class Token:
         return self.topics is None or (topic.isascii() and _matches(self.topics, topic))
 
     def may_register(self, address: str) -> bool:
-        matches = self.addresses is None or (address.isascii() and _matches(self.addresses, address))
-        return matches and REGISTER in self.permissions
+        return REGISTER in self.permissions and (self.addresses is None or self._covers_address(address))
+
+    def _covers_address(self, address: str) -> bool:
+        # The zone of an IPv6 address may be any text, such as the end of a name, and Go's programs connect to
+        # ``::1%x.example`` nevertheless. So only a pattern with a zone is compared with it.
+        without_zone = address.partition("%")[0]
+        return is_host(address) and any(
+            pattern.search(address if "%" in pattern.pattern else without_zone) is not None
+            for pattern in self.addresses or ()
+        )
 
 
 class Tokens:

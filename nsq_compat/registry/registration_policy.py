@@ -7,7 +7,8 @@ before which nothing can be registered.
 A rule is ``NAME=PATTERN``: a certificate with this name (its common name, or a DNS name among its alternative names)
 may claim the broadcast addresses that match the pattern. In both, ``*`` stands for one or more characters other than a
 dot, and ``**`` for any. ``{name}`` in a pattern stands for the certificate's own name. A pattern that ends with ``.*``
-or ``.**`` is one of IP addresses: otherwise ``10.0.0.*`` would match the name ``10.0.0.example``.
+or ``.**`` is one of IP addresses: otherwise ``10.0.0.*`` would match the name ``10.0.0.example``. The zone of an IPv6
+address is compared only with a pattern that has one: otherwise ``::1%x.example`` would match ``*.example``.
 """
 
 import ipaddress
@@ -25,6 +26,8 @@ _ANY_END: Final = (".*", ".**")
 _MAX_NAMES_SHOWN: Final = 3
 
 _Matches = Callable[[str], object]
+_Rule = tuple[_Matches, str, _Matches | None]
+"""Of names, the pattern of addresses in lower case, and what matches it unless it depends on the name."""
 
 
 class RegistrationPolicy:
@@ -48,6 +51,11 @@ class RegistrationPolicy:
         self.refuse_token = refuse_token
         self._rules = [_rule(text) for text in rules]
 
+    @property
+    def admits_all(self) -> bool:
+        """Whether every connection may register every address."""
+        return not (self._rules or self._tls_required or self.refuse_token(b"", ""))
+
     def refusal(self, broadcast_address: str, *, tls: bool, names: Sequence[str], token: bytes = b"") -> str:
         """Why a connection may not register this broadcast address; empty if it may.
 
@@ -66,14 +74,17 @@ class RegistrationPolicy:
         if problem := address_error(broadcast_address):
             return problem
         host = canonical_host(broadcast_address)
+        without_zone = host.partition("%")[0]
         is_ip = _is_ip(host)
         if not is_ip and _NUMBER.fullmatch(host):
             return f"{printable(broadcast_address)} is a number, which some resolvers take for an IP address"
-        for name in filter(str.isascii, names):
-            own = name.lower()
-            for matches_name, pattern in self._rules:
-                if matches_name(own) and (is_ip or not pattern.endswith(_ANY_END)) and _matcher(pattern, own)(host):
-                    return ""
+        # A certificate may have thousands of names, for each of which a pattern would have to be compiled.
+        for own in (name.lower() for name in names if name.isascii()):
+            for matches_name, pattern, matches_address in self._rules:
+                if (is_ip or not pattern.endswith(_ANY_END)) and (matches_address or own in host) and matches_name(own):
+                    subject = host if "%" in pattern else without_zone
+                    if (matches_address or _matcher(pattern, own))(subject):
+                        return ""
         if not names:
             return "there is no certificate"
         shown = ", ".join(map(printable, names[:_MAX_NAMES_SHOWN]))
@@ -88,11 +99,12 @@ def _is_ip(host: str) -> bool:
     return True
 
 
-def _rule(text: str) -> tuple[_Matches, str]:
+def _rule(text: str) -> _Rule:
     name, equals, pattern = text.partition("=")
     if not (name and equals and pattern):
         raise ValueError(f"{printable(text)} is not NAME=PATTERN")
-    return _matcher(name), pattern
+    pattern = pattern.lower()
+    return _matcher(name), pattern, None if _OWN_NAME in pattern else _matcher(pattern)
 
 
 def _matcher(pattern: str, own_name: str = "") -> _Matches:

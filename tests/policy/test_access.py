@@ -70,6 +70,10 @@ def test_only_a_token_with_the_permission_registers_and_only_its_addresses():
     assert not may("n1", permissions='["admin"]')
     assert may("n1", permissions='["register"]', addresses='["n[0-9]"]')
     assert not may("n10", permissions='["register"]', addresses='["n[0-9]"]')
+    assert may("fe80::1%eth0", permissions='["register"]', addresses='["fe80::.*"]')
+    assert may("fe80::1%eth0", permissions='["register"]', addresses='["fe80::1%eth[0-9]"]')
+    for address in ("::1%x.example", "evil/x.example", "evil:80@x.example", "a\u0308.example"):
+        assert not may(address, permissions='["register"]', addresses='[".*[.]example"]')
 
 
 @pytest.mark.parametrize(

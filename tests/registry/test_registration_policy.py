@@ -2,6 +2,7 @@
 
 import pytest
 
+from nsq_compat.registry import registration_policy
 from nsq_compat.registry.registration_policy import RegistrationPolicy
 
 
@@ -34,6 +35,8 @@ def test_tls_may_be_required():
         ("**={name}", "n1.nsqd.example"),
         ("*.nsqd.example=x-{name}", "x-n1.nsqd.example"),
         ("n1.nsqd.example=fd00::*", "fd00:0:0::7"),
+        ("n1.nsqd.example=fe80::*", "fe80::7%eth0"),
+        ("n1.nsqd.example=fe80::7%eth*", "fe80::7%eth0"),
     ],
 )
 def test_an_address_that_matches_may_be_claimed(rule, address):
@@ -58,6 +61,9 @@ def test_an_address_that_matches_may_be_claimed(rule, address):
         ("n1.nsqd.example=*.example", "a.b.example"),
         ("n1.nsqd.example=*.example", "evil/.example"),
         ("n1.nsqd.example=**.example", "user@evil/x.example"),
+        ("*.nsqd.example=*.{name}", "2001:db8::5%x.n1.nsqd.example"),
+        ("n1.nsqd.example=**.example", "::1%x.example"),
+        ("n1.nsqd.example=fe80::7%eth*", "fe80::8%eth0"),
         ("*.example=10.0.0.7", "10.0.0.7"),
         ("nsqd.example=**", "10.0.0.7"),
         ("n1=**", "10.0.0.7"),
@@ -79,6 +85,28 @@ def test_any_name_of_the_certificate_counts_and_wildcards_in_names_do_not():
     assert claims("10.0.0.7", "**={name}", names=("**", "*.*.*.*")) != ""
     assert claims("k1.example", "**={name}", names=("\u212a1.example",)) != ""  # the Kelvin sign, in lower case a k
     assert claims("10.0.0.7", "**=10.0.0.7", names=()) == "there is no certificate"
+
+
+@pytest.mark.interpreted
+def test_a_pattern_is_compiled_only_for_the_names_that_the_address_contains(monkeypatch):
+    policy = RegistrationPolicy(["*.nsqd.example=x-{name}"])
+    matcher, compiled = registration_policy._matcher, []
+
+    def noted(pattern: str, own_name: str = "") -> object:
+        compiled.append(own_name)
+        return matcher(pattern, own_name)
+
+    monkeypatch.setattr(registration_policy, "_matcher", noted)
+    names = [f"n{number}.nsqd.example" for number in range(5000)]
+    assert policy.refusal("x-n17.nsqd.example", tls=True, names=names) == ""
+    assert compiled == ["n17.nsqd.example"]
+
+
+def test_whether_every_connection_may_register_every_address():
+    assert RegistrationPolicy().admits_all
+    assert not RegistrationPolicy(["*={name}"]).admits_all
+    assert not RegistrationPolicy(tls_required=True).admits_all
+    assert not RegistrationPolicy(refuse_token=lambda token, address: "a valid token is needed").admits_all
 
 
 def test_a_refusal_names_the_certificate_and_the_address_in_one_printable_line():
