@@ -66,6 +66,7 @@ class SilentClose(Exception):
 
 # --- Untrusted text ---------------------------------------------------------------------------------------------------
 
+_MAX_LOGGED: Final = 1000
 _SHORT_ESCAPES: Final = {raw: "\\" + letter for raw, letter in zip('"\\\a\b\f\n\r\t\v', '"\\abfnrtv', strict=True)}
 
 
@@ -74,6 +75,11 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def shortened(text: str) -> str:
+    """Text that a client chose, for a log line: a client must not fill the disk with lines of 16 KiB."""
+    return text if len(text) <= _MAX_LOGGED else f"{text[:_MAX_LOGGED]}..."
 
 
 def quote(raw: bytes) -> str:

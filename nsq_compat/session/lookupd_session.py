@@ -14,7 +14,14 @@ from nsq_compat.protocol import lookup_commands as table
 from nsq_compat.protocol.command_reader import NO_READER, Command, CommandReader, SimpleCommand
 from nsq_compat.protocol.commands import CommandSpec
 from nsq_compat.protocol.durations import SECOND, format_duration
-from nsq_compat.protocol.errors import E_BAD_PROTOCOL, E_INVALID, E_UNAUTHORIZED, FatalClientError, SilentClose
+from nsq_compat.protocol.errors import (
+    E_BAD_PROTOCOL,
+    E_INVALID,
+    E_UNAUTHORIZED,
+    FatalClientError,
+    SilentClose,
+    shortened,
+)
 from nsq_compat.protocol.go_json import encode
 from nsq_compat.protocol.lookup_commands import MAGIC, MAX_BODY_SIZE, LookupdInfo
 from nsq_compat.protocol.names import address_error
@@ -26,7 +33,9 @@ from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, Tls
 log = logging.getLogger(__name__)
 
 IDENTIFY_TIMEOUT: Final = 60.0
-"""Seconds for each step up to IDENTIFY. After that a silent nsqd only becomes inactive."""
+"""Seconds for each step up to IDENTIFY. After that a silent nsqd only becomes inactive.
+
+PING is such a step only where every client may register: otherwise strangers could keep connections open with it."""
 WRITE_TIMEOUT: Final = 30.0
 _EXPECTS_TLS: Final = FatalClientError(E_BAD_PROTOCOL, "this port expects TLS")
 MAX_COMMANDS_PER_CALL: Final = 64
@@ -103,8 +112,9 @@ class LookupdSession(Conversation):
         return data
 
     def may_continue(self) -> bool:
-        """Whether nothing is registered, or it would be permitted now."""
-        return self._producer is None or not self._refusal()
+        """Whether nothing is registered, or the token still permits it. Nothing else can have changed."""
+        address, token = self._registrant
+        return self._producer is None or not self._policy.refuse_token(token, address)
 
     @property
     def write_timeout(self) -> float | None:
@@ -159,7 +169,7 @@ class LookupdSession(Conversation):
             if not isinstance(command, SimpleCommand):  # well-formed FINs are not checked by `_admit`
                 raise FatalClientError(E_INVALID, "invalid command FIN")
             self._replies.append(table.reply(_ON_COMMAND[command.spec.name](self, command)))
-            if self._producer is None:
+            if self._producer is None and self._policy.admits_all:
                 self._deadline = self._now + IDENTIFY_TIMEOUT
             if count == MAX_COMMANDS_PER_CALL:
                 self.has_unread = True
@@ -189,7 +199,7 @@ class LookupdSession(Conversation):
         info = table.decode_peer_info(command.body)
         log.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
-            self.peer, info.broadcast_address, info.tcp_port, info.http_port, info.version,
+            self.peer, shortened(info.broadcast_address), info.tcp_port, info.http_port, shortened(info.version),
         )  # fmt: skip
         if problem := address_error(info.broadcast_address, TCP=info.tcp_port, HTTP=info.http_port):
             log.warning(
@@ -224,7 +234,7 @@ class LookupdSession(Conversation):
         try:
             act(*args)
         except FatalClientError as error:
-            log.error("[%s] - %s", self.peer, error)
+            log.error("[%s] - %s", self.peer, shortened(str(error)))
             self._replies.append(table.reply(error.data))
             self.closing = True
         except SilentClose:

@@ -25,6 +25,7 @@ from nsq_compat.protocol.errors import (
     FatalClientError,
     NsqError,
     SilentClose,
+    shortened,
 )
 from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, error_frame, response_frame
 from nsq_compat.protocol.identify import decode_identify
@@ -478,7 +479,7 @@ class NsqdSession(Conversation):
 
     def _identify(self, command: SimpleCommand) -> None:
         request = decode_identify(command.body)
-        log.info("[%s] IDENTIFY: %s", self.peer, request)
+        log.info("[%s] IDENTIFY: %s", self.peer, shortened(str(request)))
         self._settings = negotiation.negotiate(request, self._settings, self._limits)
         self._publisher.names_windows = self._settings.publish_ids
         self._command_timeout = command_timeout(self._settings)
@@ -583,7 +584,9 @@ class NsqdSession(Conversation):
 
     def _refuse(self, error: NsqError) -> None:
         """Reply with an error; the only place where errors become frames."""
-        log.error("[%s] - %s", self.peer, str(error))  # as text, because a kept log record would keep its traceback
+        log.error(
+            "[%s] - %s", self.peer, shortened(str(error))
+        )  # as text, because a kept log record would keep its traceback
         self._replies.append(error_frame(error.data))
         self._effort += 1
 

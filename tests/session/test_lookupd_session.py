@@ -307,6 +307,13 @@ def test_eof_elsewhere_has_no_reply(client, sent):
     client.says(sent).stops_sending().hears().and_is_closed()
 
 
+def test_log_lines_of_what_clients_send_are_limited(nsqlookupd, caplog):
+    caplog.set_level(logging.INFO)
+    nsqlookupd.connect().says(b"\0" * 16_000 + b"\n").hears(b"E_INVALID invalid command " + b"\0" * 16_000)
+    nsqlookupd.connect().identifies(broadcast_address="a" * 7000, version="v" * 7000)
+    assert max(map(len, caplog.messages)) < 3000
+
+
 def test_an_endless_line_closes_the_connection(client):
     client.says(b"PING" + b" " * (MAX_LINE - 5) + b"\n").hears(b"OK").and_stays()
     client.says(b"x" * 10_000, b"x" * 10_000).hears().and_is_closed()
@@ -328,6 +335,31 @@ def test_each_command_before_identify_restarts_the_timeout(nsqlookupd, client):
     for _ in range(3):
         nsqlookupd.waits(50)
         client.says(b"PING\n").hears(b"OK")
+
+
+def test_pings_do_not_restart_it_where_not_everyone_may_register(nsqlookupd):
+    nsqlookupd.policy = RegistrationPolicy(refuse_token=lambda token, address: "" if token else "a token is needed")
+    stranger, nsqd = nsqlookupd.connect(), nsqlookupd.joins(token="secret")
+    for client in (stranger, nsqd):
+        client.says(b"PING\n").hears(b"OK")
+    nsqlookupd.waits(50)
+    stranger.says(b"PING\n").hears(b"OK")
+    nsqlookupd.waits(11)
+    stranger.and_is_closed()
+    nsqd.and_stays()
+
+
+def test_a_ping_asks_only_for_the_token_again(nsqlookupd, monkeypatch):
+    """What the certificate permits cannot change, and finding out may take long."""
+    refused: list[str] = []
+    nsqlookupd.policy = RegistrationPolicy(refuse_token=lambda token, address: "".join(refused))
+    nsqd = nsqlookupd.joins()
+    monkeypatch.setattr(nsqlookupd.policy, "refusal", None)
+    nsqd.says(b"PING\n").hears(b"OK")
+    refused.append("it has expired")
+    nsqd.says(b"PING\n").hears(
+        b"E_UNAUTHORIZED PING refused: the registration is not permitted any more"
+    ).and_is_closed()
 
 
 def test_a_silent_producer_stays_connected(nsqlookupd, nsqd):
