@@ -4,7 +4,7 @@ The timeouts of `requests` are for one wait each: a server that sends a byte now
 handshake, in headers, in chunk sizes, with 100 Continue, or from redirect to redirect. So a watchdog shuts the
 connection down when the deadline passes, which ends every wait for it. In a program that replaced threads by greenlets,
 the watchdog is a greenlet. It does not run while others do not wait, so a server that never makes us wait is ended by
-the reads themselves (`_Input`). Only name resolution is not interrupted: the resolver has timeouts of its own.
+the reads themselves (`Deadline.pace`). Only name resolution is not interrupted: the resolver has timeouts of its own.
 
 `exchange` makes a whole request. A caller that treats the answer differently uses the two parts:
 
@@ -25,10 +25,10 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.client import BadStatusLine, HTTPException, HTTPResponse, RemoteDisconnected
 from http.cookiejar import DefaultCookiePolicy
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, cast
 
 import requests
 import urllib3
@@ -37,6 +37,8 @@ from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
+from urllib3.util.ssl_ import create_urllib3_context, resolve_cert_reqs
+from urllib3.util.ssltransport import SSLTransport
 
 MAX_REDIRECTS: Final = 10
 FAILURES: Final = (requests.RequestException, urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError)
@@ -75,6 +77,7 @@ class Deadline:
         self._lock = threading.Lock()
         self._handle: socket.socket | None = None
         self._outer: list[Deadline | None] = []
+        self._turn_ends = time.monotonic() + _TURN_SECONDS
 
     def __enter__(self) -> Self:
         self._outer.append(getattr(_local, "deadline", None))
@@ -98,6 +101,18 @@ class Deadline:
         """Raises ``TimeoutError`` when the time is over."""
         if self.left <= 0:
             raise TimeoutError("timed out")
+
+    def pace(self) -> None:
+        """`check`, and let other greenlets run now and then.
+
+        Reading bytes that have arrived never switches greenlets. A server that sends 100 Continue, tiny chunks,
+        trailers or session tickets without end would otherwise hold up the whole program, its watchdog as well.
+        """
+        now = time.monotonic()
+        if now >= self._turn_ends:
+            time.sleep(_PAUSE_SECONDS)
+            self._turn_ends = time.monotonic() + _TURN_SECONDS
+        self.check()
 
     def watch(self, connection: socket.socket) -> None:
         """Shut this connection down when the time is over, instead of the one watched before."""
@@ -280,32 +295,23 @@ class _Adapter(HTTPAdapter):
 
     def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
         if self._tls is not None:
-            # requests would add authorities of its own to the context, and urllib3 would set its mode.
+            # requests would add authorities of its own.
             conn.cert_reqs = self._tls.verify_mode
-            conn.assert_hostname = None if self._tls.check_hostname else False
         else:
             super().cert_verify(conn, url, verify, cert)  # type: ignore[no-untyped-call]
 
 
 class _Input(io.RawIOBase):
-    """The bytes of an answer. Each read ends the exchange when its time is over, and lets other greenlets run.
-
-    Reading bytes that have arrived never switches greenlets. A server that sends 100 Continue, tiny chunks or trailers
-    without end would otherwise hold up the whole program, its watchdog as well.
-    """
+    """The bytes of an answer, read at the pace of the deadline."""
 
     def __init__(self, connection: io.RawIOBase) -> None:
         self._connection = connection
-        self._turn_ends = time.monotonic() + _TURN_SECONDS
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        if time.monotonic() >= self._turn_ends:
-            time.sleep(_PAUSE_SECONDS)
-            self._turn_ends = time.monotonic() + _TURN_SECONDS
-        _deadline().check()
+        _deadline().pace()
         return self._connection.readinto(buffer)
 
     def close(self) -> None:
@@ -362,8 +368,35 @@ class _Watched(HTTPConnection):
             del failure  # otherwise its traceback and this frame keep each other alive
 
 
+class _Tls(SSLTransport):
+    """TLS that decodes at most 16 KiB at once, unlike `ssl.SSLSocket`, which decodes all that arrives meanwhile."""
+
+    def _ssl_io_loop(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        def paced(*arguments: Any) -> Any:
+            _deadline().pace()
+            return step(*arguments)
+
+        return super()._ssl_io_loop(paced, *arguments)
+
+
 class _WatchedTls(_Watched, HTTPSConnection):
-    pass
+    def connect(self) -> None:
+        """As that of urllib3 does without a proxy, but with `_Tls`."""
+        self.sock = connection = self._new_conn()
+        context = self.ssl_context
+        if context is None:
+            # It checks the name if it requires a certificate.
+            context = create_urllib3_context(cert_reqs=resolve_cert_reqs(self.cert_reqs))
+            if self.ca_certs or self.ca_cert_dir:
+                context.load_verify_locations(self.ca_certs, self.ca_cert_dir)
+            else:
+                context.load_default_certs()
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        context.set_alpn_protocols(["http/1.1"])
+        name = self.host.strip("[]").partition("%")[0].rstrip(".")
+        self.sock = cast("socket.socket", _Tls(connection, context, name))
+        self.is_verified = context.verify_mode == ssl.CERT_REQUIRED
 
 
 class _HttpPool(HTTPConnectionPool):

@@ -5,13 +5,18 @@ a client with a deadline for each wait receives it, a client with one deadline f
 """
 
 import gzip
+import hmac
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
 from typing import Final
 
 import trustme
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 STEP: Final = 0.03
 STEPS: Final = 150
@@ -173,6 +178,64 @@ class HostileServer:
             self.cut_off += 1
         finally:
             connected.close()
+
+
+class TicketServer(HostileServer):
+    """Sends session tickets of TLS 1.3 without end, as fast as they are taken: hundreds in a record, of one byte each.
+
+    OpenSSL makes tickets more slowly than a client reads them, so they are encrypted here, with the keys of its
+    handshakes, which it writes to files in `folder`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = count()
+        super().__init__(silent)
+
+    def _serve(self, connected: socket.socket) -> None:
+        connected.settimeout(10)
+        key_log = self._folder / f"keys-{next(self._numbers)}"
+        context = _tls_context()
+        context.num_tickets = 0
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.keylog_filename = str(key_log)
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        handshake = context.wrap_bio(incoming, outgoing, server_side=True)
+        with connected, suppress(OSError):
+            while True:
+                try:
+                    handshake.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    connected.sendall(outgoing.read())
+                    incoming.write(connected.recv(1 << 16))
+            connected.sendall(outgoing.read())
+            for record in self._records(handshake, key_log.read_text()):
+                connected.sendall(record)
+
+    def _records(self, handshake: ssl.SSLObject, keys: str) -> Iterator[bytes]:
+        """RFC 8446, 4.6.1 and 5.2."""
+        name, _, _ = handshake.cipher() or ("", "", 0)
+        digest = "sha384" if name.endswith("SHA384") else "sha256"
+        lines = [line.split() for line in keys.splitlines() if not line.startswith("#")]
+        secret = next(bytes.fromhex(value) for label, _, value in lines if label == "SERVER_TRAFFIC_SECRET_0")
+        key = _expand(secret, b"key", 16 if "AES_128" in name else 32, digest)
+        nonce = int.from_bytes(_expand(secret, b"iv", 12, digest), "big")
+        cipher = ChaCha20Poly1305(key) if "CHACHA20" in name else AESGCM(key)
+        ticket = bytes.fromhex("0400000f 0000003c 00000001 01 00 0001 00 0000".replace(" ", ""))
+        plain = ticket * (16_000 // len(ticket)) + b"\x16"
+        head = b"\x17\x03\x03" + (len(plain) + 16).to_bytes(2, "big")
+        for number in count():
+            if self.is_over:
+                return
+            yield head + cipher.encrypt((nonce ^ number).to_bytes(12, "big"), plain, head)
+
+
+def _expand(secret: bytes, label: bytes, length: int, digest: str) -> bytes:
+    """HKDF-Expand-Label of RFC 8446, 7.1, for at most one block."""
+    label = b"tls13 " + label
+    info = length.to_bytes(2, "big") + bytes([len(label)]) + label + b"\0"
+    return hmac.digest(secret, info + b"\1", digest)[:length]
 
 
 def _tls_context() -> ssl.SSLContext:

@@ -20,7 +20,7 @@ from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.cluster.daemon import Daemon
-from tests.cluster.hostile import ENDLESS, HostileServer
+from tests.cluster.hostile import ENDLESS, HostileServer, TicketServer
 from tests.nsqadmin.browser import until
 from tests.nsqadmin.conftest import StartNsqadmin, publish
 
@@ -192,6 +192,15 @@ def test_an_nsqd_that_sends_small_parts_without_end_holds_up_nothing(site, start
             "/", "/ping"
         )
     assert "did not answer" in pages["/"]
+
+
+def test_an_nsqlookupd_that_sends_session_tickets_without_end_holds_up_nothing(site, start, tmp_path):
+    with TicketServer(tmp_path) as server:
+        flags = ("--http-client-tls-insecure-skip-verify", "--sample-interval=0s")
+        pages = unsampled(site, start, f"--lookupd-http-address=https://{server.address}", *flags).fetch_all(
+            "/", "/ping"
+        )
+    assert "timeout" in pages["/"]
 
 
 def test_daemons_of_each_kind_that_hang_together_hold_no_page(site, stopped, start):
