@@ -17,6 +17,8 @@ from setuptools import Extension, setup
 
 MYPYC = "mypy==2.4.1"
 CHOICE = os.environ.get("NSQ_COMPAT_COMPILED", "")
+# Missing imports are ignored, because `make check` checks the types. A Python may be built without SQLite.
+MYPY_OPTIONS = ("--config-file=", "--ignore-missing-imports", "--no-sqlite-cache")
 _TEST_PROGRAM = b"#include <Python.h>\n"
 
 
@@ -43,9 +45,9 @@ def extensions() -> list[Extension]:
     except ImportError:
         return left_interpreted(f"without build isolation, {MYPYC} must be installed already")
     files = [f"nsq_compat/{module.replace('.', '/')}.py" for module in compiled_modules(Path())]
-    # Missing imports are ignored, because `make check` checks the types.
-    checks = ["--config-file=", "--ignore-missing-imports"]
-    compiled: list[Extension] = mypycify([*checks, *files], opt_level="3", debug_level="0", group_name="nsq_compat")
+    compiled: list[Extension] = mypycify(
+        [*MYPY_OPTIONS, *files], opt_level="3", debug_level="0", group_name="nsq_compat"
+    )
     return compiled
 
 

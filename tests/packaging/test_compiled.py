@@ -75,6 +75,17 @@ def test_the_nsqd_that_tests_start_is_compiled_if_requested():
     assert said.endswith(", compiled: yes\n") == IS_COMPILED
 
 
+def test_a_python_without_sqlite_compiles_too(tmp_path: Path):
+    (tmp_path / "small.py").write_text("def twice(number: int) -> int:\n    return 2 * number\n")
+    program = (
+        "import sys; sys.modules['_sqlite3'] = sys.modules['sqlite3'] = None\n"
+        "from mypyc.build import mypycify; print(mypycify([*sys.argv[1:], 'small.py'])[0].sources)"
+    )
+    command = (sys.executable, "-c", program, *loaded_setup().MYPY_OPTIONS)
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+
+
 @pytest.mark.parametrize(
     ("files", "advice"),
     [
