@@ -51,6 +51,8 @@ _DEFAULT_LIMIT: Final = "10"
 _NS_PER_SECOND: Final = 1_000_000_000
 _REDRIVE_SECONDS: Final = 60.0
 """Time after which messages are delivered again if the topic that they are published to is not done with them."""
+_SEARCH_SECONDS: Final = 60.0
+"""How long a search for messages waits for another one in the same channel."""
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class Administration:
         self._service = service
         self._broker = service.broker
         self._topic_log = TopicLogApi(service)
+        self._searched: set[Channel] = set()
+        """Channels in which a request searches for messages."""
 
     def routes(self) -> Routes:
         changes: dict[str, Handler] = {
@@ -244,6 +248,11 @@ class Administration:
         self, channel: Channel, ids: Sequence[bytes], use: Callable[[Sequence[bytes]], None]
     ) -> tuple[int, dict[str, Any]]:
         """Pass the frames to `use`, in steps; returns their number, and what became of the other messages."""
+        # One search at a time: two would each have the other begin again, without an end.
+        while channel in self._searched:
+            if not self._service.wait_until(lambda: channel not in self._searched, _SEARCH_SECONDS):
+                raise ApiError(503, "CHANNEL_BUSY")
+        self._searched.add(channel)
         search, count, problem = Withdrawal(channel, ids), 0, {}
         try:
             while not search.is_done:
@@ -257,6 +266,7 @@ class Administration:
             problem = {"error": reason(failure)}  # those that are left may be where it cannot read
         finally:
             search.end()
+            self._searched.discard(channel)
         return count, {"not_found": [each.decode("ascii") for each in search.missing], **problem}
 
     # --- Common -------------------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """/topic/..., /channel/... and /config/:opt: checks in nsqd's order, with nsqd's codes; peek and recent."""
 
 import base64
+import itertools
 import json
 
+import gevent
 import pytest
 
 from nsq_compat.log.data_path import make_our_folder
@@ -347,6 +349,28 @@ def test_messages_are_finished_wherever_they_are_and_others_are_named(call, daem
     assert acted(call, "finish", ids) == {"finished": 0, "not_found": ids}
     assert (channel.depth, channel.deferred_count, channel.in_flight_count) == (1, 0, 0)
     assert bodies(call.get("/channel/peek?topic=t&channel=c")) == [b"two"]
+
+
+@pytest.mark.parametrize("action", ["finish", "requeue", "dead_letter"])
+def test_requests_that_search_one_channel_take_turns(call, daemon, channel, monkeypatch, action):
+    times = itertools.count(50_000)
+    monkeypatch.setattr(daemon, "now", lambda: next(times) / 1000)
+    ids = [*ids_in(call), *(f"{number:016x}" for number in range(100))]
+    searches = [gevent.spawn(acted, call, each, ids) for each in (action, "finish")]
+    daemon.while_waiting = searches[0].join
+    gevent.joinall(searches, timeout=20)
+    first, second = (each.get(block=False) for each in searches)
+    assert (len(first["not_found"]), len(second["not_found"])) == (100, 100 if action == "requeue" else 103)
+
+
+def test_a_search_gives_up_if_another_one_goes_on(call, daemon, channel):
+    first = gevent.spawn(acted, call, "finish", ["0" * 16])
+    daemon.while_waiting = lambda: None
+    second = gevent.spawn(call.post, f"/channel/finish?topic=t&channel=c&id={'0' * 16}")
+    for each in (first, second):
+        each.join(20)
+    assert code(second.get(block=False)) == refused(503, "CHANNEL_BUSY")
+    assert first.get(block=False) == {"finished": 0, "not_found": ["0" * 16]}
 
 
 def test_ids_may_be_in_the_query(call, channel):
