@@ -44,6 +44,8 @@ _OLD_FORM: Final = (
 )
 _FORM_BYTES: Final = 16 * 1024
 """Of a visitor that may send no message. Parsing a form of a megabyte takes half a second."""
+_MAX_FIELDS: Final = 25_000
+"""Of a form of others: a thousand policies."""
 _OF_PROVIDER: Final = "provider "
 """Begins the user of a session at the provider. No name of the user file has a blank."""
 _METRICS: Final = "operations.metrics"
@@ -126,8 +128,13 @@ def service() -> AdminService:
     return found
 
 
-_PLAIN_NAME: Final = re.compile(r"[\w.@+-]{1,64}")
-"""Others are quoted in the audit log, where the rest of a line could be forged with them."""
+_PLAIN: Final = re.compile(r"[\w.:@#+-]{1,80}")
+
+
+def audited(text: str) -> str:
+    """A name or value of others for the audit log, where the rest of a line could be forged with it: quoted if odd."""
+    return text if _PLAIN.fullmatch(text) else printable(text)
+
 
 # --- Visitors ---------------------------------------------------------------------------------------------------------
 
@@ -141,7 +148,7 @@ class Visitor:
 
     def __str__(self) -> str:
         """As the audit log names the visitor."""
-        name = self.name if _PLAIN_NAME.fullmatch(self.name) else printable(self.name)
+        name = audited(self.name)
         return f"{name} {self.subject!r}" if self.subject else name if self.name else "anonymous"
 
     def may(self, role: str) -> bool:
@@ -189,14 +196,23 @@ def check() -> Response | None:
         log.warning("refused %s %s: it came from another site (%s)", request.method, request.path, request.origin)
         raise ApiError(403, "FORBIDDEN", _ANOTHER_SITE)
     needs_token = service().access is not None and request.endpoint == _METRICS
-    if visitor().role < Role.OPERATOR:
-        request.max_content_length = _FORM_BYTES
+    _limit_form()
     if visitor().role is not Role.NONE or (request.endpoint in _WITHOUT_LOGIN and not needs_token):
         return None
     if request.path.startswith(("/api/", "/config/", "/metrics")) or not login_is_used():
         raise ApiError(401, "UNAUTHORIZED", headers=(("WWW-Authenticate", 'Bearer realm="nsqadmin"'),))
     here = request.full_path.rstrip("?") if request.method == "GET" else ""
     return redirect(url_for("login.show", next=here or None))  # type: ignore[return-value]
+
+
+def _limit_form() -> None:
+    """Other visitors wait while a form is parsed."""
+    if visitor().role < Role.OPERATOR:
+        request.max_content_length = _FORM_BYTES
+    elif request.mimetype == "multipart/form-data":
+        raise ApiError(415, "UNSUPPORTED_MEDIA_TYPE", "nsqadmin's forms are application/x-www-form-urlencoded.")
+    elif request.mimetype == "application/x-www-form-urlencoded" and request.get_data().count(b"&") > _MAX_FIELDS:
+        raise ApiError(413, "FORM_TOO_LARGE", f"A form may have {_MAX_FIELDS:,} fields. Nothing was changed.")
 
 
 def scheme() -> str:
@@ -345,7 +361,7 @@ def finish() -> "Response | tuple[str, int]":
         return _page(next_path, error=str(failure)), failure.status
     user = f"{_OF_PROVIDER}{account.subject}"
     service().sessions.begin(session, user, provider.basis, name=account.name, role=str(account.role))
-    facts = (request.remote_addr, account.name, account.role, provider.host, account.subject)
+    facts = (request.remote_addr, audited(account.name), account.role, provider.host, account.subject)
     log.info("AUDIT: %s logged in as %s (%s) at %s, where it is %r", *facts)
     return _to(next_path)
 

@@ -20,7 +20,7 @@ from nsq_compat.cluster.nodes import canonical_address
 from nsq_compat.protocol.durations import SECOND, parse_duration
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.names import EPHEMERAL_SUFFIX, MAX_NAME_LENGTH, is_valid_name
-from nsq_compat.web.admin.access import basic_credentials, check_form, require, service, visitor
+from nsq_compat.web.admin.access import audited, basic_credentials, check_form, require, service, visitor
 from nsq_compat.web.admin.formatting import clock, count_of
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.application import ApiError
@@ -230,7 +230,7 @@ def act_on_messages(
             if outcome.done:
                 to = f" to {outcome.topic}" if outcome.topic else ""
                 flash(f"{known}: {_DONE_TO_MESSAGES[action]} {count_of(outcome.done, 'message')}{to}.", "done")
-        named = " ".join(ids[:_MAX_IDS_AUDITED]) + (" ..." if len(ids) > _MAX_IDS_AUDITED else "")
+        named = " ".join(map(audited, ids[:_MAX_IDS_AUDITED])) + (" ..." if len(ids) > _MAX_IDS_AUDITED else "")
         _audit(f"{action} {count_of(len(ids), 'message')} ({named})", topic, channel, known, failed)
         errors += failed
     return errors
@@ -338,7 +338,8 @@ def _known_all(nodes: Sequence[str]) -> list[str]:
 
 def _notify(action: str, topic: str, channel: str = "", node: str = "", errors: Errors = (), **details: str) -> None:
     """`details` are what else the action was told."""
-    _audit(" ".join([action, *(f"{name}={value}" for name, value in details.items())]), topic, channel, node, errors)
+    told_besides = (f"{name}={audited(value)}" for name, value in details.items())
+    _audit(" ".join([action, *told_besides]), topic, channel, node, errors)
     secure = request.is_secure or request.headers.get("X-Scheme") == "https"
     query = request.query_string.decode("latin-1")
     url = f"{'https' if secure else 'http'}://{request.host}{quote(request.script_root + request.path)}"
@@ -363,7 +364,7 @@ def _notify(action: str, topic: str, channel: str = "", node: str = "", errors: 
 def _audit(action: str, topic: str, channel: str, node: str, errors: Errors) -> None:
     service().history.changed_at = service().now()
     user, address = visitor(), request.environ.get("nsqadmin.remote_address", "")
-    target = f"{topic}/{channel}" if channel else topic
+    target = "/".join(map(audited, filter(None, (topic, channel))))
     outcome = f"failed at {len(errors)}: {'; '.join(map(named, errors))}" if errors else "done"
     what = " ".join(filter(None, (action, target, f"at {node}" if node else "")))
     log.info("AUDIT: %s (%s) %s: %s", user, address, what, outcome)

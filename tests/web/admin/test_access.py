@@ -342,6 +342,18 @@ def test_a_large_form_of_a_visitor_that_may_change_nothing_is_not_parsed(behind_
         assert answer.status_code == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "form", "expected"),
+    [(FORM, "csrf=x" + 25_000 * "&a=", 400), (FORM, "csrf=x" + 25_001 * "&a=", 413), ("multipart/form-data", "", 415)],
+)
+def test_a_form_that_takes_long_to_parse_is_refused_for_every_visitor(behind_login, monkeypatch, kind, form, expected):
+    if expected != 400:
+        monkeypatch.setattr("werkzeug.formparser.FormDataParser.parse", lambda *_: pytest.fail("it was parsed"))
+    headers = {"Accept": "text/html", "Content-Type": kind}
+    answer = behind_login.post("/topics/orders", data=form, headers=headers, auth=("ada", "ada-pw"))
+    assert answer.status_code == expected
+
+
 def test_a_page_of_an_error_does_not_parse_a_form(behind_login, monkeypatch):
     def parse(*_):
         raise AssertionError("it was parsed")

@@ -64,6 +64,14 @@ def test_a_name_cannot_forge_the_rest_of_a_line_of_the_audit_log(browser, caplog
     assert f'AUDIT: "{name}" () pause_topic orders: done' in caplog.text
 
 
+def test_the_target_of_an_action_cannot_forge_the_rest_of_its_line(browser, caplog):
+    with caplog.at_level(logging.INFO):
+        browser.post("/api/topics/orders: done, and x", data='{"action":"pause"}')
+        browser.post("/api/topics/orders/a: done", data='{"action":"pause"}')
+    assert 'AUDIT: anonymous () pause_topic "orders: done, and x": ' in caplog.text
+    assert 'AUDIT: anonymous () pause_channel orders/"a: done": ' in caplog.text
+
+
 def test_the_audit_log_has_a_line_for_each_action(browser, caplog):
     with caplog.at_level(logging.INFO):
         browser.post("/api/topics/orders", data='{"action":"pause"}', headers={"X-Forwarded-User": "ada"})
