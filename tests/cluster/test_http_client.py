@@ -172,6 +172,16 @@ def test_a_client_of_a_page_asks_a_daemon_that_hangs_only_once(client):
         assert client.timeout == 20
 
 
+def test_when_the_time_of_a_page_is_over_not_even_names_are_resolved(client, monkeypatch):
+    resolved = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda *name, **_: resolved.append(name))
+    bounded = client.within(0)
+    for _ in range(3):
+        with pytest.raises(UpstreamError, match=": timeout$"):
+            bounded.get("node.example:4151", "stats")
+    assert resolved == []
+
+
 @pytest.mark.parametrize(
     ("error", "shown"),
     [
