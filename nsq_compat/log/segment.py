@@ -486,6 +486,8 @@ class Segment:
                         of_trailer = of_trailer or salt
                 at = block.find(MAGIC_PREFIX, at + 1)
             position += max(1, len(block) - HEADER_SIZE + 1)
+            if not block.strip(b"\0"):  # a forged copy may have holes of a terabyte
+                position = max(position, self.next_data(position))
         return of_trailer
 
     def _note_released(self) -> None:

@@ -470,6 +470,21 @@ def test_the_holes_of_a_log_are_not_read(tmp_path, is_in_between):
     assert files.bytes_read < 1 << 24
 
 
+@pytest.mark.parametrize("is_in_between", [True, False])
+def test_the_holes_of_a_log_without_a_header_are_not_read(tmp_path, is_in_between):
+    path = tmp_path / f"log.{1:020d}"
+    path.write_bytes(b"")
+    os.truncate(path, 1 << 34)
+    if is_in_between:
+        with open(path, "r+b") as file:
+            file.seek(1 << 33)
+            file.write(b"x")
+    files = CountingFiles()
+    with StoredTopic(files, str(tmp_path)) as stored:
+        stored.read_needed()
+    assert files.bytes_read < 1 << 24
+
+
 def test_a_checkpoint_of_almost_only_zeros_is_damaged_and_not_read_to_its_end(tmp_path):
     Past(str(tmp_path)).log.close()
     for begin in (b"", CHECKPOINT_MAGIC):
