@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.protocol.errors import without_secrets, without_user
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.web.admin.access import LoginProvider
-from nsq_compat.web.admin.app import WsgiHandler, create_app
+from nsq_compat.web.admin.app import WsgiHandler, body_limit, create_app
 from nsq_compat.web.admin.operations import collect
 from nsq_compat.web.admin.sessions import Run, SessionFileError, Sessions
 from nsq_compat.web.admin.users import PasswordCheck, TooBusy, Users, parse_role
@@ -81,7 +82,8 @@ class Daemon:
         self._loop_lag = LoopLag(self.metrics.observe_lag, self.metrics.observe_held)
         self._notifications: Queue[Mapping[str, Any]] = Queue(MAX_NOTIFICATIONS)
         self._background: list[gevent.Greenlet[..., None]] = []
-        pages = WsgiHandler(create_app(self), options.base_path)
+        app = create_app(self)
+        pages = WsgiHandler(app, options.base_path, partial(body_limit, app))
         open_paths = [options.base_path.rstrip("/") + path for path in OPEN_PATHS]
         handler = HostCheck(pages, PROGRAM, options.http_address, options.allowed_hosts, open_paths=open_paths)
         limits = ConnectionLimits(options.max_connections_per_address, options.max_new_connections_per_second)

@@ -15,7 +15,7 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -42,7 +42,7 @@ _OLD_FORM: Final = (
     "This form is out of date, because nsqadmin was restarted or your login has ended. Nothing was changed. Go back, "
     "reload the page and try again."
 )
-_FORM_BYTES: Final = 16 * 1024
+FORM_BYTES: Final = 16 * 1024
 """Of a visitor that may send no message. Parsing a form of a megabyte takes half a second."""
 _MAX_FIELDS: Final = 25_000
 """Of a form of others: a thousand policies."""
@@ -191,7 +191,7 @@ def require(role: Role) -> None:
 def check() -> Response | None:
     """Check every request: changes must not come from other sites, and visitors must have logged in."""
     if (request.endpoint or "").startswith("login."):  # these need no login
-        request.max_content_length = _FORM_BYTES
+        request.max_content_length = FORM_BYTES
     if request.method not in ("GET", "HEAD", "OPTIONS") and _from_another_site():
         log.warning("refused %s %s: it came from another site (%s)", request.method, request.path, request.origin)
         raise ApiError(403, "FORBIDDEN", _ANOTHER_SITE)
@@ -208,7 +208,7 @@ def check() -> Response | None:
 def _limit_form() -> None:
     """Other visitors wait while a form is parsed."""
     if visitor().role < Role.OPERATOR:
-        request.max_content_length = _FORM_BYTES
+        request.max_content_length = FORM_BYTES
     elif request.mimetype == "multipart/form-data":
         raise ApiError(415, "UNSUPPORTED_MEDIA_TYPE", "nsqadmin's forms are application/x-www-form-urlencoded.")
     elif request.mimetype == "application/x-www-form-urlencoded" and request.get_data().count(b"&") > _MAX_FIELDS:
@@ -243,7 +243,15 @@ def basic_credentials() -> tuple[str, str]:
     return (name, password) if colon and scheme.lower() == "basic" else ("", "")
 
 
-def _identify() -> Visitor:
+def may_change() -> bool:
+    """Whether the visitor may change anything, by its login or token.
+
+    Passwords are not checked: that takes long, and the answer would tell which one is right, without a limit.
+    """
+    return _identify(lambda *_: Role.NONE).role >= Role.OPERATOR
+
+
+def _identify(check_password: Callable[[Users, str, str], Role] = authenticate) -> Visitor:
     users, options = service().users, service().options
     if (bearing := _bearer()) is not None:
         return bearing
@@ -257,7 +265,7 @@ def _identify() -> Visitor:
         if user and users is not None:
             return Visitor(user, users.role_of(user))
         name, password = basic_credentials()
-        return Visitor(name, authenticate(users, name, password) if name and users is not None else Role.NONE)
+        return Visitor(name, check_password(users, name, password) if name and users is not None else Role.NONE)
     name = request.headers.get(options.acl_http_header, "")
     is_admin = not options.admin_users or (name != "" and name in options.admin_users)
     return Visitor(name, Role.ADMIN if is_admin else Role.VIEWER)

@@ -43,7 +43,7 @@ from nsq_compat.web.application import INTERNAL_ERROR, ApiError, error, log_acce
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 1024 * 1024 + 64 * 1024
-_ADMISSION: Final = Admission(MAX_BODY_BYTES, error(413, "INVALID_VALUE"))
+_TOO_LARGE: Final = error(413, "INVALID_VALUE")
 _FORM_SECONDS: Final = 31 * 24 * 3600.0
 """How long a form of an open page can be sent."""
 _PACKAGE: Final = Path(nsq_compat.__file__).parent
@@ -87,6 +87,12 @@ def create_app(program: AdminService) -> Flask:
     app.register_error_handler(AllFailed, _upstream_error_response)
     app.register_error_handler(HTTPException, _http_error_response)
     return app
+
+
+def body_limit(app: Flask, environ: dict[str, Any]) -> int:
+    """Bytes. Many visitors without a login could otherwise use up the memory with bodies that they do not complete."""
+    with app.request_context(environ):
+        return MAX_BODY_BYTES if access.may_change() else access.FORM_BYTES
 
 
 def _template_variables() -> dict[str, object]:
@@ -232,14 +238,23 @@ def static(asset: str) -> Response:
 
 
 class WsgiHandler:
-    """A handler of our HTTP server, which limits sizes and durations: it calls the application below `base_path`."""
+    """A handler of our HTTP server, which limits sizes and durations: it calls the application below `base_path`.
 
-    def __init__(self, application: Callable[..., Any], base_path: str) -> None:
+    `body_limit` is given the environment of a request without its body.
+    """
+
+    def __init__(
+        self,
+        application: Callable[..., Any],
+        base_path: str,
+        body_limit: Callable[[dict[str, Any]], int] = lambda environ: MAX_BODY_BYTES,
+    ) -> None:
         self._application = application
         self._base_path = base_path.rstrip("/")
+        self._body_limit = body_limit
 
     def admit(self, head: HttpRequest) -> Admission:
-        return _ADMISSION
+        return Admission(self._body_limit(_environ(head, self._base_path, "/")), _TOO_LARGE)
 
     def respond(self, request: HttpRequest) -> HttpResponse:
         began = time.monotonic_ns()

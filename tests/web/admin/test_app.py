@@ -2,11 +2,13 @@
 
 import gzip
 import zlib
+from base64 import b64encode
+from functools import partial
 
 import pytest
 
 from nsq_compat.session.http_message import Request
-from nsq_compat.web.admin.app import MAX_BODY_BYTES, WsgiHandler, create_app
+from nsq_compat.web.admin.app import MAX_BODY_BYTES, WsgiHandler, body_limit, create_app
 
 
 @pytest.mark.parametrize(
@@ -200,3 +202,34 @@ def test_every_body_has_a_limit(application):
     assert (
         WsgiHandler(application, "/").admit(Request("POST", b"/x", "/x", b"", {}, b"", "")).body_limit == MAX_BODY_BYTES
     )
+
+
+def test_only_visitors_that_may_change_something_send_large_bodies(service, behind_login):
+    app = behind_login.application
+    handler = WsgiHandler(app, "/", partial(body_limit, app))
+
+    def may_send_large(**headers):
+        encoded = {name.lower().encode(): value.encode() for name, value in headers.items()}
+        limit = handler.admit(Request("POST", b"/topics", "/topics", b"", encoded, b"", "127.0.0.1:1")).body_limit
+        return limit == MAX_BODY_BYTES
+
+    assert not may_send_large()
+    assert not may_send_large(Cookie="nsqadmin=forged")
+    # Whether a password is right is not told here, where attempts are not limited.
+    basic = "Basic " + b64encode(b"ada:ada-pw").decode()
+    assert behind_login.get("/api/topics", headers={"Authorization": basic}).status_code == 200
+    assert not may_send_large(Authorization=basic)
+    service.users = None
+    assert may_send_large()
+
+
+def test_a_login_of_an_operator_may_send_large_bodies(behind_login):
+    for name, expected in (("vic", 16 * 1024), ("olga", MAX_BODY_BYTES)):
+        visitor = behind_login.application.test_client()
+        page = visitor.get("/login").text
+        token = page.partition('name="csrf" value="')[2].partition('"')[0]
+        assert visitor.post("/login", data={"csrf": token, "name": name, "password": f"{name}-pw"}).status_code == 303
+        cookie = f"nsqadmin={visitor.get_cookie('nsqadmin').value}"
+        handler = WsgiHandler(visitor.application, "/", partial(body_limit, visitor.application))
+        head = Request("POST", b"/topics", "/topics", b"", {b"cookie": cookie.encode()}, b"", "127.0.0.1:1")
+        assert handler.admit(head).body_limit == expected
