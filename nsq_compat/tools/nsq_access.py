@@ -108,10 +108,8 @@ def _new(options: NewOptions) -> None:
         lines.append(f"expires = {expires.isoformat(timespec='seconds').replace('+00:00', 'Z')}")
     # Last: of a file that other programs copy, a daemon may read a part, in which no token may have fewer limits.
     lines += [_line("permissions", list(options.permissions))] if options.permissions else []
-    with _locked(options.access_file):
-        text = ""
-        with suppress(FileNotFoundError):
-            text = _read(options.access_file)
+    with _locked(options.access_file, make=True):
+        text = _read(options.access_file)
         _parsed(text, options.access_file)
         separator = "" if not text or text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
         text += separator + "\n".join(lines) + "\n"
@@ -186,14 +184,41 @@ def _read(path: str) -> str:
 
 
 @contextmanager
-def _locked(path: str) -> Iterator[None]:
-    """One program at a time changes the file."""
-    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+def _locked(path: str, *, make: bool = False) -> Iterator[None]:
+    """One program at a time changes the file. `make` it if it is missing.
+
+    The file is locked, not its folder, because every user of the machine who can list a folder can lock it.
+    """
+    file, is_new = _lock(path, make=make)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(folder)
+        with suppress(FileNotFoundError):
+            if is_new and os.path.samestat(os.fstat(file), os.stat(path)):  # it was not replaced
+                os.unlink(path)
+        os.close(file)
+
+
+def _lock(path: str, *, make: bool) -> tuple[int, bool]:
+    """A descriptor of the locked file, and whether this has made it."""
+    while True:
+        is_new = False
+        try:
+            file = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            if not make:
+                raise
+            with suppress(FileExistsError):
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                os.fchmod(file, 0o640)
+                os.close(file)
+                is_new = True
+            file = os.open(path, os.O_RDONLY)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file), os.stat(path)):
+                return file, is_new
+        os.close(file)  # it was replaced meanwhile
 
 
 def _replace(path: str, text: str) -> None:
@@ -203,11 +228,9 @@ def _replace(path: str, text: str) -> None:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fchmod(descriptor, 0o640)
-            with suppress(FileNotFoundError):
-                status = os.stat(path)
-                os.fchown(descriptor, status.st_uid, status.st_gid)
-                os.fchmod(descriptor, status.st_mode & 0o777)
+            status = os.stat(path)
+            os.fchown(descriptor, status.st_uid, status.st_gid)
+            os.fchmod(descriptor, status.st_mode & 0o777)
             os.fsync(descriptor)
         os.replace(temporary, path)
     except BaseException:

@@ -1,5 +1,6 @@
 """nsq_access: access files that it makes, reads and changes."""
 
+import fcntl
 import json
 import os
 import re
@@ -126,6 +127,25 @@ def test_tokens_that_are_made_at_the_same_time_are_all_there(path):
     for thread in threads:
         thread.join()
     assert len(Tokens(path.read_text())) == 8
+
+
+def test_a_lock_of_the_folder_which_other_users_can_take_holds_up_nothing(path):
+    folder = os.open(path.parent, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    assert run(["new", f"--access-file={path}", "--name=a", "--permission=read"]) == 0
+    assert run(["revoke", f"--access-file={path}", "--name=a"]) == 0
+    os.close(folder)
+
+
+def test_a_new_file_is_for_its_owner_and_group_and_what_fails_makes_none(path):
+    assert run(["new", f"--access-file={path}", "--name=a", "--permission=rule"]) == 1
+    assert run(["revoke", f"--access-file={path}", "--name=a"]) == 1
+    assert list(path.parent.iterdir()) == []
+    assert run(["new", f"--access-file={path}", "--name=a", "--permission=read"]) == 0
+    assert path.stat().st_mode & 0o777 == 0o640
+    path.write_text("")
+    assert run(["new", f"--access-file={path}", "--name=a", "--permission=rule"]) == 1
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
 def test_usage(capsys):
