@@ -23,6 +23,7 @@ from nsq_compat.web.application import JSON, ApiError, parse_query, plain
 MAX_WAIT_SECONDS: Final = 300.0
 _GATHER_SECONDS: Final = 0.1
 """How long /mget waits for more messages once it has one."""
+_MAX_DIGITS: Final = 18
 _MAX_PUT_BODY: Final = 5 << 20
 _BYTES: Final = ("Content-Type", "application/octet-stream")
 _DONE: Final = Response(200)
@@ -67,9 +68,11 @@ class Pulling:
 
     def _get_many(self, request: Request, parameters: Mapping[str, str], client: AckConnection) -> bool:
         text = parameters.get("num_items", parameters.get("items", "1"))
-        if not (text.isascii() and text.isdigit() and int(text)):
+        digits = text.lstrip("0")
+        if not (digits.isascii() and digits.isdigit()):
             raise ApiError(400, "number of items must be > 0")
-        return self._hand_out(request, parameters, client, int(text), _separator(parameters))
+        count = int(digits[:_MAX_DIGITS])  # int() refuses thousands of them
+        return self._hand_out(request, parameters, client, count, _separator(parameters))
 
     def _hand_out(
         self, request: Request, parameters: Mapping[str, str], client: AckConnection, count: int, separator: bytes
