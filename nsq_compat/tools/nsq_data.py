@@ -356,12 +356,12 @@ def _export(options: ExportOptions) -> int:
         backlogs = _stored_backlogs(source, complaints, without_headers)
         messages = 0
         for name, count in go_export.export(_FILES, source, target, topics, backlogs, options.max_bytes_per_file):
-            print(f"{name}: {count}")
+            print(one_line(f"{name}: {count}"))
             messages += count
     for complaint in complaints:
-        print(complaint)
+        print(one_line(complaint))
     for name, count in without_headers.items():
-        print(f"{name}: {count} with headers, which are left out, because Go's nsqd has none")
+        print(f"{one_line(name)}: {count} with headers, which are left out, because Go's nsqd has none")
     print(f"{messages} messages written to {target}")
     return EXIT_FAILURE if complaints else 0
 
@@ -409,7 +409,7 @@ def _salvage(options: SalvageOptions) -> int:
         elif bad:
             _salvage_into(options, bad, (stored for _, stored in found))
     for damage in report.damages:
-        print(f"{damage.file} at {damage.offset}: {damage.reason}", file=sys.stderr)
+        print(one_line(f"{damage.file} at {damage.offset}: {damage.reason}"), file=sys.stderr)
     if bad:
         print(
             f"{len(bad)} files, {report.messages} messages, {report.damaged_parts} damaged parts; "
@@ -419,7 +419,7 @@ def _salvage(options: SalvageOptions) -> int:
     else:
         print("there are no bad files of Go's nsqd to salvage", file=sys.stderr)
     for topic in ours:
-        print(_advice(topic), file=sys.stderr)
+        print(one_line(_advice(topic)), file=sys.stderr)
     return EXIT_FAILURE if report.damaged_parts or ours else 0
 
 
@@ -456,7 +456,8 @@ def _salvage_into(options: SalvageOptions, bad: Sequence[str], messages: Iterato
 
 def _text_line(name: str, stored: GoMessage) -> str:
     message_id = stored.id.decode("ascii", "backslashreplace")
-    return f"{name} {message_id} {stored.timestamp_ns} attempts={stored.attempts} size={len(stored.body)}"
+    # The id, and the name of a file, may have any characters.
+    return one_line(f"{name} {message_id} {stored.timestamp_ns} attempts={stored.attempts} size={len(stored.body)}")
 
 
 def _json_line(name: str, stored: GoMessage) -> str:

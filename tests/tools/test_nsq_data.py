@@ -491,6 +491,18 @@ def test_bodies_are_listed_as_json(bad_path, nsq_data):
     assert (code, base64.b64decode(found["body_base64"])) == (0, b"3")
 
 
+def test_what_a_file_names_does_not_control_the_terminal(tmp_path, nsq_data):
+    queue = "u\x1b[2J\x9b"
+    write_queue(OsFiles(), str(tmp_path), queue, [GoMessage(NOW_NS, 0, b"\x1b[2J" + bytes(12), b"body")], 1 << 20)
+    name = f"{queue}.diskqueue.000000.dat"
+    os.rename(tmp_path / name, tmp_path / f"{name}.bad")
+    (tmp_path / f"{queue}.diskqueue.000001.dat.bad").write_bytes(b"damaged")
+    code, lines, said = nsq_data("salvage")
+    assert code == 1
+    assert all(line.isprintable() for line in (*lines, *said.splitlines()))
+    assert lines[0].startswith(r"u\x1b[2J\x9b.diskqueue.000000.dat.bad \x1b[2J\x00")
+
+
 def test_salvaging_into_a_queue_leaves_nothing_to_salvage_twice(bad_path, nsq_data):
     nsq_data("salvage", "--into=rescued")
     assert bodies_of(bad_path, "rescued") == [b"1", b"2", b"3"]
