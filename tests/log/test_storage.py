@@ -23,7 +23,7 @@ from nsq_compat.log.segment import FIRST_GROUP
 from nsq_compat.log.storage import Durability, Reserve, Storage
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import body, make_frames, message_id
-from tests.broker import with_consumer
+from tests.broker import SlowDisk, with_consumer
 from tests.faults.disk import FaultyFiles
 
 LOGGED = [Durability.OS, Durability.FSYNC]
@@ -181,6 +181,22 @@ def test_a_publish_that_is_refused_changes_nothing(data_path, disk):
     daemon.publishes(b"c")
     assert consumer.takes_all() == [b"a", b"c"]
     assert data_path.restart(daemon).consumer().takes_all() == [b"a", b"c"]
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_sync_of_a_topic_that_was_deleted_meanwhile_says_nothing_about_the_disk(tmp_path, is_deleted):
+    disk = SlowDisk(tmp_path)
+    outcomes: list[OSError | None] = []
+    store = disk.storage.create("t")
+    store.commit_later(outcomes.append)
+    if is_deleted:
+        store.delete()
+    failure = OSError(errno.ENOENT, "no such file or directory")
+    disk.syncs(failure)
+    assert outcomes == [failure]
+    assert disk.storage.problem == (None if is_deleted else "no such file or directory")
+    if not is_deleted:
+        store.log.close()
 
 
 # --- Channels come and go between a checkpoint and the end ------------------------------------------------------------
