@@ -5,7 +5,6 @@ or the topic was created again), or if the set of nodes changes, the rate has a 
 """
 
 import math
-import time
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Final
 
 from nsq_compat.cluster.cluster import Snapshot
 from nsq_compat.cluster.sightings import Sightings
-from nsq_compat.cluster.stats import ChannelStats, Key, TopicStats
+from nsq_compat.cluster.stats import ChannelStats, Key, TopicStats, in_turns
 
 MAX_SERIES: Final = 20_000
 FINE_SECONDS: Final = 10
@@ -153,9 +152,7 @@ class History:
             self._put(CLUSTER, at, waiting, published, snapshot.node_stats)
         elif CLUSTER in self._series:
             self._series[CLUSTER].put_gap(at)
-        for index, topic in enumerate(snapshot.topics):
-            if index % _MAX_TOPICS_AT_ONCE == 0:
-                time.sleep(0)
+        for topic in in_turns(snapshot.topics, _MAX_TOPICS_AT_ONCE):
             self._note_losses(topic, at)
             for channel in topic.channels:
                 self._note_losses(channel, at)

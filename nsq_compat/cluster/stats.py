@@ -4,7 +4,7 @@ Field names are NSQ's.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -16,13 +16,25 @@ from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
 
 ALL_NODES: Final = "*"
 _MAX_TOPICS_AT_ONCE: Final = 50
+_PAUSE_SECONDS: Final = 0.0001
+"""Not 0, for which gevent runs up to 50 such turns before it serves sockets."""
 _MAX_PERCENTILES: Final = 32
 _MAX_SETTINGS: Final = 50
 """Of a channel. More are no answer of an nsqd that means well, and each takes time on every page."""
 _SHORT_DISK: Final = 0.1
 
+T = TypeVar("T")
+
 Key = tuple[str, str]
 """Topic and channel; the channel is empty for a topic itself."""
+
+
+def in_turns(items: Iterable[T], at_once: int) -> Iterator[T]:
+    """The items; other threads run before each so many of them."""
+    for index, item in enumerate(items):
+        if index % at_once == 0:
+            time.sleep(_PAUSE_SECONDS)
+        yield item
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +330,7 @@ def read_node_stats(node: Node, value: object) -> NodeStats:
     return reading.record(
         NodeStats,
         answer,
-        topics=[_read_topic(node, topic) for topic in topics],
+        topics=[_read_topic(node, topic) for topic in in_turns(topics, _MAX_TOPICS_AT_ONCE)],
         producers=[_read_producer(each) for each in reading.array(reading.mapping, answer.get("producers"))],
         build=_read_build(ours) if ours else None,
     )
@@ -376,12 +388,8 @@ _COUNTS: Final = {kind: [each.name for each in fields(kind) if each.type is int]
 
 def sum_topics(parts: Iterable[TopicStats]) -> list[TopicStats]:
     """A sum for each name, sorted. Other threads run in between, because thousands of topics take long."""
-    totals = []
-    for index, ((name, _), of_topic) in enumerate(sorted(_by_key(parts).items())):
-        if index % _MAX_TOPICS_AT_ONCE == 0:
-            time.sleep(0)
-        totals.append(sum_topic(name, of_topic))
-    return totals
+    named = sorted(_by_key(parts).items())
+    return [sum_topic(name, of_topic) for (name, _), of_topic in in_turns(named, _MAX_TOPICS_AT_ONCE)]
 
 
 def sum_topic(name: str, parts: Iterable[TopicStats]) -> TopicStats:

@@ -175,3 +175,14 @@ def test_percentiles_and_settings_of_a_channel_are_limited():
 def test_copies_of_a_standby_are_limited():
     mirroring = {"accepts": True, "primaries": [{"identity": "a"}] * 10_000}
     assert len(read_node_stats(NODE, {"nsq_compat": {"mirroring": mirroring}}).mirroring.primaries) == 100
+
+
+def test_thousands_of_topics_are_read_and_added_up_in_turns(monkeypatch):
+    """A pause of 0 would not do: gevent runs up to 50 such turns before it serves sockets."""
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    stats = read_node_stats(NODE, {"topics": [{"topic_name": f"t{number}"} for number in range(1000)]})
+    assert (len(pauses), min(pauses) > 0) == (20, True)
+    pauses.clear()
+    assert len(sum_topics(stats.topics)) == 1000
+    assert (len(pauses), min(pauses) > 0) == (20, True)
