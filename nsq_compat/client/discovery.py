@@ -20,9 +20,11 @@ log: Final = logging.getLogger(__name__)
 
 FIRST_POLL_DELAY = 1.0
 """Seconds until an nsqlookupd is asked again, if no nsqd has the topic. The delay doubles up to the usual interval."""
-MAX_ANSWER_BYTES = 16 << 20
+MAX_ANSWER_BYTES = 4 << 20
 MAX_NODES = 1000
 """Nsqd of a topic at one nsqlookupd to which a client connects, each with threads of its own."""
+_MAX_REGISTRATIONS = 10 * MAX_NODES
+"""Of an answer, valid or not, that are read. A few megabytes may have a million."""
 _MAX_LOGGED = 5
 _NOT_NSQLOOKUPD = "is this nsqlookupd's HTTP address?"
 
@@ -91,13 +93,15 @@ def _listing(answer: Any, kind: str) -> Listing:
     if not isinstance(producers, list):
         raise ValueError(f"the answer has no list of producers; {_NOT_NSQLOOKUPD}")
     nodes, skipped = set[str](), list[str]()
-    for producer in producers:
+    for producer in producers[:_MAX_REGISTRATIONS]:
         fields = producer if isinstance(producer, dict) else {}
         host, port = fields.get("broadcast_address"), fields.get(f"{kind.lower()}_port")
         if problem := address_error(host, **{kind: port}):
             skipped.append(f"nsqd {printable(fields.get('hostname', ''))}: {problem}")
         else:
             nodes.add(f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}")
+    if len(producers) > _MAX_REGISTRATIONS:
+        skipped.append(f"{len(producers) - _MAX_REGISTRATIONS} of {len(producers)} nsqd: so many are not read")
     if len(nodes) > MAX_NODES:
         skipped.append(f"{len(nodes) - MAX_NODES} of {len(nodes)} nsqd: a client connects to {MAX_NODES} at most")
         nodes = set(sorted(nodes)[:MAX_NODES])

@@ -9,6 +9,8 @@ from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer
 from nsq_compat.protocol.names import address_error, canonical_host, is_host, is_port, printable
 
+_MAX_REGISTRATIONS: Final = 10_000
+"""Of a listing, valid or not. An answer of some megabytes may have millions."""
 _ADDRESS: Final = re.compile(r"(?:(?P<name>[^:\[\]]+)|\[(?P<ipv6>[^\[\]]+)\]):(?P<port>[0-9]{1,5})", re.ASCII)
 _VERSION: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?")
 
@@ -76,7 +78,8 @@ def read_registrations(value: object) -> tuple[list[Node], list[str]]:
     An nsqlookupd does not check what an nsqd announces, so one invalid entry must not hide the others.
     """
     nodes, skipped = [], []
-    for entry in reading.array(lambda each: each, value):
+    entries = reading.array(lambda each: each, value)
+    for entry in entries[:_MAX_REGISTRATIONS]:
         try:
             node = _read_fields(reading.mapping(entry))
             problem = address_error(node.broadcast_address, TCP=node.tcp_port, HTTP=node.http_port)
@@ -86,6 +89,8 @@ def read_registrations(value: object) -> tuple[list[Node], list[str]]:
             skipped.append(f"{_name_of(entry)}: {problem}")
         else:
             nodes.append(node)
+    if len(entries) > _MAX_REGISTRATIONS:
+        skipped.append(f"{len(entries) - _MAX_REGISTRATIONS} of {len(entries)} nsqds: so many are not read")
     return nodes, skipped
 
 

@@ -200,3 +200,16 @@ def test_the_number_of_nsqd_at_one_nsqlookupd_is_limited(lookupd):
     listing = ask(lookupd.address, "t", settings())
     assert len(listing.nodes) == MAX_NODES
     assert listing.skipped == ("2 of 1002 nsqd: a client connects to 1000 at most",)
+
+
+def test_of_an_answer_with_a_million_registrations_ten_thousand_are_read(lookupd):
+    lookupd.reply = (200, b'{"producers":[' + b"{}," * 1_000_000 + b"{}]}")
+    listing = ask(lookupd.address, "t", settings(lookupd_request_timeout=20))
+    assert len(listing.skipped) == 10_001
+    assert listing.skipped[-1] == "990001 of 1000001 nsqd: so many are not read"
+
+
+def test_an_answer_of_more_than_four_megabytes_is_refused(lookupd):
+    lookupd.reply = (200, b" " * ((4 << 20) + 1))
+    with pytest.raises(FAILURES, match="the answer is larger than 4194304 bytes"):
+        ask(lookupd.address, "t", settings(lookupd_request_timeout=20))

@@ -90,3 +90,9 @@ def test_a_node_is_out_of_date_when_another_is_newer():
     mark_out_of_date(nodes)
     assert [node.out_of_date for node in nodes] == [False, True, True]
     mark_out_of_date([])
+
+
+def test_of_a_listing_ten_thousand_registrations_are_read():
+    nodes, skipped = read_registrations([{}] * 9_999 + [entry()] * 3)
+    assert (len(nodes), len(skipped)) == (1, 10_000)
+    assert skipped[-1] == "2 of 10002 nsqds: so many are not read"
