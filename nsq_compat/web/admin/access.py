@@ -46,6 +46,8 @@ FORM_BYTES: Final = 16 * 1024
 """Of a visitor that may send no message. Parsing a form of a megabyte takes half a second."""
 _MAX_FIELDS: Final = 25_000
 """Of a form of others: a thousand policies."""
+_MAX_PATH: Final = 1000
+"""Of the page that is shown after the login."""
 _OF_PROVIDER: Final = "provider "
 """Begins the user of a session at the provider. No name of the user file has a blank."""
 _METRICS: Final = "operations.metrics"
@@ -202,7 +204,7 @@ def check() -> Response | None:
     if request.path.startswith(("/api/", "/config/", "/metrics")) or not login_is_used():
         raise ApiError(401, "UNAUTHORIZED", headers=(("WWW-Authenticate", 'Bearer realm="nsqadmin"'),))
     here = request.full_path.rstrip("?") if request.method == "GET" else ""
-    return redirect(url_for("login.show", next=here or None))  # type: ignore[return-value]
+    return redirect(url_for("login.show", next=_local_path(here) or None))  # type: ignore[return-value]
 
 
 def _limit_form() -> None:
@@ -412,5 +414,7 @@ def _to(path: str) -> Response:
 
 
 def _local_path(path: str) -> str:
-    """The path, or "" if it leads to another site."""
+    """The path, or "" if it leads to another site, or is too long for a cookie."""
+    if len(path) > _MAX_PATH:
+        return ""
     return path if path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() else ""

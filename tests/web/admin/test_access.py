@@ -354,6 +354,16 @@ def test_a_form_that_takes_long_to_parse_is_refused_for_every_visitor(behind_log
     assert answer.status_code == expected
 
 
+def test_a_path_that_is_too_long_for_a_cookie_is_forgotten_at_the_login(behind_login):
+    """The cookie of a login at a provider has the path. Browsers drop cookies of more than 4 KB."""
+    short, long = "/topics?q=" + "a" * 900, "/topics?q=" + "a" * 1000
+    headers = {"Accept": "text/html"}
+    assert behind_login.get(short, headers=headers).headers["Location"].startswith("/login?next=")
+    assert behind_login.get(long, headers=headers).headers["Location"] == "/login"
+    assert "a" * 900 in behind_login.get("/login", query_string={"next": short}).text
+    assert "a" * 900 not in behind_login.get("/login", query_string={"next": long}).text
+
+
 def test_a_page_of_an_error_does_not_parse_a_form(behind_login, monkeypatch):
     def parse(*_):
         raise AssertionError("it was parsed")
