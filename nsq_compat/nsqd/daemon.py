@@ -193,9 +193,7 @@ class Daemon:
             topology_zone=options.topology_zone,
             version=NSQ_VERSION,
         )
-        self._lookup_peers = LookupPeers(
-            self.broker, info, options.max_body_size, tick, self._lookupd_tls, options.cluster_token
-        )
+        self._lookup_peers = LookupPeers(self.broker, info, tick, self._lookupd_tls, options.cluster_token)
         self._topic_channels = TopicChannels(
             self.broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )

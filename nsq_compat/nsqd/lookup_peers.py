@@ -216,7 +216,6 @@ class LookupPeers:
         self,
         broker: Broker,
         info: PeerInfo,
-        max_reply_size: int,
         tick: LoopTick | None = None,
         tls: LookupdTls | None = None,
         token: str = "",
@@ -225,7 +224,7 @@ class LookupPeers:
         self._broker = broker
         self._tls = tls or LookupdTls(partial(client_tls, "", 0))
         self._tick = tick
-        self._new_session = partial(LookupPeer, broker, info, max_reply_size=max_reply_size, token=token)
+        self._new_session = partial(LookupPeer, broker, info, token=token)
         self._peers: dict[str, Peer] = {}
 
     @property

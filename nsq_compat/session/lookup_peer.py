@@ -55,7 +55,7 @@ class LookupPeer(Conversation):
         wake: Callable[[], None],
         on_identified: Callable[[LookupdInfo], None],
         now: float,
-        max_reply_size: int = lookup_commands.DEFAULT_MAX_REPLY_SIZE,
+        max_reply_size: int = lookup_commands.MAX_REPLY_SIZE,
         tls: bool = False,
         token: str = "",
     ) -> None:

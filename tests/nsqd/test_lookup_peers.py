@@ -57,7 +57,7 @@ def broker() -> Broker:
 
 @pytest.fixture
 def peers(broker: Broker) -> Iterator[LookupPeers]:
-    peers = LookupPeers(broker, INFO, 1000)
+    peers = LookupPeers(broker, INFO)
     yield peers
     peers.stop()
 
@@ -247,7 +247,7 @@ class Nsqd:
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self.broker = Broker(QueueLimits())
-        self.peers = LookupPeers(self.broker, INFO, 1000)
+        self.peers = LookupPeers(self.broker, INFO)
         calls = HttpCalls(connect_timeout=PATIENCE, request_timeout=PATIENCE, make_tls=ssl.create_default_context)
         self.channels = TopicChannels(self.broker, self.peers, calls, patience)
 

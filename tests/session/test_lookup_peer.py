@@ -1,5 +1,6 @@
 """nsqd's side of the V1 protocol, against replies of nsqlookupd and against our own nsqlookupd session."""
 
+import json
 import logging
 import struct
 from typing import Any
@@ -123,6 +124,13 @@ def test_an_invalid_reply_to_identify_ends_the_session(nsqd, answer):
     assert nsqd.hears(reply(answer)) == b""
     assert nsqd.session.closing
     assert nsqd.session.failure.startswith("IDENTIFY - not an answer to IDENTIFY: ")
+
+
+def test_a_reply_to_identify_that_takes_long_to_read_is_refused_by_its_size(nsqd):
+    nsqd.says()
+    document = json.dumps({"broadcast_address": "x", "more": [{}] * 20_000}).encode()
+    assert nsqd.hears(reply(document)[:4]) == b""
+    assert nsqd.session.failure == f"IDENTIFY - a reply of {len(document)} bytes, not 0 to 32768"
 
 
 # --- What comes and goes ----------------------------------------------------------------------------------------------
