@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.protocol.durations import format_duration
-from nsq_compat.protocol.errors import target_without_secrets
+from nsq_compat.protocol.errors import shortened, target_without_secrets
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.session.http_message import TEXT, Admission, BodyStream, Request, Response
@@ -409,6 +409,6 @@ def _respond(request: Request, handler: Handler) -> Response:
 
 
 def log_access(request: Request, status: int, elapsed_ns: int) -> None:
-    target = target_without_secrets(request.target)
+    target = shortened(target_without_secrets(request.target))
     elapsed = format_duration(elapsed_ns)
     log.info("%d %s %s (%s) %s", status, request.method, target, request.remote_address, elapsed)

@@ -76,6 +76,12 @@ def test_requests_are_logged(application, caplog, path, method, line):
     assert re.match(line, record.getMessage())
 
 
+def test_the_log_line_of_a_long_request_is_limited(application, caplog):
+    with caplog.at_level(logging.INFO):
+        application.respond(request("/" + "x" * 60_000))
+    assert len(caplog.messages[0]) < 1100
+
+
 @pytest.mark.parametrize(("path", "method"), [("/quiet", "GET"), ("/ok/", "GET"), ("/ok", "OPTIONS")])
 def test_requests_that_nsqd_does_not_log_are_not_logged(application, caplog, path, method):
     with caplog.at_level(logging.INFO):
