@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -211,7 +211,7 @@ class PositionFile:
             return {}
         except OSError as error:
             raise Refused(f"--position-file={self._path}: {reason(error)}") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         offsets = value.get("next_offsets") if isinstance(value, dict) else None
         if not isinstance(offsets, dict) or not all(type(each) is int for each in offsets.values()):
@@ -224,12 +224,15 @@ class PositionFile:
         """Replace the file. Raises ``Refused``."""
         if not self._path:
             return
+        new = f"{self._path}.new"
         try:
-            with open(f"{self._path}.new", "w", encoding="utf-8") as file:
+            with suppress(FileNotFoundError):  # of a run that was killed, or a link of another user to a file of ours
+                os.unlink(new)
+            with open(new, "x", encoding="utf-8") as file:
                 json.dump({"topic": self._topic, "next_offsets": position}, file)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(f"{self._path}.new", self._path)
+            os.replace(new, self._path)
         except OSError as error:
             raise Refused(f"--position-file={self._path}: {reason(error)}") from None

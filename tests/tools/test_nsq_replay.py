@@ -75,6 +75,7 @@ def test_a_further_run_goes_on_at_the_position_of_the_last_one(nsqd, filled, rep
     [
         ("", "this is no position file"),
         ("[]", "this is no position file"),
+        ("[" * 100_000, "this is no position file"),
         ('{"next_offsets": {"a": "1"}}', "this is no position file"),
         ('{"next_offsets": {}}', "it is for another topic, None"),
         ('{"topic": "other", "next_offsets": {}}', "it is for another topic, other"),
@@ -185,6 +186,15 @@ def test_headers_are_replayed_and_an_id_gets_another_name(nsqd, topic, replay):
             (b"without", {}),
         ]
     assert replay().stdout == b"with\nwithout\n"
+
+
+def test_a_link_beside_the_position_file_is_not_followed(filled, replay, tmp_path):
+    other = tmp_path / "other"
+    other.write_text("precious")
+    (tmp_path / "position.new").symlink_to(other)
+    assert replay("--to=10", f"--position-file={tmp_path / 'position'}").returncode == 0
+    assert other.read_text() == "precious"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["other", "position"]
 
 
 def test_the_token_is_sent(run, target):
