@@ -244,7 +244,9 @@ class ClientSession:
         elif frame.type != FRAME_TYPE_RESPONSE:
             raise ProtocolError(f"unknown frame type {frame.type}")
         elif frame.data == b"_heartbeat_":
-            self._out.append(command_writer.NOP)
+            # One for several: an nsqd that sends many and does not read must not have answers wait for it.
+            if not self._out or self._out[-1] != command_writer.NOP:
+                self._out.append(command_writer.NOP)
             events.append(Heartbeat())
         elif not self.is_open:
             self._on_response(frame.data, events)

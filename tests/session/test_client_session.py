@@ -80,6 +80,18 @@ def test_a_heartbeat_is_answered():
     assert session.data_to_send() == b"NOP\n"
 
 
+def test_heartbeats_that_come_together_have_one_answer():
+    session = opened()
+    assert session.receive_data(HEARTBEAT * 1000) == [Heartbeat()] * 1000
+    for _ in range(1000):
+        session.receive_data(HEARTBEAT)
+    assert session.data_to_send() == write.NOP
+    session.receive_data(HEARTBEAT)
+    session.send(write.ready(1))
+    session.receive_data(HEARTBEAT)
+    assert session.data_to_send() == write.NOP + write.ready(1) + write.NOP
+
+
 def test_a_heartbeat_is_not_taken_for_the_response_to_identify():
     session = ClientSession(REQUEST)
     session.data_to_send()
