@@ -177,12 +177,16 @@ class RegistrationDb:
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its channels, if it exists. A producer may register them again."""
-        for channel in list(self._channels.get(topic, {})):
-            self.delete_channel(topic, channel)
-        registration = self._topics.get(topic)
-        if registration is not None:
-            log.info("DB: removing topic(%s)", topic)
+        channels = list(self._channels.get(topic, {}).values())
+        for registration in channels:
             self._drop(registration)
+        for registration in channels[:_MAX_LOGGED]:
+            log.info("DB: removing channel(%s) from topic(%s)", registration.channel, topic)
+        if len(channels) > _MAX_LOGGED:
+            log.info("DB: removing %d more channels from topic(%s)", len(channels) - _MAX_LOGGED, topic)
+        if topic in self._topics:
+            log.info("DB: removing topic(%s)", topic)
+            self._drop(self._topics[topic])
 
     def delete_channel(self, topic: str, channel: str) -> None:
         """Delete a channel. Raises ``KeyError``."""

@@ -115,6 +115,20 @@ def test_thousands_of_registrations_end_with_a_limited_number_of_log_lines(direc
     assert [list(each.producers) for each in directory.db.registrations() if each.producers] == [[other], [other]]
 
 
+def test_a_topic_with_thousands_of_channels_is_deleted_with_a_limited_number_of_log_lines(directory, caplog):
+    for number in range(3000):
+        directory.db.create_channel("t", f"c{number}")
+    with caplog.at_level(logging.INFO):
+        caplog.clear()
+        directory.db.delete_topic("t")
+    assert caplog.messages[999:] == [
+        "DB: removing channel(c999) from topic(t)",
+        "DB: removing 2000 more channels from topic(t)",
+        "DB: removing topic(t)",
+    ]
+    assert not [*directory.db.registrations()]
+
+
 def test_a_removed_producer_leaves_its_names_even_ephemeral_ones(directory, caplog):
     producer = directory.joins()
     directory.db.register(producer, "t#ephemeral", "c#ephemeral")
