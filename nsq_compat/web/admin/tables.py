@@ -82,7 +82,7 @@ def address(**changed: Any) -> str:
     # Other parameters of the request are dropped: url_for gives some names a meaning of their own.
     kept = {name: value for name in _PARAMETERS if (value := request.args.get(name))}
     assert request.endpoint is not None, "a page has an endpoint"
-    return url_for(request.endpoint, **(request.view_args or {}), **{**kept, **changed})
+    return url_for(request.endpoint, **{**kept, **changed, **(request.view_args or {})})
 
 
 # --- Topics and channels ----------------------------------------------------------------------------------------------

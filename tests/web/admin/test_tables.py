@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.web.admin.tables import ROWS_PER_PAGE, page_of, part_of
+from nsq_compat.web.admin.tables import _PARAMETERS, ROWS_PER_PAGE, page_of, part_of
 
 COLUMNS = {"name": lambda row: row[0], "size": lambda row: row[1]}
 ROWS = [(f"n{number:03}", number % 7) for number in range(250)]
@@ -48,3 +48,9 @@ def test_any_arguments_give_a_page(arguments):
     shown = page_of(ROWS, arguments, COLUMNS, lambda row: row[0])
     assert 1 <= shown.number <= shown.count
     assert len(shown.rows) <= ROWS_PER_PAGE
+
+
+@pytest.mark.parametrize("path", ["/topics/orders", "/topics/orders/mail", "/nodes/{node}", "/topics", "/nodes"])
+def test_links_of_a_page_keep_any_parameters_also_those_that_its_path_has(browser, nsqd, path):
+    answer = browser.get(path.format(node=nsqd.address), query_string=dict.fromkeys(_PARAMETERS, "x"))
+    assert answer.status_code == 200
