@@ -27,7 +27,7 @@ from nsq_compat.net.event_loop import LoopTick, yield_to_loop
 from nsq_compat.net.sockets import Dialer, split_host_port
 from nsq_compat.net.tls_codec import Tls
 from nsq_compat.nsqd.durability import in_thread
-from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls, client_tls, tls_reason
+from nsq_compat.nsqd.http_calls import MAX_ANSWER_BYTES, CallFailed, HttpCalls, client_tls, tls_reason
 from nsq_compat.protocol.go_json import INT64, STRING, Fields, JsonError, list_of, loads_object, object_of
 from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo
 from nsq_compat.protocol.names import address_error, is_ephemeral, is_valid_name
@@ -61,6 +61,8 @@ MAX_LEARNED_CHANNELS: Final = 4_000
 register any number of channels. Each takes 13 KB in every nsqd that creates the topic, and 12 us of each checkpoint."""
 _MAX_READ_AT_ONCE: Final = 32 * 1024
 """Bytes of an answer; reading a longer one takes milliseconds, so a thread does that."""
+_MAX_NODES_BYTES: Final = 64 << 20
+"""Of a list of nodes, each with all its topics."""
 _MAX_INVALID_LOGGED: Final = 10
 _ANSWER: Final[Fields] = {"channels": list_of(STRING)}
 _NODES: Final[Fields] = {"producers": list_of(object_of({"broadcast_address": STRING, "tcp_port": INT64}))}
@@ -132,13 +134,14 @@ class Peer:
         if self._connection is not None:
             self._connection.session.ping_now(time.monotonic())
 
-    def get(self, calls: HttpCalls, path: str) -> bytes:
+    def get(self, calls: HttpCalls, path: str, max_answer: int = MAX_ANSWER_BYTES) -> bytes:
         """The answer of its HTTP API, which it describes while connected. Raises ``CallFailed``."""
         lookupd = self.lookupd
         assert lookupd is not None, "it is connected"
         url = f"{_base_url(lookupd, 'http' if self._tls is None else 'https')}/{path}"
         log.debug("CI: querying nsqlookupd %s", url)
-        return calls.call(url, tls=None if self._tls is None else self._tls.context, token=self._token)
+        tls = None if self._tls is None else self._tls.context
+        return calls.call(url, max_answer=max_answer, tls=tls, token=self._token)
 
     def _make_tls(self) -> Tls:
         assert self._tls is not None, "the session asks for TLS"
@@ -254,7 +257,8 @@ class LookupPeers:
             if lookupd is None or address_error(lookupd.broadcast_address, HTTP=lookupd.http_port):
                 continue
             try:
-                nodes = loads_object(peer.get(calls, "nodes"), _NODES)["producers"]
+                answer = peer.get(calls, "nodes", _MAX_NODES_BYTES)
+                nodes = in_thread(loads_object, answer, _NODES)["producers"]
             except (CallFailed, JsonError) as failure:
                 log.warning("LOOKUPD(%s): cannot list nodes - %s", peer.address, failure)
                 continue

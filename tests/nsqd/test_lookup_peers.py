@@ -239,6 +239,20 @@ def test_an_nsqlookupd_that_keeps_closing_is_connected_to_less_often(broker, pee
     assert pauses[:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
+def test_a_node_is_found_in_a_list_of_thousands_of_nodes(nsqd, web, start_with, wait_until):
+    def producer(number: int) -> dict[str, object]:
+        topics = [f"topic{each}" for each in range(100)]
+        return {"broadcast_address": f"node{number}", "tcp_port": 4150, "topics": topics, "tombstones": [False] * 100}
+
+    web.answer = json.dumps({"producers": [producer(number) for number in range(4000)]}).encode()
+    assert len(web.answer) > 1 << 22
+    calls = HttpCalls(connect_timeout=PATIENCE, request_timeout=PATIENCE, make_tls=ssl.create_default_context)
+    nsqd.starts(start_with(web))
+    wait_until(lambda: [each for each in nsqd.peers.peers if each.lookupd])
+    assert nsqd.peers.lists("node3999", 4150, calls)
+    assert not nsqd.peers.lists("node3999", 4151, calls)
+
+
 # --- Channels of a new topic ------------------------------------------------------------------------------------------
 
 
