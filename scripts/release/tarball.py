@@ -16,8 +16,8 @@ OLDEST_GLIBC: Final = 31
 """Of Debian 11, 2.31: packages in the tarball need no newer one, so that it depends on the Python alone."""
 
 NOT_NEEDED: Final = """
-    __pycache__ config-* dist-packages doctest.py ensurepip EXTERNALLY-MANAGED idlelib lib2to3 lib-dynload pydoc.py
-    pydoc_data site-packages sitecustomize.py test tkinter turtle.py turtledemo venv
+    __pycache__ config-* dist-packages doctest.py ensurepip EXTERNALLY-MANAGED idlelib lib2to3 lib-dynload macholib
+    pydoc.py pydoc_data site-packages sitecustomize.py test tkinter turtle.py turtledemo venv
 """
 """Parts of Python's library that no program of ours imports, and lib-dynload, of which NOT_LOADED is left out."""
 NOT_LOADED: Final = re.compile(r"_tkinter|_curses|_dbm|_gdbm|_sqlite3|readline|_crypt|nis|ossaudio|spwd|_test|_?xx")
@@ -96,8 +96,8 @@ def build_tarball(source: Source, wheels: Path, output: Path) -> None:
             record.unlink()
     (packages / "__main__.py").write_text(MAIN)
     add_libraries(lib, os.path.realpath(python), modules)
-    for text in (path for path in packages.rglob("*.so*") if path.is_file()):
-        subprocess.run(["strip", "--strip-unneeded", text], check=False, capture_output=True)
+    for library_file in (path for path in [*packages.rglob("*.so*"), *lib.glob("*.so*")] if path.is_file()):
+        subprocess.run(["strip", "--strip-unneeded", library_file], check=False, capture_output=True)
     compileall = ("-m", "compileall", "-q", "-f", "--invalidation-mode=unchecked-hash", "-s", lib)
     run(lib / "python3", "-I", "-S", *compileall, lib / f"python{version}", packages, env=source.environment)
     (home / "bin").mkdir()
