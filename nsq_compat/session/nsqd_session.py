@@ -584,9 +584,8 @@ class NsqdSession(Conversation):
 
     def _refuse(self, error: NsqError) -> None:
         """Reply with an error; the only place where errors become frames."""
-        log.error(
-            "[%s] - %s", self.peer, shortened(str(error))
-        )  # as text, because a kept log record would keep its traceback
+        # As text, because a log record that is kept would keep its traceback.
+        log.error("[%s] - %s", self.peer, shortened(str(error)))
         self._replies.append(error_frame(error.data))
         self._effort += 1
 
