@@ -38,7 +38,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 from urllib3.util.ssl_ import create_urllib3_context, resolve_cert_reqs
-from urllib3.util.ssltransport import SSLTransport
+from urllib3.util.ssltransport import SSL_BLOCKSIZE, SSLTransport
 
 MAX_REDIRECTS: Final = 10
 FAILURES: Final = (requests.RequestException, urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError)
@@ -372,11 +372,29 @@ class _Tls(SSLTransport):
     """TLS that decodes at most 16 KiB at once, unlike `ssl.SSLSocket`, which decodes all that arrives meanwhile."""
 
     def _ssl_io_loop(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        def paced(*arguments: Any) -> Any:
+        """As that of urllib3, but sends alerts, too, and reads what a server sent before it closed the connection."""
+        while True:
             _deadline().pace()
-            return step(*arguments)
+            try:
+                result = step(*arguments)
+            except ssl.SSLWantReadError:
+                self._send_pending()
+            except ssl.SSLError:
+                with contextlib.suppress(OSError):
+                    self._send_pending()
+                raise
+            else:
+                self._send_pending()
+                return result
+            if received := self.socket.recv(SSL_BLOCKSIZE):
+                self.incoming.write(received)
+            else:
+                self.incoming.write_eof()
 
-        return super()._ssl_io_loop(paced, *arguments)
+    def _send_pending(self) -> None:
+        # Sending nothing fails as well, once the server has closed the connection.
+        if pending := self.outgoing.read():
+            self.socket.sendall(pending)
 
 
 class _WatchedTls(_Watched, HTTPSConnection):

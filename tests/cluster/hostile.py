@@ -127,6 +127,8 @@ class HostileServer:
         self.completed = 0
         self.cut_off = 0
         """Number of answers that the client did not read to the end."""
+        self.error: OSError | None = None
+        """Why the last of these was cut off."""
         self._answer = answer
         self._reads = reads
         self._context = _tls_context() if tls else None
@@ -174,8 +176,9 @@ class HostileServer:
                 if self._answer not in FAST and self._over.wait(STEP):
                     return
             self.completed += 1
-        except OSError:
+        except OSError as error:
             self.cut_off += 1
+            self.error = error
         finally:
             connected.close()
 

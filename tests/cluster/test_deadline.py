@@ -1,10 +1,14 @@
 """One deadline for a whole request, whichever part of the answer is slow."""
 
+import socket
+import ssl
 import threading
+from contextlib import closing
 
 import pytest
+import trustme
 
-from nsq_compat.bounded_http import Deadline, bounded_session
+from nsq_compat.bounded_http import Deadline, _Tls, bounded_session
 from nsq_compat.cluster.http_client import HttpClient, call_all
 from nsq_compat.cluster.reading import UpstreamError
 from tests.cluster.hostile import (
@@ -127,3 +131,24 @@ def test_an_error_before_the_deadline_is_unchanged():
 def test_an_error_after_the_deadline_is_a_timeout():
     with pytest.raises(TimeoutError), Deadline(0):
         raise ValueError("mine")
+
+
+def test_with_tls_what_a_server_sent_before_it_closed_the_connection_is_read():
+    """As without: an answer to a request that is refused before all of it was sent, or why a certificate is missing."""
+    authority = trustme.CA()
+    server, client = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
+    authority.issue_cert("nsqd.example").configure_cert(server)
+    authority.configure_trust(client)
+    near, far = socket.socketpair()
+
+    def answer() -> None:
+        with server.wrap_socket(far, server_side=True) as connected:
+            connected.sendall(b"413")
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    with Deadline(20), closing(_Tls(near, client, "nsqd.example")) as connected:
+        answering.join()
+        with pytest.raises(BrokenPipeError):
+            connected.sendall(b"the rest of a request")
+        assert connected.recv() == b"413"

@@ -63,6 +63,12 @@ def test_an_endless_answer_is_cut_off(daemon):
         client.get(daemon.address, "stats")
 
 
+def test_a_server_learns_why_its_certificate_was_refused():
+    with HostileServer(silent, tls=True) as server, pytest.raises(UpstreamError, match="TLS: "):
+        HttpClient(request_timeout=20).exchange("GET", f"https://{server.address}/")
+    assert "UNKNOWN_CA" in str(server.error)
+
+
 def test_a_closed_connection_is_an_error(client, daemon):
     daemon.does("stats", lambda handler: handler.connection.close())
     with pytest.raises(UpstreamError, match=r'^Get "http://\S+": [\w ]+'):
