@@ -282,7 +282,7 @@ class TopicStore:
         self.is_write_through = not self._is_in_memory
         """Whether messages are in a file before they are acknowledged."""
         self.retention: Retention | None = None
-        self._is_flushed = self._is_deleted = False
+        self._is_flushed = self.is_deleted = False
         self._storage = storage
         self._checkpoint_path = os.path.join(folder, CHECKPOINT)
         self.syncs = storage.durability is Durability.FSYNC
@@ -448,7 +448,7 @@ class TopicStore:
 
     def _confirm(self, done: Done, failed_sync: OSError | None) -> None:
         if failed_sync is not None:
-            if not self._is_deleted:
+            if not self.is_deleted:
                 self._storage.failed(failed_sync)
             done(failed_sync)
         elif self._storage.confirm is not None:
@@ -517,7 +517,7 @@ class TopicStore:
 
     def delete(self) -> None:
         """Delete the folder. Files that cannot be deleted now are deleted at the next start."""
-        self._is_deleted = True
+        self.is_deleted = True
         try:
             self.log.delete(durably=self.syncs)
         except OSError as error:

@@ -37,14 +37,13 @@ from nsq_compat.web.application import (
     ids_of,
     json_response,
     parse_query,
-    read_in_steps,
     required,
     required_name,
     text_response,
 )
 from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.publishing import refusal_of, topic_of
-from nsq_compat.web.topic_log import TopicLogApi
+from nsq_compat.web.topic_log import TopicLogApi, read_of
 
 MAX_SHOWN_BODY_BYTES: Final = 16 * 1024
 _DEFAULT_LIMIT: Final = "10"
@@ -126,7 +125,7 @@ class Administration:
         """The messages published last, whether finished or not."""
         limit = _limit(request)
         topic = self._topic_of(request)
-        published = read_in_steps(lambda: topic.recent(limit, self._service.now(), self._service.now_ns()))
+        published = read_of(topic, lambda: topic.recent(limit, self._service.now(), self._service.now_ns()))
         offsets = _offsets(topic, [frame for frame, _ in published])
         messages = [message_json(frame, offsets) | ({"due": due_ns} if due_ns else {}) for frame, due_ns in published]
         return json_response({"message_count": topic.message_count, "messages": messages})
@@ -159,10 +158,10 @@ class Administration:
     def _peek(self, request: Request) -> Response:
         """The messages of a channel that are next in each state, without delivering them."""
         limit = _limit(request)
-        channel = self._channel_of(request)
-        peek = read_in_steps(lambda: channel.peek(limit))
+        topic, channel = self._topic_of(request), self._channel_of(request)
+        peek = read_of(topic, lambda: channel.peek(limit))
         taken = [frame for _, frame in (*peek.deferred, *peek.in_flight)]
-        offsets = _offsets(self._topic_of(request), [*peek.waiting, *taken])
+        offsets = _offsets(topic, [*peek.waiting, *taken])
         return json_response(
             {
                 "depth": channel.depth,
@@ -233,7 +232,7 @@ class Administration:
         if to == channel.topic_name:
             raise ApiError(400, "INVALID_ARG_TO")
         limit, now = _limit(request, MAX_BATCH), self._service.now()
-        frames = read_in_steps(lambda: channel.set_aside(limit, now, _REDRIVE_SECONDS))
+        frames = read_of(self._topic_of(request), lambda: channel.set_aside(limit, now, _REDRIVE_SECONDS))
         try:
             if frames:
                 self._broker.topic(to).republish(frames, now, self._service.now_ns())
@@ -317,7 +316,7 @@ def _limit(request: Request, largest: int = MAX_RECENT) -> int:
 def _offsets(topic: Topic, frames: Sequence[bytes]) -> Mapping[bytes, int]:
     """The offsets of those of these messages that the log still has, by id."""
     store = topic.store
-    return {} if store is None else read_in_steps(lambda: offsets_of(store.log, map(message_id, frames)))
+    return {} if store is None else read_of(topic, lambda: offsets_of(store.log, map(message_id, frames)))
 
 
 def message_json(frame: bytes, offsets: Mapping[bytes, int]) -> dict[str, object]:

@@ -248,7 +248,7 @@ class TopicLogApi:
         offset = self.offset_of(topic, required(request, "to"), "TO")
         now_ns = self._service.now_ns()
         with _refusing_moves():
-            read_in_steps(lambda: topic.move_channel(name, offset, now_ns, drops_taken=drops_taken))
+            read_of(topic, lambda: topic.move_channel(name, offset, now_ns, drops_taken=drops_taken))
         return _moved(topic, topic.channels[name], offset)
 
     def create_channel(self, topic: Topic, name: str, when: str) -> Response:
@@ -258,7 +258,7 @@ class TopicLogApi:
         offset = self.offset_of(topic, when, "FROM")
         now_ns = self._service.now_ns()
         try:
-            channel = read_in_steps(lambda: topic.create_channel_at(name, offset, now_ns))
+            channel = read_of(topic, lambda: topic.create_channel_at(name, offset, now_ns))
         except NotLogged:
             raise ApiError(400, "INVALID_ARG_CHANNEL: an ephemeral channel begins at the end") from None
         return _moved(topic, channel, offset)
@@ -316,19 +316,29 @@ def _durable_end(topic: Topic, log: TopicLog, wanted: int) -> int:
     if store is None or not store.commits:
         return end
     if log.synced_offset < min(wanted, end):
-        read_in_steps(store.commit)
+        read_of(topic, store.commit)
     return log.synced_offset
 
 
+def read_of(topic: Topic, read: Callable[[], Read]) -> Read:
+    """As `read_in_steps`. Raises ``ApiError``, 404 if the topic was deleted between two steps, with its files."""
+    try:
+        return read_in_steps(read)
+    except ApiError:
+        if topic.store is not None and topic.store.is_deleted:
+            raise ApiError(404, "TOPIC_NOT_FOUND") from None
+        raise
+
+
 def read_log(topic: Topic, read: Callable[[], Read]) -> Read:
-    """As `read_in_steps`, after writing what is in memory only. Raises ``ApiError``."""
+    """As `read_of`, after writing what is in memory only."""
 
     def step() -> Read:
         if topic.store is not None and not topic.store.spill_some():
             raise BlockingIOError
         return read()
 
-    return read_in_steps(step)
+    return read_of(topic, step)
 
 
 def _timestamp_at(log: TopicLog, offset: int) -> int | None:

@@ -394,6 +394,20 @@ def test_many_small_groups_are_read_in_small_steps(call, daemon, topic, monkeypa
     assert max(lengths) <= 256 * 2
 
 
+@pytest.mark.interpreted
+def test_a_topic_that_is_deleted_during_a_request_is_not_found(call, daemon, topic, monkeypatch):
+    read = OffsetReader.read_frames
+
+    def read_frames(reader: OffsetReader, max_bytes: int) -> Frames | None:
+        if "t" in daemon.broker.topics:
+            daemon.broker.delete_topic("t")
+            raise BlockingIOError
+        return read(reader, max_bytes)
+
+    monkeypatch.setattr(OffsetReader, "read_frames", read_frames)
+    assert code(call("GET", "/topic/read?topic=t&from=0")) == refused(404, "TOPIC_NOT_FOUND")
+
+
 # --- What a power cut leaves ------------------------------------------------------------------------------------------
 
 
