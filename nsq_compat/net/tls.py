@@ -4,7 +4,14 @@ import ssl
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from nsq_compat.net.tls_codec import Tls, TlsError
+from nsq_compat.net.tls_codec import (
+    MAX_IDLE_RECORDS,
+    RECORDS_IN_PART,
+    TOO_MANY_IDLE_RECORDS,
+    Records,
+    Tls,
+    TlsError,
+)
 from nsq_compat.protocol.compression import MAX_PIECE
 from nsq_compat.session.conversation import TlsFacts
 
@@ -79,16 +86,23 @@ class StandardTls(Tls):
         self._read_plain: Callable[[int], bytes] = inner.read
         self._write_plain: Callable[[bytes], int] = inner.write
         self._refused = False
+        self._records = Records()
+        self._unread: list[bytes] = []  # came with the end of the handshake
+        self._reads = 0  # records with data
 
     def do_handshake(self, data: bytes) -> bool:
-        self._incoming.write(data)
-        try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            return False
-        except ssl.SSLError as error:
-            raise self._refusal(error) from None
-        return True
+        parts = self._records.cut(data)
+        for number, part in enumerate(parts, 1):
+            self._incoming.write(part)
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLError as error:
+                raise self._refusal(error) from None
+            self._unread = parts[number:]
+            return True
+        return False
 
     def encode(self, data: bytes) -> bytes:
         if data and not self._refused:
@@ -100,6 +114,11 @@ class StandardTls(Tls):
 
     def decode(self, data: bytes) -> Iterable[bytes]:
         # Hot: a client that waits for each reply sends one record at a time, which needs no generator or second read.
+        parts = self._records.cut(data)
+        if self._unread:
+            parts, self._unread = self._unread + parts, []
+        if len(parts) > 1:
+            return self._decode_parts(parts)
         self._incoming.write(data)
         size = len(data)
         if 0 < size < MAX_PIECE:
@@ -114,6 +133,20 @@ class StandardTls(Tls):
             return self._decode(record)
         return self._decode(b"")
 
+    def _decode_parts(self, parts: Iterable[bytes]) -> Iterator[bytes]:
+        idle = 0
+        for part in parts:
+            self._incoming.write(part)
+            reads = self._reads
+            for piece in self._decode(b""):
+                yield piece
+                if not piece:
+                    return
+            idle += RECORDS_IN_PART - (self._reads - reads)
+            if idle > MAX_IDLE_RECORDS:
+                self._refused = True
+                raise TlsError(TOO_MANY_IDLE_RECORDS)
+
     def _decode(self, record: bytes) -> Iterator[bytes]:
         """This record and those after it."""
         records = [record] if record else []
@@ -123,6 +156,7 @@ class StandardTls(Tls):
             # Read only while bytes are pending: a last read that raises would cost more than the others together.
             while self._incoming.pending or self._tls.pending():
                 following = self._read_plain(_RECORD_SIZE)
+                self._reads += 1
                 if size and (not following or size + len(following) > MAX_PIECE):
                     yield b"".join(records)
                     records.clear()

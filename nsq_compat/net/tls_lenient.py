@@ -12,7 +12,14 @@ from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 
 from nsq_compat.net.tls import failure, suite_name, version_name
-from nsq_compat.net.tls_codec import Tls, TlsError
+from nsq_compat.net.tls_codec import (
+    MAX_IDLE_RECORDS,
+    RECORDS_IN_PART,
+    TOO_MANY_IDLE_RECORDS,
+    Records,
+    Tls,
+    TlsError,
+)
 from nsq_compat.protocol.compression import MAX_PIECE
 from nsq_compat.session.conversation import TlsFacts
 
@@ -27,18 +34,24 @@ class LenientTls(Tls):
         self._tls.set_accept_state()
         self._outgoing = bytearray()
         self._refused = False
+        self._records = Records()
+        self._unread: list[bytes] = []  # came with the end of the handshake
 
     def do_handshake(self, data: bytes) -> bool:
-        self._write_incoming(data)
-        try:
-            self._tls.do_handshake()
-        except SSL.WantReadError:
-            return False
-        except SSL.Error as error:
-            raise self._refusal(error) from None
-        finally:
-            self._read_outgoing()
-        return True
+        parts = self._records.cut(data)
+        for number, part in enumerate(parts, 1):
+            self._write_incoming(part)
+            try:
+                self._tls.do_handshake()
+            except SSL.WantReadError:
+                continue
+            except SSL.Error as error:
+                raise self._refusal(error) from None
+            finally:
+                self._read_outgoing()
+            self._unread = parts[number:]
+            return True
+        return False
 
     def encode(self, data: bytes) -> bytes:
         rest = b"" if self._refused else data
@@ -53,21 +66,30 @@ class LenientTls(Tls):
         return wire
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        self._write_incoming(data)
-        while True:
-            try:
-                piece = self._tls.recv(MAX_PIECE)
-            except SSL.WantReadError:
-                return
-            except SSL.ZeroReturnError:
-                piece = b""
-            except SSL.Error as error:
-                raise self._refusal(error) from None
-            finally:
-                self._read_outgoing()
-            yield piece
-            if not piece:
-                return
+        parts = self._records.cut(data)
+        parts, self._unread = self._unread + parts, []
+        idle = 0
+        for part in parts:
+            self._write_incoming(part)
+            idle += RECORDS_IN_PART
+            while True:
+                try:
+                    piece = self._tls.recv(MAX_PIECE)
+                except SSL.WantReadError:
+                    break
+                except SSL.ZeroReturnError:
+                    piece = b""
+                except SSL.Error as error:
+                    raise self._refusal(error) from None
+                finally:
+                    self._read_outgoing()
+                yield piece
+                if not piece:
+                    return
+                idle -= 1
+            if idle > MAX_IDLE_RECORDS:
+                self._refused = True
+                raise TlsError(TOO_MANY_IDLE_RECORDS)
 
     @property
     def pending(self) -> int:

@@ -5,6 +5,9 @@ from contextlib import suppress
 from itertools import pairwise
 
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from OpenSSL import SSL
@@ -13,6 +16,7 @@ from nsq_compat.net.certificates import Certificates
 from nsq_compat.net.tls import failure, suite_name, version_name
 from nsq_compat.net.tls_codec import TlsError
 from nsq_compat.net.tls_lenient import LenientTls
+from tests.net.conftest import TlsClient
 
 V2, V3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 MEGABYTE = 1 << 20
@@ -198,6 +202,65 @@ def test_renegotiation_is_refused(authority, certificates):
     client.bio_write(server.encode(b""))
     with pytest.raises(SSL.Error, match="no renegotiation"):
         client.do_handshake()
+
+
+class KeyUpdates:
+    """Records in which a client of TLS 1.3 updates its key, which the standard library cannot write."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._hash = hashes.SHA384() if len(secret) == 48 else hashes.SHA256()
+
+    def write(self) -> bytes:
+        # An update asks for one of the server's, and is the first record with its key (RFC 8446, 4.6.3, 5.2, 7.2).
+        cipher = AESGCM(self._expand(b"key", 32 if len(self._secret) == 48 else 16))
+        body = bytes.fromhex("18 000001 01 16")
+        head = b"\x17\x03\x03" + (len(body) + 16).to_bytes(2, "big")
+        record = head + cipher.encrypt(self._expand(b"iv", 12), body, head)
+        self._secret = self._expand(b"traffic upd", len(self._secret))
+        return record
+
+    def _expand(self, label: bytes, size: int) -> bytes:
+        label = b"tls13 " + label
+        info = size.to_bytes(2, "big") + bytes([len(label)]) + label + b"\0"
+        return HKDFExpand(self._hash, size, info).derive(self._secret)
+
+
+@pytest.fixture
+def updates(authority, certificates, tmp_path):
+    """A server's TLS, and records of its client."""
+    context = authority.trusting(authority.client, authority.client_key, version=V3)
+    context.keylog_filename = str(tmp_path / "keys")
+    client = TlsClient(context)
+    pair = Pair(certificates, client).do_handshake()
+    (line,) = (each for each in (tmp_path / "keys").read_text().splitlines() if "CLIENT_TRAFFIC_SECRET_0" in each)
+    return pair.server, KeyUpdates(bytes.fromhex(line.split()[2]))
+
+
+def test_a_client_may_update_its_key(updates):
+    server, records = updates
+    for _ in range(3):
+        assert list(server.decode(b"".join(records.write() for _ in range(32)))) == []
+
+
+def heard_in_cuts(tls, wire: bytes, cut: int) -> bytes:
+    """What is decoded from reads of this size."""
+    return b"".join(piece for begin in range(0, len(wire), cut) for piece in tls.decode(wire[begin : begin + cut]))
+
+
+@pytest.mark.parametrize("cut", [1 << 16, 999])
+def test_thousands_of_short_records_are_read(pair, cut):
+    wire = b"".join(pair.client.encode(b"NOP\n") for _ in range(1000))
+    assert heard_in_cuts(pair.server, wire, cut) == b"NOP\n" * 1000
+
+
+@pytest.mark.parametrize("cut", [27 * 1000, 4999])
+def test_a_client_that_updates_its_key_again_and_again_is_refused_before_all_is_read(updates, cut):
+    server, records = updates
+    wire = b"".join(records.write() for _ in range(1000))
+    with pytest.raises(TlsError, match="tls: too many non-advancing records"):
+        heard_in_cuts(server, wire, cut)
+    assert len(server.encode(b"")) < 27 * 100  # its own updates
 
 
 def test_only_the_policy_require_loads_pyopenssl(certificates, policy):
