@@ -141,6 +141,13 @@ class RequestReader:
         """Whether the client waits for ``100 Continue`` before it sends the body."""
         return self.expects_continue and self.phase is Phase.BODY and not self.body_size
 
+    @property
+    def body_left(self) -> int:
+        """The bytes that are still to come of a body whose size is known, and otherwise 0."""
+        if self.phase is not Phase.BODY:
+            return 0
+        return max(0, int(self._headers.get(b"content-length", 0)) - self.body_size)
+
     def close(self) -> None:
         """Break the reference cycle with the parser, and forget what was received."""
         self.finished = True

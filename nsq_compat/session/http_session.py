@@ -48,6 +48,13 @@ MAX_IMMEDIATE_BODY: Final = 8 * 1024
 MAX_REQUESTS: Final = 128
 """Immediate requests answered in one call of `receive_data` or `read_on`."""
 
+_MAX_LINES: Final = 128
+"""Lines in what is read at once, unless they are in a body of known size. A request of a few lines takes 10 us to read,
+and 64 KiB can have thousands of them, or of chunks."""
+_FIRST_BYTES: Final = 1024
+_NEXT_BYTES: Final = 8 * 1024
+"""Of what has more lines: many connections may receive such bytes in one iteration, and take turns afterwards."""
+
 _UNREADABLE: Final = Request("", b"", "", b"", {}, b"", "", keep_alive=False)
 """In place of a request that is refused."""
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -135,6 +142,7 @@ class HttpSession(HttpConversation):
         self._immediate = immediate
         self._paths: Container[str] = immediate.paths if immediate is not None else ()
         self._requests: deque[Request | Response] = deque()
+        self._unread_input = b""  # received after those requests
         self._posted: Request | None = None
         self._rest: deque[bytes] = deque()  # of the last reply
         self._closes_after_rest = False
@@ -172,11 +180,7 @@ class HttpSession(HttpConversation):
                 return
             self._requests.append(known)
         else:
-            try:
-                self._requests.extend(self._reader.receive_data(data))
-            except Exception:
-                log.exception("panic in HTTP handler")
-                self._requests.append(INTERNAL_ERROR)
+            self._read_requests(self._unread_input + data, _FIRST_BYTES)
         self._answer_immediate(now, now_ns)
 
     def read_on(self, now: float, now_ns: int) -> None:
@@ -185,8 +189,10 @@ class HttpSession(HttpConversation):
             self._replies.append(self._rest.popleft())
             if not self._rest:
                 self.closing = self._closes_after_rest
-        else:
+        elif self._requests:
             self._answer(self._requests.popleft())
+        else:
+            self._read_requests(self._unread_input, _NEXT_BYTES)
         self._deadline_is_due = True
         self._answer_immediate(now, now_ns)
 
@@ -263,6 +269,22 @@ class HttpSession(HttpConversation):
         self.closing = self.closing or self._finishing or self._input_ended
         self._wake()
 
+    # --- Reading ------------------------------------------------------------------------------------------------------
+
+    def _read_requests(self, data: bytes, size: int) -> None:
+        """Read these bytes, or if they have many lines the first ones, and keep the rest."""
+        self._unread_input = b""
+        if data.count(b"\n") > _MAX_LINES:
+            size += self._reader.body_left
+            data, self._unread_input = data[:size], data[size:]
+        try:
+            self._requests.extend(self._reader.receive_data(data))
+        except Exception:
+            log.exception("panic in HTTP handler")
+            self._requests.append(INTERNAL_ERROR)
+        if self._reader.finished:
+            self._unread_input = b""
+
     # --- Answering ----------------------------------------------------------------------------------------------------
 
     def _publish(self, request: Request, now: float, now_ns: int, *, is_alone: bool) -> None:
@@ -292,14 +314,14 @@ class HttpSession(HttpConversation):
                 self._answer(requests.popleft())
             elif self._is_immediate(request):
                 requests.popleft()
-                is_alone = not requests and not count and request.keep_alive
+                is_alone = not (requests or count or self._unread_input) and request.keep_alive
                 self._publish(request, now, now_ns, is_alone=is_alone)
             else:
                 break
             count += 1
         if self.closing:
             self._forget_requests()
-        self.has_unread = bool(requests or self._rest)
+        self.has_unread = bool(requests or self._rest or self._unread_input)
         if count:
             self._deadline_is_due = True
         if self.has_unread or self.closing or self._posted is not None or self._stream is not None:
@@ -326,6 +348,7 @@ class HttpSession(HttpConversation):
         self.has_unread = False
         self._requests.clear()
         self._rest.clear()
+        self._unread_input = b""
 
     def _answer(self, request: Request | Response) -> None:
         if isinstance(request, Response):  # a refusal
@@ -377,6 +400,7 @@ class HttpSession(HttpConversation):
         self._stream, self._is_chunked = stream, has_body and request.version != "1.0"
         self._reader.finished = True
         self._requests.clear()
+        self._unread_input = b""
         if not has_body or self._finishing or self._input_ended:
             self._end_stream()
         else:

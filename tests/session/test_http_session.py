@@ -212,3 +212,42 @@ def test_head_does_not_begin_a_stream():
     reply = client.says(b"HEAD /stream HTTP/1.1\r\nHost: x\r\n\r\n", now=0.0)
     assert reply.endswith(b"GMT\r\n\r\n")
     assert (client.session.closing, client.stream.is_closed, client.stream.wake) == (True, True, None)
+
+
+class Counting(Echo):
+    """Counts the heads that are read."""
+
+    heads = 0
+
+    def admit(self, head: Request) -> Admission:
+        self.heads += 1
+        return super().admit(head)
+
+
+def test_thousands_of_requests_of_one_read_are_read_in_steps():
+    handler, limits = Counting(), HttpLimits()
+    session = HttpSession(handler, limits, remote_address="peer", wake=lambda: None, now=0.0, now_ns=0)
+    requests = [b"POST /x HTTP/1.1\r\nHost:\r\nContent-Length: 4\r\n\r\n%04d" % number for number in range(1300)]
+    session.receive_data(b"".join(requests), 0.0, 0)
+    steps, replies = [handler.heads], []
+    while session.has_unread:
+        before = handler.heads
+        session.read_on(0.0, 0)
+        replies.append(session.data_to_send(0.0))
+        steps.append(handler.heads - before)
+    assert steps[0] <= 25, "other connections may read as much in the same iteration"
+    assert max(steps) <= 200
+    answers = b"".join(replies).split(b"HTTP/1.1 200 OK\r\n")[1:]
+    assert [each[-4:] for each in answers] == [b"%04d" % number for number in range(1300)]
+    assert not session.closing
+
+
+def test_a_body_of_many_lines_is_read_in_two_steps():
+    handler, body = Echo(), b"\n" * 60_000
+    handler.admit = lambda head: Admission(60_000, Response(413))  # type: ignore[method-assign]
+    session = HttpSession(handler, HttpLimits(), remote_address="peer", wake=lambda: None, now=0.0, now_ns=0)
+    session.receive_data(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n" + body, 0.0, 0)
+    assert (session.has_unread, session.data_to_send(0.0)) == (True, b"")
+    session.read_on(0.0, 0)
+    session.read_on(0.0, 0)
+    assert (session.has_unread, session.data_to_send(0.0)[-60_004:]) == (False, b"\r\n\r\n" + body)
