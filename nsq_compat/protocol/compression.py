@@ -40,6 +40,10 @@ _UNCOMPRESSED: Final = 0x01
 _IDENTIFIER: Final = 0xFF
 _FIRST_SKIPPABLE: Final = 0x80
 _MASK_DELTA: Final = 0xA282EAD8
+_CHUNKS_IN_PIECE: Final = 256
+MAX_IDLE_CHUNKS: Final = 256
+"""Chunks in a row without data. Each takes 2 us and as few as 4 bytes, and there is no piece, and therefore no pause,
+until data comes. Encoders write an identifier and some padding."""
 
 # --- Deflate ----------------------------------------------------------------------------------------------------------
 
@@ -120,6 +124,7 @@ class Snappy(Codec):
         self._compressor = snappy.StreamCompressor()
         self._buffer = ReceiveBuffer(_HEADER_SIZE)
         self._identified = False
+        self._idle = 0  # chunks since there was data
 
     def encode(self, data: bytes) -> bytes:
         chunks: bytes = self._compressor.compress(data)
@@ -129,17 +134,20 @@ class Snappy(Codec):
         if not self._buffer.append(data):
             return
         blocks: list[bytes] = []
-        size = 0
+        size = count = 0
         refusal: CompressionError | None = None
         try:
             for chunk, claimed in self._chunks():
-                if blocks and size + claimed > MAX_PIECE:
+                if blocks and (size + claimed > MAX_PIECE or count >= _CHUNKS_IN_PIECE):
                     yield b"".join(blocks)
-                    blocks, size = [], 0
+                    blocks = []
+                    size = count = 0
                 block = _decode(chunk)
+                count += 1
                 if block:
                     blocks.append(block)
                     size += len(block)
+                    self._idle = 0
         except CompressionError as error:
             refusal = error
         if blocks:
@@ -150,6 +158,9 @@ class Snappy(Codec):
     def _chunks(self) -> Iterator[tuple[bytes, int]]:
         """The complete data chunks, each with the plain size it claims."""
         for chunk in self._buffer.pieces(_HEADER_SIZE, self._size_of):
+            self._idle += 1
+            if self._idle > MAX_IDLE_CHUNKS:
+                raise CompressionError("too many snappy chunks without data")
             kind = chunk[0]
             if kind == _IDENTIFIER and chunk != _STREAM_IDENTIFIER:
                 raise CompressionError("invalid snappy stream identifier")

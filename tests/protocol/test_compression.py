@@ -217,6 +217,25 @@ def test_data_before_an_invalid_chunk_is_returned(wrong):
     assert b"".join(given) == b"onetwo"
 
 
+@pytest.mark.parametrize("idle", [IDENTIFIER, chunk(0xFE, b""), chunk(0x80, b"x"), Snappy().encode(b"")])
+@pytest.mark.parametrize("size", [1 << 16, 100])
+def test_chunks_without_data_cannot_go_on_and_on(idle, size):
+    codec = Snappy()
+    idle = idle or chunk(0x01, bytes.fromhex("d8ea82a2"))  # a block of no bytes, which no encoder writes
+    assert plain(codec, Snappy().encode(b"data") + idle * 200 + Snappy().encode(b"data")) == b"datadata"
+    wire = idle * 10_000
+    with pytest.raises(CompressionError, match="without data"):
+        plain(codec, *(wire[begin : begin + size] for begin in range(0, len(wire), size)))
+
+
+def test_many_short_chunks_are_decompressed_in_pieces():
+    sender = Snappy()
+    wire = b"".join(sender.encode(b"N") for _ in range(3000))
+    pieces = list(Snappy().decode(wire))
+    assert b"".join(pieces) == b"N" * 3000
+    assert max(map(len, pieces)) <= 256
+
+
 def test_what_follows_the_end_of_a_large_deflate_stream_is_ignored():
     """It was decompressed again and again, for ever, and kept each time: one client could stop nsqd."""
     ending = zlib.compressobj(6, zlib.DEFLATED, -15)
