@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Final
 
-from nsq_compat.client.link import ENDS, ConnectionLost, Link, NotExecuted, Observer, why
+from nsq_compat.client.link import ENDS, TURN_SECONDS, ConnectionLost, Link, NotExecuted, Observer, why
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings, split_address
 from nsq_compat.session.client_session import Event, Failed
@@ -29,6 +29,10 @@ from nsq_compat.session.client_session import Event, Failed
 log: Final = logging.getLogger(__name__)
 
 _RECEIVE_SIZE = 1 << 18
+_WAIT_SECONDS: Final = 0.001
+"""To receive what has arrived does not take so long."""
+_PAUSE_SECONDS: Final = 0.0001
+"""Not 0, for which gevent runs up to 50 such turns before it serves sockets."""
 
 
 class Connection(Link):
@@ -51,6 +55,9 @@ class Connection(Link):
         self._socket: socket.socket | None = None
         self._finished = threading.Event()
         self._closing = False
+        self._has_greenlets = False
+        """The program replaced sockets and threads by those of gevent."""
+        self._turn_ends = 0.0
 
     # --- Opening ------------------------------------------------------------------------------------------------------
 
@@ -60,6 +67,7 @@ class Connection(Link):
         try:
             self._socket = sock = socket.create_connection(split_address(self.address), timeout=_time_left(deadline))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._has_greenlets = type(sock).__module__.startswith("gevent.")
             while not self._is_open:
                 self._step(sock, deadline)
                 if self.is_closed:
@@ -78,7 +86,7 @@ class Connection(Link):
         sock.settimeout(_time_left(deadline))
         began = time.monotonic()
         self._send_pending(sock)
-        data = sock.recv(_RECEIVE_SIZE)
+        data = self._receive(sock)
         self._note_round_trip(time.monotonic() - began)
         for event in self._decode_received(data):
             if isinstance(event, Failed):
@@ -106,11 +114,28 @@ class Connection(Link):
     def _read_loop(self, sock: socket.socket) -> None:
         while not self.is_closed:
             try:
-                data = sock.recv(_RECEIVE_SIZE)
+                data = self._receive(sock)
             except TimeoutError:
                 raise ConnectionLost(f"silent for {self._silence:g} s") from None
             for event in self._decode_received(data):
                 self._on_event(event)
+
+    def _receive(self, sock: socket.socket) -> bytes:
+        began = time.monotonic()
+        data = sock.recv(_RECEIVE_SIZE)
+        now = time.monotonic()
+        if now - began > _WAIT_SECONDS:  # others had their turn
+            self._turn_ends = now + TURN_SECONDS
+        return data
+
+    def _pace(self) -> None:
+        """Let other greenlets run now and then.
+
+        Receiving what has arrived never switches greenlets, so an nsqd that sends without end would stop the program.
+        """
+        if self._has_greenlets and time.monotonic() >= self._turn_ends:
+            time.sleep(_PAUSE_SECONDS)
+            self._turn_ends = time.monotonic() + TURN_SECONDS
 
     def _decode_received(self, data: bytes) -> Iterator[Event]:
         if not data:
@@ -121,6 +146,7 @@ class Connection(Link):
             if self._tls is not None and self._tls.has_pending:
                 self._flush_soon()
             yield from events
+            self._pace()
 
     def _received(self, messages: list[Message]) -> None:
         with self._lock:

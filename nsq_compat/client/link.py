@@ -6,7 +6,7 @@
 import contextlib
 import logging
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
 from nsq_compat.bounded_http import reason_of
@@ -28,7 +28,9 @@ from nsq_compat.session.client_session import (
 log: Final = logging.getLogger(__name__)
 
 _TLS_READ_SIZE = 1 << 16
-_MAX_COMPRESSED = 1 << 14
+_MAX_COMPRESSED = 1 << 12
+TURN_SECONDS: Final = 0.005
+"""Received bytes are processed for so long before something else has a turn."""
 _MAX_LOGGED = 1000
 """Refused commands of a connection that are all logged. Of later ones only each that doubles their number is."""
 
@@ -169,10 +171,10 @@ class Link:
         """Whether everything that opening includes is done."""
         return self._session.is_open and not self._session.unanswered  # SUB
 
-    def _pieces(self, data: bytes) -> Iterable[bytes]:
+    def _pieces(self, data: bytes) -> Iterator[bytes]:
         """Received bytes as they are to be decoded: compressed ones may become a thousand times as many."""
         if self._session.is_open and not self._session.is_compressed:
-            return (data,)
+            return iter((data,))
         return (data[begin : begin + _MAX_COMPRESSED] for begin in range(0, len(data), _MAX_COMPRESSED))
 
     def _decode(self, data: bytes) -> list[Event]:

@@ -91,7 +91,7 @@ class Failed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """nsqd sent a heartbeat; `data_to_send` contains the answer."""
+    """nsqd sent heartbeats; `data_to_send` contains the answer."""
 
 
 Event = Opened | Received | ReceivedFrames | Answered | Rejected | Failed | Heartbeat
@@ -247,7 +247,8 @@ class ClientSession:
             # One for several: an nsqd that sends many and does not read must not have answers wait for it.
             if not self._out or self._out[-1] != command_writer.NOP:
                 self._out.append(command_writer.NOP)
-            events.append(Heartbeat())
+            if not events or not isinstance(events[-1], Heartbeat):
+                events.append(Heartbeat())
         elif not self.is_open:
             self._on_response(frame.data, events)
         elif self.unanswered:

@@ -3,9 +3,32 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from nsq_compat.protocol.frames import HEARTBEAT
+from tests.client.waiting import wait_until
+
 PROGRAM = Path(__file__).with_name("gevent_program.py")
+PATIENT_PROGRAM = """
+from gevent import monkey
+
+monkey.patch_all()
+
+import os
+import sys
+import time
+
+from nsq_compat.client import Consumer
+
+consumer = Consumer("t", "c", lambda message: True, nsqd_tcp_addresses=sys.argv[1])
+consumer.start()
+consumer.wait_until_subscribed(20)
+for _ in range(1000):
+    time.sleep(0.001)
+os._exit(0)
+"""
+"""It ends when another greenlet than the consumer's has had a thousand turns."""
 
 
 def test_a_patched_program_gets_greenlets_instead_of_threads(nsqd, topic):
@@ -19,6 +42,19 @@ def test_a_patched_program_gets_greenlets_instead_of_threads(nsqd, topic):
     assert report["turns"] > 5
     assert report["logged"] == 42
     assert report["nodes"] == [nsqd.tcp_address]
+
+
+def test_an_nsqd_that_sends_without_end_does_not_stop_other_greenlets(fake):
+    with subprocess.Popen([sys.executable, "-c", PATIENT_PROGRAM, fake.address], stdout=subprocess.PIPE) as run:
+        try:
+            wait_until(lambda: fake.said("RDY"))
+            heartbeats = HEARTBEAT * 10_000
+            give_up = time.monotonic() + 50
+            while run.poll() is None and time.monotonic() < give_up:
+                fake.peer.send(heartbeats)
+            assert run.poll() == 0
+        finally:
+            run.kill()
 
 
 def test_the_client_itself_never_imports_gevent():

@@ -80,9 +80,9 @@ def test_a_heartbeat_is_answered():
     assert session.data_to_send() == b"NOP\n"
 
 
-def test_heartbeats_that_come_together_have_one_answer():
+def test_heartbeats_that_come_together_are_one_and_have_one_answer():
     session = opened()
-    assert session.receive_data(HEARTBEAT * 1000) == [Heartbeat()] * 1000
+    assert session.receive_data(HEARTBEAT * 1000) == [Heartbeat()]
     for _ in range(1000):
         session.receive_data(HEARTBEAT)
     assert session.data_to_send() == write.NOP

@@ -17,10 +17,10 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, cast
 
-from nsq_compat.client.link import ENDS, ConnectionLost, Link, NotExecuted, Observer, why
+from nsq_compat.client.link import ENDS, TURN_SECONDS, ConnectionLost, Link, NotExecuted, Observer, why
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings, split_address
 
@@ -99,11 +99,18 @@ class Connection(Link, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.is_closed:
             return
+        self._receive(self._pieces(data))
+
+    def _receive(self, pieces: Iterator[bytes]) -> None:
+        """Process received bytes. What takes longer than a turn goes on in the next iteration of the event loop."""
         self._received_at = self._loop.time()
         try:
-            for piece in self._pieces(data):
+            for piece in pieces:
                 for event in self._decode(piece):
                     self._on_event(event)
+                if self._loop.time() >= self._received_at + TURN_SECONDS:
+                    self._go_on_later(pieces)
+                    break
             if not self._opened.done():
                 self._go_on_opening()
             elif self._tls is not None and self._tls.has_pending:
@@ -112,6 +119,18 @@ class Connection(Link, asyncio.Protocol):
             if self._opened.done() and not isinstance(error, ENDS):
                 log.exception("[%s] internal error", self.address)
             self.abort(error)
+
+    def _go_on_later(self, pieces: Iterator[bytes]) -> None:
+        transport = self._transport
+        assert transport is not None, "it has delivered the bytes"
+        transport.pause_reading()
+
+        def go_on() -> None:
+            if not self.is_closed:
+                transport.resume_reading()
+                self._receive(pieces)
+
+        self._loop.call_soon(go_on)
 
     def eof_received(self) -> None:
         self.abort(ConnectionLost("closed by nsqd"))
