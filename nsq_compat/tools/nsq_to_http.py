@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 _CONTENT_TYPE: Final = "application/octet-stream"
 _PLACEHOLDER: Final = "%s"
 """Replaced by the message in the URL of a GET."""
+_PATH_PART_END: Final = re.compile("[/?#]")
 _CHUNK: Final = 64 * 1024
 _MAX_IGNORED_BYTES: Final = 1 << 20
 """Of a body, read to reuse the connection; beyond that, a new connection is cheaper."""
@@ -225,4 +226,7 @@ class HttpSender:
             return self._session.prepare_request(requests.Request("POST", address, data=body))
         # nsq_to_http: the address is a printf format, so %% is a percent sign; a single one is accepted too.
         before, _, behind = (part.replace("%%", "%") for part in address.partition(_PLACEHOLDER))
-        return self._session.prepare_request(requests.Request("GET", f"{before}{quote_plus(body)}{behind}"))
+        value = quote_plus(body)
+        if "?" not in before and f"{before.rpartition('/')[2]}{value}{_PATH_PART_END.split(behind)[0]}" in (".", ".."):
+            raise NotSent("the message would lead to another path")
+        return self._session.prepare_request(requests.Request("GET", f"{before}{value}{behind}"))

@@ -150,6 +150,19 @@ def test_a_message_is_put_into_the_url_of_a_get(target, address, body, path):
     assert (target.requests[0].method, target.requests[0].path) == ("GET", path)
 
 
+@pytest.mark.parametrize(("address", "body"), [("/a/%s", b".."), ("/a/%s/b?c", b"."), ("/a/.%s", b".")])
+def test_a_message_that_would_lead_to_another_path_is_not_sent(target, address, body):
+    with pytest.raises(NotSent, match="the message would lead to another path"):
+        sender("GET").send(target.url + address, body)
+    assert target.requests == []
+
+
+@pytest.mark.parametrize(("address", "path"), [("/a/b%s", "/a/b.."), ("/a?b=/%s", "/a?b=/..")])
+def test_dots_that_lead_to_no_other_path_are_sent(target, address, path):
+    sender("GET").send(target.url + address, b"..")
+    assert target.requests[0].path == path
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("status", [200, 201, 204, 299])
 def test_any_2xx_accepts_the_message(target, method, status):
