@@ -210,7 +210,7 @@ def _lines(
         yield ""
         yield from _topic_lines(topic, now)
     yield from ("", "Producers:" if producers else "Producers: None")
-    yield from (f"   {_client_text(producer, now)}" for producer in producers)
+    yield from (f"   {text}" for text in _client_texts(producers, now))
 
 
 def _topic_lines(topic: TopicStats, now: int) -> Iterator[str]:
@@ -230,8 +230,13 @@ def _channel_lines(channel: ChannelStats, now: int) -> Iterator[str]:
         f"re-q: {channel.requeue_count:<5} timeout: {channel.timeout_count:<5} msgs: {channel.message_count:<8} "
         f"e2e%: {_latency_text(channel.e2e_processing_latency)}"
     )
-    for client in channel.clients or ():
-        yield f"        {_client_text(client, now)}"
+    yield from (f"        {text}" for text in _client_texts(channel.clients or (), now))
+
+
+def _client_texts(clients: Sequence[ClientStats], now: int) -> Iterator[str]:
+    one_step = len(clients) <= _CLIENTS_AT_ONCE
+    for client in clients if one_step else cooperatively(clients, _CLIENTS_AT_ONCE):
+        yield _client_text(client, now)
 
 
 def _client_text(client: ClientStats, now: int) -> str:

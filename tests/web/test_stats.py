@@ -211,6 +211,15 @@ def test_stats_of_many_clients_let_others_run(monkeypatch):
     assert len(turns) >= 8
 
 
+def test_stats_of_many_clients_let_others_run_as_text(monkeypatch):
+    turns: list[int] = []
+    monkeypatch.setattr("nsq_compat.web.stats.yield_to_loop", lambda: turns.append(1))
+    clients = tuple(client(hostname=f"<{number}>") for number in range(200))
+    known = topic("t", channel("c", clients=clients, client_count=200))
+    assert body([known], clients).count("<199>:") == 2
+    assert len(turns) >= 8
+
+
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_stats_of_many_topics_let_others_run(call, daemon, form, monkeypatch):
     turns: list[int] = []
