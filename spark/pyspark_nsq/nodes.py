@@ -23,6 +23,9 @@ _MAX_RESPONSE_BYTES = 32 << 20
 _MAX_POLLS = 50
 _MAX_WARNINGS = 5
 _MAX_REQUESTS = 64
+_MAX_NODES = 1000
+"""Of a topic, by each nsqlookupd: a batch may have a task for each."""
+_MAX_REGISTRATIONS = 10 * _MAX_NODES
 _PATIENCE = 0.5
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -125,10 +128,13 @@ class SideBySide(Generic[_Key, _Answer]):
     def ask(self, keys: Iterable[_Key], patience: float | None = None) -> Answers[_Key, _Answer]:
         """The answers, or what failed; waits `patience` seconds, by default not for long.
 
-        A request that is still under way is not made again, and by default not waited for again.
+        A request that is still under way is not made again, and by default not waited for again. Those that are not
+        asked for any more are forgotten, else nsqd that come and go could add requests without end.
         """
+        wanted = dict.fromkeys(keys)
+        self._asked = {key: asked for key, asked in self._asked.items() if key in wanted or not _has_ended(asked)}
         hanging = set(self._asked.values())
-        requests = {key: self._asked.get(key) or self._pool.submit(self._request, key) for key in keys}
+        requests = {key: self._asked.get(key) or self._pool.submit(self._request, key) for key in wanted}
         self._asked |= requests
         wait(set(requests.values()) - (hanging if patience is None else set()), patience or _PATIENCE)
         return {key: self._answer(key, request) for key, request in requests.items()}
@@ -141,6 +147,11 @@ class SideBySide(Generic[_Key, _Answer]):
             return request.result()
         except HttpFailed as error:
             return error
+
+
+def _has_ended(request: Future[Any]) -> bool:
+    """Whether a request has ended; one that has not begun ends now."""
+    return request.done() or request.cancel()
 
 
 class Interval:
@@ -441,13 +452,17 @@ def _producers(lookupd: str, topic: str, answer: Any) -> tuple[list[Node], list[
     nodes: list[Node] = []
     skipped: list[str] = []
     try:
-        for each in answer.get("data", answer)["producers"] or () if answer is not None else ():
+        producers = list(answer.get("data", answer)["producers"] or ()) if answer is not None else []
+        for each in producers[:_MAX_REGISTRATIONS]:
             host, tcp, http_port = each["broadcast_address"], each["tcp_port"], each["http_port"]
             if problem := address_error(host, TCP=tcp, HTTP=http_port):
                 skipped.append(f"{lookupd}: skipped nsqd {printable(each.get('hostname', ''))}: {problem}")
                 continue
             host = f"[{host}]" if ":" in host else host
             nodes.append(Node(topic, f"{host}:{tcp}", f"{host}:{http_port}"))
+        if len(nodes) > _MAX_NODES:
+            skipped.append(f"{lookupd}: lists {len(producers)} nsqd of a topic, and only {_MAX_NODES} are used")
+            nodes = sorted(nodes, key=lambda node: node.tcp)[:_MAX_NODES]
     except (AttributeError, TypeError, KeyError) as error:
         raise HttpFailed(f"{lookupd}: cannot parse the answer of /lookup: {error!r}") from None
     return nodes, skipped

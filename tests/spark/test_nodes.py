@@ -2,14 +2,16 @@
 
 import json
 import socket
+import threading
 import time
 
 import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
-from pyspark_nsq.nodes import HttpFailed, Node, Nodes, NoNodes, ask, registered
+from pyspark_nsq.nodes import HttpFailed, Node, Nodes, NoNodes, SideBySide, ask, registered
 from pyspark_nsq.options import read_options
+from tests.client.waiting import wait_until
 from tests.cluster.hostile import DEADLINE, DRIPPING, HostileServer
 from tests.spark.conftest import OptionsWith
 
@@ -116,6 +118,32 @@ def test_an_invalid_registration_is_skipped_and_logged_once(lookupd, caplog):
         'nsqd "": invalid TCP port "0"',
         'nsqd "web3": invalid broadcast address "a b"',
     ]
+
+
+def test_of_a_topic_at_one_nsqlookupd_a_thousand_nsqd_are_used(lookupd, caplog):
+    lookupd.addresses = [f"127.0.{number // 250}.{number % 250}:7" for number in range(1200)]
+    nodes = Nodes(looked_up(lookupd.address, lookupIntervalMs="0"))
+    for _ in range(2):
+        assert len(nodes.all()) == 1000
+    assert caplog.messages == [f"nsqlookupd {lookupd.address}: lists 1200 nsqd of a topic, and only 1000 are used"]
+
+
+def test_requests_that_hang_do_not_accumulate_when_nsqd_come_and_go():
+    began: list[int] = []
+    released = threading.Event()
+
+    def request(key: int) -> int:
+        began.append(key)
+        released.wait(30)
+        return key
+
+    requests = SideBySide(request, str)
+    assert all(isinstance(each, HttpFailed) for each in requests.ask(range(1000), patience=0.01).values())
+    wait_until(lambda: len(began) == 64)
+    requests.ask([1000], patience=0.01)
+    released.set()
+    assert requests.ask([1000], patience=30) == {1000: 1000}
+    assert sorted(began) == [*range(64), 1000]
 
 
 @pytest.mark.parametrize("reply", [(500, b"{}"), (200, b"no json"), (200, b"[]"), (200, b'{"producers": [{}]}')])
