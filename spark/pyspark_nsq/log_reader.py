@@ -16,6 +16,7 @@ import pyarrow as pa
 import requests
 
 from nsq_compat.bounded_http import FAILURES, Answer, Deadline, bearer, bounded_session, exchange, reason_of
+from nsq_compat.protocol.errors import one_line, shortened
 from nsq_compat.protocol.frames import FrameError, FrameReader
 from nsq_compat.session.client_session import ReceivedFrames
 from pyspark_nsq.connection import tls_context
@@ -154,8 +155,8 @@ def _asked(session: requests.Session, work: Range, at: int, options: ReadOptions
 
 def _problem(answer: Answer) -> str:
     try:
-        return str(json.loads(answer.body)["message"])
-    except (ValueError, TypeError, KeyError):
+        return one_line(shortened(str(json.loads(answer.body)["message"])))
+    except (ValueError, TypeError, KeyError, RecursionError):
         return f"status {answer.status}"
 
 

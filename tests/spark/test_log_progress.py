@@ -294,6 +294,19 @@ def test_an_invalid_answer_to_a_read_is_named(options_of, status, headers, body,
     assert reason in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("body", "shown"), [(b"[" * 100_000, ": status 400"), (b'{"message":"' + b"x\\n" * 100_000 + b'"}', r": x\nx\n")]
+)
+def test_a_refusal_is_one_short_line(options_of, body, shown):
+    def answer(_):
+        yield b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+    with HostileServer(answer) as hostile, pytest.raises(LogUnreadable) as raised:
+        list(read_range(Range("t", hostile.address, 0, 1), options_of()))
+    assert shown in str(raised.value)
+    assert len(str(raised.value)) < 3000
+
+
 def test_a_log_is_offered_only_where_it_is_retained(retaining, topic, options_of, tmp_path):
     publish(retaining, topic, b"one")
     assert TopicLogs(options_of()).offers_log()
