@@ -41,17 +41,21 @@ class LenientTls(Tls):
         parts = self._records.cut(data)
         for number, part in enumerate(parts, 1):
             self._write_incoming(part)
-            try:
-                self._tls.do_handshake()
-            except SSL.WantReadError:
-                continue
-            except SSL.Error as error:
-                raise self._refusal(error) from None
-            finally:
-                self._read_outgoing()
-            self._unread = parts[number:]
-            return True
+            if self._is_established():
+                self._unread = parts[number:]
+                return True
         return False
+
+    def _is_established(self) -> bool:
+        try:
+            self._tls.do_handshake()
+        except SSL.WantReadError:
+            return False
+        except SSL.Error as error:
+            raise self._refusal(error) from None
+        finally:
+            self._read_outgoing()
+        return True
 
     def encode(self, data: bytes) -> bytes:
         rest = b"" if self._refused else data
@@ -72,17 +76,7 @@ class LenientTls(Tls):
         for part in parts:
             self._write_incoming(part)
             idle += RECORDS_IN_PART
-            while True:
-                try:
-                    piece = self._tls.recv(MAX_PIECE)
-                except SSL.WantReadError:
-                    break
-                except SSL.ZeroReturnError:
-                    piece = b""
-                except SSL.Error as error:
-                    raise self._refusal(error) from None
-                finally:
-                    self._read_outgoing()
+            while (piece := self._read_piece()) is not None:
                 yield piece
                 if not piece:
                     return
@@ -90,6 +84,19 @@ class LenientTls(Tls):
             if idle > MAX_IDLE_RECORDS:
                 self._refused = True
                 raise TlsError(TOO_MANY_IDLE_RECORDS)
+
+    def _read_piece(self) -> bytes | None:
+        """None if more bytes have to be received, b"" at the end of the connection."""
+        try:
+            return self._tls.recv(MAX_PIECE)
+        except SSL.WantReadError:
+            return None
+        except SSL.ZeroReturnError:
+            return b""
+        except SSL.Error as error:
+            raise self._refusal(error) from None
+        finally:
+            self._read_outgoing()
 
     @property
     def pending(self) -> int:
