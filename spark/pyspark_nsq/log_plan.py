@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from pyspark_nsq.option_parsers import Positions
 from pyspark_nsq.options import ReadOptions
+from pyspark_nsq.plan import MAX_TASKS
 from pyspark_nsq.topic_logs import Mark, TopicLog
 
 
@@ -50,7 +51,7 @@ def parts(count: int, total: int, log: TopicLog, options: ReadOptions) -> int:
         -(-size // options.max_bytes_per_partition),
         -(-options.min_partitions * count // total),
     )
-    return min(wanted, count)
+    return min(wanted, count, MAX_TASKS)
 
 
 def split(work: Range, tasks: int) -> list[Range]:

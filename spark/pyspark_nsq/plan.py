@@ -14,6 +14,8 @@ from pyspark_nsq.spool import Orphan
 
 _NSQD: Final = "nsqd"
 _ORPHAN: Final = "orphan"
+MAX_TASKS: Final = 10_000
+"""Of a batch for a topic on one nsqd, whatever backlog that claims to have: the driver plans and runs them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def plan_batch(backlog: Sequence[tuple[Node, int | None]], limit: int | None, op
             -(-count // options.max_messages_per_partition),
             -(-options.min_partitions * count // granted) if granted else 0,
         )
-        shares += [Share(node.topic, node.tcp, each, node.http) for each in _split(count, min(tasks, count))]
+        shares += [Share(node.topic, node.tcp, each, node.http) for each in _split(count, min(tasks, count, MAX_TASKS))]
     return shares
 
 

@@ -5,10 +5,12 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_nsq.log_plan import parts
 from pyspark_nsq.nodes import Node
 from pyspark_nsq.options import read_options
 from pyspark_nsq.plan import HoldBack, Share, from_json, plan_batch, to_json
 from pyspark_nsq.spool import Orphan
+from pyspark_nsq.topic_logs import TopicLog
 
 WRITTEN = {"subscribe": "t", "channel": "c", "nsqdTcpAddresses": "n:1", "spoolDir": "/spool"}
 
@@ -48,6 +50,15 @@ def test_shares_are_proportional_to_backlogs():
 def test_a_node_with_unknown_backlog_gets_full_shares():
     shares = plan_batch([(node(1), None)], None, options_with(maxMessagesPerPartition=50, partitionsPerNsqd=2))
     assert shares == [Share("t", "n:1", 50, "h:1")] * 2
+
+
+def test_an_nsqd_that_claims_any_backlog_gets_ten_thousand_tasks_at_most():
+    shares = plan_batch([(node(1), 10**15), (node(2), 5)], None, options_with())
+    assert len(shares) == 10_001
+    assert sum(share.count for share in shares) == 10**15 + 5
+    for size in (0, 10**30):
+        log = TopicLog("t", "n:1", first=0, next=10**15, bytes=size, is_retained=True)
+        assert parts(10**15, 10**15, log, options_with()) == 10_000
 
 
 def test_a_plan_survives_sparks_json():
