@@ -318,6 +318,11 @@ class Channel:
             self._notified.delivered(consumer, len(frames), room, len(self.backlog), now)
         return frames
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether a long read continues at the next alarm."""
+        return self._log_retry.until == AT_ONCE
+
     def begin_headers(self) -> None:
         """Note, for consumers that did not ask for headers, that messages from now on may have some."""
         self.has_headers = True

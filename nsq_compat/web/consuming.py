@@ -45,6 +45,8 @@ _IDLE_SECONDS: Final = 30.0
 """Time without a request and a message in flight after which the consumer of requests leaves the channel."""
 _GONE_SECONDS: Final = 1.0
 """Time after which a request that waits checks again whether the client is still there, which is a system call."""
+_READ_SECONDS: Final = 1.0
+"""How long a request that does not wait does so for each step of a long read."""
 _MAX_USER_AGENT: Final = 256
 _COUNT: Final = re.compile("[0-9]{1,4}", re.ASCII)
 
@@ -199,7 +201,7 @@ class PolledConsumer(HttpConsumer):
         wait: Callable[..., bool],
         is_gone: Callable[[], bool] = lambda: False,
     ) -> list[bytes]:
-        """Take up to `most` messages; without any, call `wait` for some until the time `until`.
+        """Take up to `most` messages; without any, call `wait` for some until the time `until`, or until they are read.
 
         A request that has waited takes none if the client `is_gone`.
         """
@@ -218,8 +220,9 @@ class PolledConsumer(HttpConsumer):
 
         try:
             frames = self._take_batch(most, now())
-            while not frames and not self.is_closed and (left := until - now()) > 0:
-                if not wait(may_go_on, left) or is_gone():
+            # A request that does not wait gets messages that have to be read, too, as after a restart.
+            while not frames and not self.is_closed and ((left := until - now()) > 0 or self.channel.is_reading):
+                if not wait(may_go_on, left if left > 0 else _READ_SECONDS) or is_gone():
                     break
                 frames = self._take_batch(most, now())
         finally:

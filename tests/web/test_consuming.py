@@ -56,6 +56,25 @@ def test_messages_are_in_flight_until_they_are_finished(call, daemon, archive):
     assert channel.in_flight_count == 1
 
 
+@pytest.mark.interpreted
+def test_a_request_that_does_not_wait_gets_messages_that_are_read_in_steps(call, daemon, archive, monkeypatch):
+    publish(call, b"a")
+    channel = daemon.broker.topics["orders"].channels["archive"]
+    take, unfinished = channel.backlog.take, [1, 2]
+
+    def take_in_steps(limit, max_bytes):
+        if unfinished:
+            raise BlockingIOError(unfinished.pop(), "more has to be read")
+        return take(limit, max_bytes)
+
+    monkeypatch.setattr(channel.backlog, "take", take_in_steps)
+    daemon.while_waiting = lambda: channel.on_alarm(daemon.monotonic)
+    assert list(consume(call)) == [b"a"]
+    assert len(daemon.waited) == 2
+    assert consume(call) == {}
+    assert len(daemon.waited) == 2
+
+
 def test_a_message_has_its_id_timestamp_attempts_and_body(call, archive):
     publish(call, b"a")
     (message,) = json.loads(call.get(f"/channel/consume?{HERE}").body)["messages"]
