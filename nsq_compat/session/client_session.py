@@ -177,9 +177,17 @@ class ClientSession:
         events: list[Event] = []
         try:
             self._decode(data, events)
-        except (FrameError, CompressionError) as error:
-            raise ProtocolError(str(error)) from error
+        except (FrameError, CompressionError, ProtocolError) as error:
+            self._take_back(events)
+            raise error if isinstance(error, ProtocolError) else ProtocolError(str(error)) from error
         return events
+
+    def _take_back(self, events: list[Event]) -> None:
+        """The caller does not get these answers, before invalid data: their tickets are unanswered again."""
+        answers = [event for event in events if isinstance(event, Answered | Failed)]
+        self.unanswered.extendleft(event.ticket for event in reversed(answers) if event.ticket is not None)
+        if any(isinstance(event, Failed) for event in answers):
+            self.failure = None  # commands before the refused one were executed
 
     def _decode(self, data: bytes, events: list[Event]) -> None:
         if self._codec is None:

@@ -154,6 +154,20 @@ def test_of_an_error_a_thousand_bytes_are_kept():
     assert (failed.error.code, len(failed.error.data)) == ("E_INVALID", 1024)
 
 
+@pytest.mark.parametrize("after", [OK, b"\xff" * 8])
+@pytest.mark.parametrize("before", [OK, OK + error_frame(b"E_BAD_TOPIC x")])
+def test_answers_before_invalid_data_are_unanswered(before, after):
+    """Otherwise, the callers of these commands would wait for ever."""
+    session = opened()
+    session.ask(b"PUB a\n", 1)
+    if before != OK:
+        session.ask(b"PUB b\n", 2)
+    with pytest.raises(ProtocolError):
+        session.receive_data(before + after)
+    assert list(session.unanswered) == ([1] if before == OK else [1, 2])
+    assert session.failure is None
+
+
 def test_a_refused_identify_fails_without_a_ticket():
     session = ClientSession(REQUEST)
     session.ask(write.subscribe("t", "c"), "sub")

@@ -165,3 +165,10 @@ async def test_calls_end_when_all_tasks_of_the_event_loop_are_cancelled(make_nsq
             task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
+
+
+async def test_an_answer_with_invalid_data_behind_it_leaves_no_call_waiting(make_nsqd):
+    fake = make_nsqd({"PUB": OK + OK})
+    async with aio.Producer(fake.address) as producer:
+        with pytest.raises(Unknown, match="unexpected response"):
+            await producer.publish("t", b"body")
