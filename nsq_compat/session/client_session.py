@@ -246,6 +246,8 @@ class ClientSession:
             events.append(ReceivedFrames(block.data, block.starts[begin:]))
 
     def _receive_frame(self, frame: Frame, events: list[Event]) -> None:
+        if self.failure is not None:  # the end: nsqd has executed nothing after the refused command
+            return
         if frame.type == FRAME_TYPE_ERROR:
             code, _, description = frame.data[:_MAX_ERROR].partition(b" ")
             self._on_error(NsqError(code.decode("utf-8", "replace"), description), events)

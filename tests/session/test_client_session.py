@@ -154,8 +154,21 @@ def test_of_an_error_a_thousand_bytes_are_kept():
     assert (failed.error.code, len(failed.error.data)) == ("E_INVALID", 1024)
 
 
-@pytest.mark.parametrize("after", [OK, b"\xff" * 8])
-@pytest.mark.parametrize("before", [OK, OK + error_frame(b"E_BAD_TOPIC x")])
+def test_what_follows_an_error_is_ignored():
+    """An answer would take the ticket of a command that was not executed, and its caller would wait for ever."""
+    session = opened()
+    session.ask(b"PUB a\n", 1)
+    session.ask(b"PUB b\n", 2)
+    (failed,) = session.receive_data(error_frame(b"E_BAD_TOPIC x") + OK)
+    assert isinstance(failed, Failed)
+    assert failed.ticket == 1
+    assert list(session.unanswered) == [2]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(OK, OK), (OK, b"\xff" * 8), (OK + error_frame(b"E_BAD_TOPIC x"), b"\xff" * 8)],
+)
 def test_answers_before_invalid_data_are_unanswered(before, after):
     """Otherwise, the callers of these commands would wait for ever."""
     session = opened()
