@@ -6,12 +6,15 @@ import json
 
 import gevent
 import pytest
+from gevent.event import Event
 
 from nsq_compat.log.data_path import make_our_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
+from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.values import QueueLimits, Refused
+from nsq_compat.web import administration
 from tests.web.conftest import ID_RULE, SECOND, Caller, code, refused
 
 TOPIC_ROUTES = ["create", "delete", "empty", "pause", "unpause"]
@@ -351,20 +354,36 @@ def test_messages_are_finished_wherever_they_are_and_others_are_named(call, daem
     assert bodies(call.get("/channel/peek?topic=t&channel=c")) == [b"two"]
 
 
+@pytest.fixture
+def searching(monkeypatch):
+    """Set once a search for messages has begun and lets others run."""
+    has_begun = Event()
+
+    def pause() -> None:
+        has_begun.set()
+        yield_to_loop()
+
+    monkeypatch.setattr(administration, "yield_to_loop", pause)
+    return has_begun
+
+
 @pytest.mark.parametrize("action", ["finish", "requeue", "dead_letter"])
-def test_requests_that_search_one_channel_take_turns(call, daemon, channel, monkeypatch, action):
+def test_requests_that_search_one_channel_take_turns(call, daemon, channel, monkeypatch, searching, action):
     times = itertools.count(50_000)
     monkeypatch.setattr(daemon, "now", lambda: next(times) / 1000)
     ids = [*ids_in(call), *(f"{number:016x}" for number in range(100))]
-    searches = [gevent.spawn(acted, call, each, ids) for each in (action, "finish")]
-    daemon.while_waiting = searches[0].join
-    gevent.joinall(searches, timeout=20)
-    first, second = (each.get(block=False) for each in searches)
+    one = gevent.spawn(acted, call, action, ids)
+    assert searching.wait(20)
+    daemon.while_waiting = one.join
+    another = gevent.spawn(acted, call, "finish", ids)
+    gevent.joinall([one, another], timeout=20)
+    first, second = one.get(block=False), another.get(block=False)
     assert (len(first["not_found"]), len(second["not_found"])) == (100, 100 if action == "requeue" else 103)
 
 
-def test_a_search_gives_up_if_another_one_goes_on(call, daemon, channel):
+def test_a_search_gives_up_if_another_one_goes_on(call, daemon, channel, searching):
     first = gevent.spawn(acted, call, "finish", ["0" * 16])
+    assert searching.wait(20)
     daemon.while_waiting = lambda: None
     second = gevent.spawn(call.post, f"/channel/finish?topic=t&channel=c&id={'0' * 16}")
     for each in (first, second):
