@@ -357,6 +357,7 @@ def test_messages_are_finished_wherever_they_are_and_others_are_named(call, daem
 @pytest.fixture
 def searching(monkeypatch):
     """Set once a search for messages has begun and lets others run."""
+    gevent.get_hub().loop.update_now()  # else timeouts begin when the event loop ran last, minutes ago perhaps
     has_begun = Event()
 
     def pause() -> None:
