@@ -229,7 +229,7 @@ class ClientSession:
 
     def _add_messages(self, messages: list[Message], events: list[Event]) -> None:
         if not self.is_open:
-            # Before TLS, anyone on the way could have sent it.
+            # Before TLS, any program on the way could have sent it.
             raise ProtocolError("nsqd sent a message before the connection was open")
         events.append(Received(messages))
 

@@ -143,7 +143,7 @@ class RequestReader:
 
     @property
     def body_left(self) -> int:
-        """The bytes that are still to come of a body whose size is known, and otherwise 0."""
+        """The bytes that are still to come of a body of known size, and otherwise 0."""
         if self.phase is not Phase.BODY:
             return 0
         return max(0, int(self._headers.get(b"content-length", 0)) - self.body_size)

@@ -187,7 +187,7 @@ def _read(path: str) -> str:
 def _locked(path: str, *, make: bool = False) -> Iterator[None]:
     """One program at a time changes the file. `make` it if it is missing.
 
-    The file is locked, not its folder, because every user of the machine who can list a folder can lock it.
+    The file is locked, not its folder, because permission to list a folder is enough to lock it.
     """
     file, is_new = _lock(path, make=make)
     try:

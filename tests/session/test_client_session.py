@@ -240,7 +240,7 @@ def test_data_before_the_tls_handshake_is_an_error():
 @pytest.mark.parametrize("features", [{"tls_v1": True}, {}])
 @pytest.mark.parametrize("keeps_frames", [False, True])
 def test_a_message_before_the_connection_is_open_is_an_error(features, keeps_frames):
-    (message,) = message_frames([b"from anyone on the way"])
+    (message,) = message_frames([b"not from nsqd"])
     session = ClientSession(IdentifyRequest(**features, feature_negotiation=True), keeps_frames=keeps_frames)
     with pytest.raises(ProtocolError, match="before the connection was open"):
         session.receive_data(message + agreed(**features))

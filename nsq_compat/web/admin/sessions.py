@@ -200,7 +200,7 @@ def _end_in_file(path: str, end: "Callable[[_State], None]") -> Exception | None
 def _locked(path: str, *, make: bool = False) -> Iterator[str]:
     """The path of the file without symbolic links, which `_write` would replace. `make` it if it is missing or empty.
 
-    The file is locked, not its folder, because every user of the machine who can list a folder can lock it.
+    The file is locked, not its folder, because permission to list a folder is enough to lock it.
     """
     real = os.path.realpath(path)
     try:
