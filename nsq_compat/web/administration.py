@@ -63,8 +63,8 @@ class Administration:
         self._service = service
         self._broker = service.broker
         self._topic_log = TopicLogApi(service)
-        self._searched: set[Channel] = set()
-        """Channels in which a request searches for messages."""
+        self._searches: dict[Channel, list[Withdrawal]] = {}
+        """Of each channel: the search for messages that is under way, and those that wait for it."""
 
     def routes(self) -> Routes:
         changes: dict[str, Handler] = {
@@ -248,11 +248,20 @@ class Administration:
     ) -> tuple[int, dict[str, Any]]:
         """Pass the frames to `use`, in steps; returns their number, and what became of the other messages."""
         # One search at a time: two would each have the other begin again, without an end.
-        while channel in self._searched:
-            if not self._service.wait_until(lambda: channel not in self._searched, _SEARCH_SECONDS):
+        search = Withdrawal(channel, ids)
+        searches = self._searches.setdefault(channel, [])
+        searches.append(search)
+        try:
+            if not self._service.wait_until(lambda: searches[0] is search, _SEARCH_SECONDS):
                 raise ApiError(503, "CHANNEL_BUSY")
-        self._searched.add(channel)
-        search, count, problem = Withdrawal(channel, ids), 0, {}
+            return self._run(search, use)
+        finally:
+            searches.remove(search)
+            if not searches:
+                del self._searches[channel]
+
+    def _run(self, search: Withdrawal, use: Callable[[Sequence[bytes]], None]) -> tuple[int, dict[str, Any]]:
+        count, problem = 0, {}
         try:
             while not search.is_done:
                 frames = search.step(self._service.now())
@@ -265,7 +274,6 @@ class Administration:
             problem = {"error": reason(failure)}  # those that are left may be where it cannot read
         finally:
             search.end()
-            self._searched.discard(channel)
         return count, {"not_found": [each.decode("ascii") for each in search.missing], **problem}
 
     # --- Common -------------------------------------------------------------------------------------------------------

@@ -393,6 +393,25 @@ def test_a_search_gives_up_if_another_one_goes_on(call, daemon, channel, searchi
     assert first.get(block=False) == {"finished": 0, "not_found": ["0" * 16]}
 
 
+def test_a_request_does_not_overtake_those_that_wait_for_a_search(call, daemon, channel, searching):
+    ids, late = ids_in(call), []
+
+    def until_another_one_comes() -> None:
+        first.join(20)
+        daemon.while_waiting = second.join
+        late.append(gevent.spawn(acted, call, "finish", ids))
+        gevent.sleep(0)
+
+    first = gevent.spawn(acted, call, "finish", ["0" * 16])
+    assert searching.wait(20)
+    daemon.while_waiting = until_another_one_comes
+    second = gevent.spawn(acted, call, "finish", ids)
+    second.join(20)
+    late[0].join(20)
+    assert second.get(block=False) == {"finished": 3, "not_found": []}
+    assert late[0].get(block=False) == {"finished": 0, "not_found": ids}
+
+
 def test_ids_may_be_in_the_query(call, channel):
     one, two, _ = ids_in(call)
     response = call.post(f"/channel/finish?topic=t&channel=c&id={one}&id={two}")
