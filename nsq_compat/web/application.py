@@ -29,6 +29,7 @@ from nsq_compat.session.http_message import TEXT, Admission, BodyStream, Request
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Read = TypeVar("Read")
 
 MAX_CACHED_LENGTH: Final = 256
@@ -190,6 +191,14 @@ def long_response(pieces: Iterable[bytes], content_type: tuple[str, str]) -> Res
     """A response in V1 made of short pieces, which are joined into fewer, longer ones."""
     body, *rest = _joined(pieces)
     return Response(200, body, (content_type, V1), rest=deque(rest))
+
+
+def cooperatively(items: Iterable[T], per_step: int) -> Iterator[T]:
+    """The same items, with other work in between."""
+    for index, item in enumerate(items):
+        if not index % per_step:
+            yield_to_loop()
+        yield item
 
 
 def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -15,8 +15,9 @@ from prometheus_client.samples import Sample
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.broker import snapshot
 from nsq_compat.queue.values import ChannelStats, TopicStats
+from nsq_compat.web.application import cooperatively
 from nsq_compat.web.nsqd_service import NsqdService
-from nsq_compat.web.stats import HEALTHY, MAX_TOPICS_AT_ONCE, cooperatively
+from nsq_compat.web.stats import HEALTHY, MAX_TOPICS_AT_ONCE
 
 OTHERS: Final = "(others)"
 _MAX_SAMPLES_AT_ONCE: Final = 50

@@ -5,14 +5,13 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from socket import gethostname
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from nsq_compat import NSQ_VERSION, build_info, version_line
-from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.protocol.durations import SECOND, format_duration
 from nsq_compat.protocol.errors import one_line
 from nsq_compat.protocol.go_json import Encoded, dumps
@@ -21,6 +20,7 @@ from nsq_compat.queue.values import ChannelStats, ClientStats, LatencyStats, Top
 from nsq_compat.session.http_message import TEXT, Request, Response
 from nsq_compat.web.application import (
     JSON,
+    cooperatively,
     json_response,
     long_response,
     parse_boolean,
@@ -30,8 +30,6 @@ from nsq_compat.web.application import (
 )
 from nsq_compat.web.mirroring import is_used
 from nsq_compat.web.nsqd_service import NsqdService
-
-T = TypeVar("T")
 
 HEALTHY: Final = "OK"
 MAX_TOPICS_AT_ONCE: Final = 12
@@ -102,14 +100,6 @@ class Stats:
             return long_response(_json_pieces(service, topics, memory, producers), JSON)
         lines = _lines(service, topics or iter(()), memory, producers)
         return long_response((f"{line}\n".encode("utf-8", errors="surrogateescape") for line in lines), TEXT)
-
-
-def cooperatively(items: Iterable[T], per_step: int) -> Iterator[T]:
-    """The same items, with other work in between."""
-    for index, item in enumerate(items):
-        if not index % per_step:
-            yield_to_loop()
-        yield item
 
 
 def _default_true(parameters: Mapping[str, str], key: str) -> bool:

@@ -96,7 +96,7 @@ def test_topics_beyond_the_limit_of_names_are_added_up(daemon):
 
 def test_a_long_page_lets_others_run(daemon, monkeypatch):
     turns: list[int] = []
-    monkeypatch.setattr("nsq_compat.web.stats.yield_to_loop", lambda: turns.append(1))
+    monkeypatch.setattr("nsq_compat.web.application.yield_to_loop", lambda: turns.append(1))
     for number in range(300):
         daemon.broker.topic(f"topic{number}").channel("c")
     found = scrape(daemon)

@@ -45,7 +45,7 @@ class Nsqlookupd:
         """The JSON of a successful answer."""
         response = self.call("GET", target)
         assert (response.status, response.headers) == (200, (JSON, V1))
-        return json.loads(response.body)
+        return json.loads(b"".join([response.body, *response.rest]))
 
     def post(self, target: str) -> Response:
         return self.call("POST", target)
@@ -136,6 +136,25 @@ def test_debug_shows_everything_by_key(nsqlookupd):
     plain, tombstoned = entry % ("false", -6795364578871345152), entry % ("true", WALL_NS)
     expected = f'{{"channel:t:c":[{plain}],"client::":[{plain}],"topic:t:":[{tombstoned}]}}'
     assert nsqlookupd.call("GET", "/debug").body == expected.encode()
+
+
+def test_others_are_served_while_debug_shows_many_registrations(nsqlookupd, monkeypatch):
+    nsqlookupd.joins("n1", *(f"t{number:04}:c" for number in range(2500)))
+    before = nsqlookupd.get("/debug")
+    turns = []
+
+    def serve_others() -> None:
+        turns.append(1)
+        if len(turns) == 2:
+            nsqlookupd.post("/topic/delete?topic=t2499")
+            nsqlookupd.joins("n2", "t2498")
+
+    monkeypatch.setattr("nsq_compat.web.application.yield_to_loop", serve_others)
+    monkeypatch.setattr("nsq_compat.web.nsqlookupd_api.yield_to_loop", serve_others)
+    seen = nsqlookupd.get("/debug")
+    assert len(turns) == 22  # before it sorts 5,001 keys, and with each 250 of them
+    assert set(before) - set(seen) == {"channel:t2499:c", "topic:t2499:"}
+    assert [each["broadcast_address"] for each in seen["topic:t2498:"]] == ["n1", "n2"]
 
 
 def test_the_index_of_profiles_has_no_trailing_slash(nsqlookupd):

@@ -201,7 +201,7 @@ def test_channels_show_clients_latency_and_what_is_not_zero():
 
 def test_stats_of_many_clients_let_others_run(monkeypatch):
     turns = []
-    monkeypatch.setattr("nsq_compat.web.stats.yield_to_loop", lambda: turns.append(1))
+    monkeypatch.setattr("nsq_compat.web.application.yield_to_loop", lambda: turns.append(1))
     clients = tuple(client(client_id=f"<{number}>") for number in range(200))
     known = topic("t", channel("c", clients=clients, client_count=200))
     shown = json.loads(b"".join(_json_pieces(SERVICE, iter((known,)), {}, clients)))
@@ -213,7 +213,7 @@ def test_stats_of_many_clients_let_others_run(monkeypatch):
 
 def test_stats_of_many_clients_let_others_run_as_text(monkeypatch):
     turns: list[int] = []
-    monkeypatch.setattr("nsq_compat.web.stats.yield_to_loop", lambda: turns.append(1))
+    monkeypatch.setattr("nsq_compat.web.application.yield_to_loop", lambda: turns.append(1))
     clients = tuple(client(hostname=f"<{number}>") for number in range(200))
     known = topic("t", channel("c", clients=clients, client_count=200))
     assert body([known], clients).count("<199>:") == 2
@@ -228,7 +228,7 @@ def test_stats_of_many_topics_let_others_run(call, daemon, form, monkeypatch):
         turns.append(1)
         daemon.broker.topics.pop("t249", None)
 
-    monkeypatch.setattr("nsq_compat.web.stats.yield_to_loop", yield_to_loop)
+    monkeypatch.setattr("nsq_compat.web.application.yield_to_loop", yield_to_loop)
     for number in range(250):
         daemon.broker.topic(f"t{number:03}")
     body = call.get(f"/stats?format={form}").body
