@@ -20,6 +20,11 @@ def test_deep_nesting_is_an_invalid_answer():
         reading.load(b"[" * 200_000)
 
 
+def test_an_answer_of_tiny_values_is_invalid():
+    with pytest.raises(InvalidAnswer, match=r"more than 4,000,000 values"):
+        reading.load(b"[" + b"{}," * 2_000_000 + b"{}]")
+
+
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5))
 def test_a_reader_returns_its_type_or_raises(value):
     kinds = {reading.text: str, reading.integer: int, reading.number: float, reading.boolean: bool}
