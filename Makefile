@@ -24,6 +24,7 @@ help:
 	@echo 'scripts/test      everything, from a clean clone'
 
 # The completeness of types is that of what Python on PATH can import; pyright does not find editable installations.
+# mypyc is asked for the C code only: it does not compile all that mypy accepts.
 check:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -31,6 +32,7 @@ check:
 	$(BIN)/basedpyright
 	@said=$$(PATH='$(abspath $(BIN))':"$$PATH" PYTHONPATH='$(CURDIR)' basedpyright --verifytypes nsq_compat.client \
 		--ignoreexternal) || { echo "$$said"; false; }
+	@said=$$($(BIN)/python -c 'import setup; setup.extensions()' build_ext 2>&1) || { echo "$$said"; false; }
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/vulture --min-confidence 80 nsq_compat pyspark_nsq spark/jobs benchmarks conformance tests
 	$(BIN)/codespell
