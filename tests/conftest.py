@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Generator
 
+import gevent
 import pytest
 from hypothesis import settings
 
@@ -29,6 +30,12 @@ fork_server.install()
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     fork_server.is_used = item.get_closest_marker("real_start") is None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """Timeouts of gevent begin when its loop ran last, which was before all tests that do not use it."""
+    gevent.get_hub().loop.update_now()
 
 
 @pytest.hookimpl(wrapper=True)

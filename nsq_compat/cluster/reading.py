@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 _MAX_VALUES: Final = 4_000_000
-"""Of a size at which answers of nsqd have three million. Empty objects take 24 times their size while they are parsed."""
+"""Answers of nsqd with 32 MiB have three million. Empty objects take 24 times their size while they are parsed."""
 _has_surrogate: Final = re.compile(rb"\\u[dD]").search
 """Whether JSON may have an escaped surrogate; most are halves of pairs."""
 

@@ -357,7 +357,6 @@ def test_messages_are_finished_wherever_they_are_and_others_are_named(call, daem
 @pytest.fixture
 def searching(monkeypatch):
     """Set once a search for messages has begun and lets others run."""
-    gevent.get_hub().loop.update_now()  # else timeouts begin when the event loop ran last, minutes ago perhaps
     has_begun = Event()
 
     def pause() -> None:
@@ -394,7 +393,8 @@ def test_a_search_gives_up_if_another_one_goes_on(call, daemon, channel, searchi
 
 
 def test_a_request_does_not_overtake_those_that_wait_for_a_search(call, daemon, channel, searching):
-    ids, late = ids_in(call), []
+    ids = ids_in(call)
+    late: list[gevent.Greenlet[..., object]] = []
 
     def until_another_one_comes() -> None:
         first.join(20)
