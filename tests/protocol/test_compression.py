@@ -1,5 +1,7 @@
 import contextlib
+import gc
 import random
+import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -215,6 +217,18 @@ def test_data_before_an_invalid_chunk_is_returned(wrong):
     with pytest.raises(CompressionError):
         given.extend(pieces)
     assert b"".join(given) == b"onetwo"
+
+
+def test_a_refused_stream_does_not_wait_for_the_garbage_collector():
+    codec = Snappy()
+    before = sys.getrefcount(codec)
+    gc.disable()
+    try:
+        with contextlib.suppress(CompressionError):
+            plain(codec, IDENTIFIER + chunk(0x01, b"abcdwrong checksum"))
+        assert sys.getrefcount(codec) == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("idle", [IDENTIFIER, chunk(0xFE, b""), chunk(0x80, b"x"), Snappy().encode(b"")])
