@@ -243,8 +243,12 @@ MAX_TURNS: Final = 8
 """Turns of streams in one iteration, at about 0.1 ms each; hundreds may have messages at once."""
 
 
+MAX_SECONDS: Final = 0.01
+"""What callbacks of one queue may take in one iteration: a client can choose a key that makes its handshake slow."""
+
+
 class CallbackQueue:
-    """Runs callbacks in FIFO order, at most `limit` of them in each iteration of the event loop.
+    """Runs callbacks in FIFO order, at most `limit` of them in each iteration of the event loop, within `MAX_SECONDS`.
 
     Between two iterations the loop serves its sockets and timers. So a client with a short request waits for one step
     of all long work at most, not for a step of every busy client.
@@ -259,6 +263,7 @@ class CallbackQueue:
         self._is_set = False
         self._iteration = -1
         self._count = 0  # in that iteration
+        self._began = 0.0  # the first of these
 
     def take_slot(self) -> bool:
         """Take one of this iteration's slots, so that the caller may act at once; return whether one was free."""
@@ -299,8 +304,8 @@ class CallbackQueue:
         # Hot: runs for every connection that ends, and every step of a TLS handshake.
         iteration = self._hub.loop.iteration
         if iteration != self._iteration:
-            self._iteration, self._count = iteration, 0
-        if self._count >= self._limit:
+            self._iteration, self._count, self._began = iteration, 0, time.monotonic()
+        if self._count and (self._count >= self._limit or time.monotonic() - self._began > MAX_SECONDS):
             return False
         self._count += 1
         return True

@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from nsq_compat.net.tls_codec import (
+    MAX_HANDSHAKE_RECORDS,
     MAX_IDLE_RECORDS,
     RECORDS_IN_PART,
+    TOO_MANY_HANDSHAKE_RECORDS,
     TOO_MANY_IDLE_RECORDS,
     Records,
     Tls,
@@ -91,8 +93,12 @@ class StandardTls(Tls):
         self._reads = 0  # records with data
 
     def do_handshake(self, data: bytes) -> bool:
+        begun = self._records.begun
         parts = self._records.cut(data)
         for number, part in enumerate(parts, 1):
+            if begun + (number - 1) * RECORDS_IN_PART > MAX_HANDSHAKE_RECORDS:
+                self._refused = True
+                raise TlsError(TOO_MANY_HANDSHAKE_RECORDS)
             self._incoming.write(part)
             try:
                 self._tls.do_handshake()

@@ -44,6 +44,10 @@ MAX_IDLE_RECORDS: Final = 64
 """Records without data in one call of `decode`. Updating a key takes 20 us and 27 bytes, and OpenSSL goes on until
 there is data: a read of such records would hold up all other clients for 50 ms. Clients send one of them in hours."""
 TOO_MANY_IDLE_RECORDS: Final = "tls: too many non-advancing records"
+MAX_HANDSHAKE_RECORDS: Final = 128
+"""Records before the end of a handshake, which has fewer than ten. A step with 64 KiB of records of one byte would hold
+up all other clients for 11 ms."""
+TOO_MANY_HANDSHAKE_RECORDS: Final = "tls: too many records in a handshake"
 
 
 class Records:
@@ -52,6 +56,8 @@ class Records:
     def __init__(self) -> None:
         self._header = b""  # the received part of one
         self._ahead = 0  # bytes before the next record
+        self.begun = 0
+        """Records of which the header was received."""
 
     def cut(self, data: bytes) -> list[bytes]:
         """The same bytes in parts; in each but the last, `RECORDS_IN_PART` records begin. The last may be empty."""
@@ -65,6 +71,7 @@ class Records:
                 parts.append(data[begin : at - begun])
                 begin, count = at - begun, 0
             count += 1
+            self.begun += 1
             at += _HEADER_SIZE + (received[at + 3] << 8 | received[at + 4])
         self._header = received[at:]
         self._ahead = max(0, at - size)

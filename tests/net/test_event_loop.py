@@ -11,6 +11,7 @@ import pytest
 from gevent.event import Event
 from gevent.queue import Queue
 
+from nsq_compat.net import event_loop
 from nsq_compat.net.event_loop import (
     MAX_FLUSHES,
     MAX_GAP,
@@ -18,6 +19,7 @@ from nsq_compat.net.event_loop import (
     MIN_RUN,
     AlarmClock,
     BusyPoll,
+    CallbackQueue,
     LoopLag,
     LoopTick,
     yield_to_loop,
@@ -324,6 +326,21 @@ def test_sockets_are_served_between_two_steps_of_long_work():
             yield_to_loop()
         watcher.close()
     assert events[2:-1:2] == ["request"] * 8, "the first step began in the middle of an iteration"
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(("seconds", "expected"), [(60.0, 2), (-1.0, 1)])
+def test_an_iteration_has_callbacks_up_to_a_number_and_for_a_limited_time(monkeypatch, seconds, expected):
+    monkeypatch.setattr(event_loop, "MAX_SECONDS", seconds)
+    hub = gevent.get_hub()
+    queue, iterations = CallbackQueue(hub, 2), list[int]()
+
+    def step() -> None:
+        queue.wait()
+        iterations.append(hub.loop.iteration)
+
+    gevent.joinall([gevent.spawn(step) for _ in range(6)])
+    assert sorted(map(iterations.count, set(iterations))) == [expected] * (6 // expected)
 
 
 def test_a_client_is_served_before_the_observers_of_the_lag():

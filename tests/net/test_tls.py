@@ -14,8 +14,8 @@ from OpenSSL import SSL
 
 from nsq_compat.net.certificates import Certificates
 from nsq_compat.net.tls import failure, suite_name, version_name
-from nsq_compat.net.tls_codec import TlsError
-from nsq_compat.net.tls_lenient import LenientTls
+from nsq_compat.net.tls_codec import MAX_HANDSHAKE_RECORDS, TlsError
+from nsq_compat.net.tls_lenient import LenientTls, lenient_context
 from tests.net.conftest import TlsClient
 
 V2, V3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
@@ -102,6 +102,15 @@ def test_bytes_received_with_the_end_of_the_handshake_are_not_lost(authority, ce
     assert pair.server_hears(b"") == [b"NOP\n"]
 
 
+def test_hundreds_of_records_with_the_end_of_the_handshake_are_not_lost(authority, certificates):
+    pair = Pair(certificates, authority.client_tls(authority.client, authority.client_key))
+    pair.server.do_handshake(pair.client.do_handshake())
+    last_of_the_handshake = pair.client.do_handshake(pair.server.encode(b""))
+    commands = b"".join(pair.client.encode(b"NOP\n") for _ in range(2 * MAX_HANDSHAKE_RECORDS))
+    assert pair.server.do_handshake(last_of_the_handshake + commands)
+    assert b"".join(pair.server_hears(b"")) == b"NOP\n" * 2 * MAX_HANDSHAKE_RECORDS
+
+
 def test_the_facts_are_those_of_the_connection(pair, policy):
     facts = pair.server.facts()
     assert facts.version == "TLS1.3"
@@ -120,6 +129,27 @@ def test_the_first_cipher_suite_of_the_client_is_chosen(authority, certificates)
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [1 << 16, 999, 6])
+def test_a_handshake_in_thousands_of_records_is_refused_before_all_are_read(certificates, cut):
+    begin = bytes.fromhex("01 01fffc") + bytes(10_000)  # of a message of 128 KiB
+    wire = b"".join(b"\x16\x03\x01\0\1" + begin[at : at + 1] for at in range(len(begin)))
+    fed: list[bytes] = []
+
+    def feed_all(server):
+        for begin in range(0, len(wire), cut):
+            server.do_handshake(wire[begin : begin + cut])
+            fed.append(wire[begin : begin + cut])
+
+    with pytest.raises(TlsError, match="^tls: too many records in a handshake$"):
+        feed_all(certificates.make_tls())
+    assert len(b"".join(fed)) < 6 * 2 * MAX_HANDSHAKE_RECORDS
+
+
+def test_no_chain_of_a_certificate_that_need_not_be_trusted_is_verified(authority):
+    files = authority.files(client_policy="require")
+    assert lenient_context(files.certificate, files.key, 0x0303, "ECDHE+AESGCM").get_verify_depth() == 0
 
 
 @pytest.mark.parametrize("noise", [b"  V2NOP\nNOP\nNOP\n", b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\xff" * 100])
