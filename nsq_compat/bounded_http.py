@@ -405,12 +405,15 @@ class _WatchedTls(_Watched, HTTPSConnection):
         if context is None:
             # It checks the name if it requires a certificate.
             context = create_urllib3_context(cert_reqs=resolve_cert_reqs(self.cert_reqs))
+            # As Go's. A server could ask for signatures without end, of some milliseconds each with RSA.
+            context.post_handshake_auth = False
             if self.ca_certs or self.ca_cert_dir:
                 context.load_verify_locations(self.ca_certs, self.ca_cert_dir)
             else:
                 context.load_default_certs()
             if self.cert_file:
-                context.load_cert_chain(self.cert_file, self.key_file)
+                # Without a password, OpenSSL asks for that of an encrypted key at the terminal.
+                context.load_cert_chain(self.cert_file, self.key_file, password=self.key_password or "")
         context.set_alpn_protocols(["http/1.1"])
         name = self.host.strip("[]").partition("%")[0].rstrip(".")
         self.sock = cast("socket.socket", _Tls(connection, context, name))

@@ -29,6 +29,8 @@ log: Final = logging.getLogger(__name__)
 
 _TLS_READ_SIZE = 1 << 16
 _MAX_COMPRESSED = 1 << 12
+_MAX_TLS = 1 << 14
+"""A record has at most so much, or 600 key updates and session tickets, which take 20 us each."""
 TURN_SECONDS: Final = 0.005
 """Received bytes are processed for so long before something else has a turn."""
 _MAX_LOGGED = 1000
@@ -173,9 +175,12 @@ class Link:
 
     def _pieces(self, data: bytes) -> Iterator[bytes]:
         """Received bytes as they are to be decoded: compressed ones may become a thousand times as many."""
-        if self._session.is_open and not self._session.is_compressed:
+        size = _MAX_TLS
+        if not self._session.is_open or self._session.is_compressed:
+            size = _MAX_COMPRESSED
+        elif self._tls is None:
             return iter((data,))
-        return (data[begin : begin + _MAX_COMPRESSED] for begin in range(0, len(data), _MAX_COMPRESSED))
+        return (data[begin : begin + size] for begin in range(0, len(data), size))
 
     def _decode(self, data: bytes) -> list[Event]:
         """The events of received bytes. Raises ``ProtocolError``, ``OSError`` and ``ValueError``."""

@@ -123,7 +123,8 @@ class ConnectionSettings:
         context.check_hostname = bool(options.get("check_hostname", checks))
         context.verify_mode = verify_mode
         if options.get("certfile"):
-            context.load_cert_chain(options["certfile"], options.get("keyfile"))
+            # Without a password, OpenSSL asks for that of an encrypted key at the terminal.
+            context.load_cert_chain(options["certfile"], options.get("keyfile"), password="")
         if options.get("ciphers"):
             context.set_ciphers(options["ciphers"])
         return context

@@ -198,7 +198,7 @@ def _check_tls(options: NsqadminOptions) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if cert:
         try:
-            context.load_cert_chain(cert, key)
+            context.load_cert_chain(cert, key, password="")  # otherwise OpenSSL asks at the terminal
         except (OSError, ValueError) as error:
             raise OptionError(f"failed to LoadX509KeyPair {cert}, {key} - {error}") from None
     if root:

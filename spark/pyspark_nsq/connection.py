@@ -251,7 +251,8 @@ def lookupd_access(options: ConnectionOptions, lookupds: Iterable[str]) -> HttpA
 def _tls_context(options: ConnectionOptions) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=options.tls_ca_file or None)
     if options.tls_cert_file:
-        context.load_cert_chain(options.tls_cert_file, options.tls_key_file or None)
+        # Without a password, OpenSSL asks for that of an encrypted key at the terminal.
+        context.load_cert_chain(options.tls_cert_file, options.tls_key_file or None, password="")
     if options.tls_skip_verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

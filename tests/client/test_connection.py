@@ -299,6 +299,26 @@ def test_messages_go_both_ways_through_tls(tls_nsqd, topic, connect, told, certi
     assert tls_nsqd.channel_stats(topic, "c")["in_flight_count"] == 0
 
 
+@pytest.mark.interpreted
+def test_little_of_tls_is_decoded_at_once(tls_nsqd, topic, connect, told, certificates, monkeypatch):
+    """A read may consist of thousands of updates of the key, which take 20 us each."""
+    sizes: list[int] = []
+    decode = TlsStream.decode
+
+    def noted(stream: TlsStream, data: bytes) -> bytes:
+        sizes.append(len(data))
+        return decode(stream, data)
+
+    monkeypatch.setattr(TlsStream, "decode", noted)
+    connection = connect(
+        tls_nsqd.tcp_address, (topic, "c"), tls_v1=True, tls_options={"ca_certs": certificates.root_ca}
+    )
+    connection.send(command_writer.ready(100))
+    assert ask(connection, command_writer.publish_many(topic, [bytes(900_000)] * 4)) == b"OK"
+    wait_until(lambda: len(told.messages) == 4)
+    assert max(sizes) <= 1 << 14
+
+
 def test_a_wrong_host_name_is_refused_if_names_are_verified(tls_nsqd, certificates):
     address = tls_nsqd.tcp_address.replace("127.0.0.1", "127.1")
     options = {"ca_certs": certificates.root_ca, "check_hostname": True}

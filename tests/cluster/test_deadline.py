@@ -7,6 +7,12 @@ from contextlib import closing
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from nsq_compat.bounded_http import Deadline, _Tls, bounded_session
 from nsq_compat.cluster.http_client import HttpClient, call_all
@@ -152,3 +158,40 @@ def test_with_tls_what_a_server_sent_before_it_closed_the_connection_is_read():
         with pytest.raises(BrokenPipeError):
             connected.sendall(b"the rest of a request")
         assert connected.recv() == b"413"
+
+
+def test_a_server_cannot_ask_for_a_certificate_after_the_handshake():
+    """Each time the client would sign with its key, which takes milliseconds with RSA."""
+    authority = trustme.CA()
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.post_handshake_auth, server.verify_mode = True, ssl.CERT_OPTIONAL
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    refusals: list[str | None] = []
+
+    def answer() -> None:
+        with listener.accept()[0] as accepted, server.wrap_socket(accepted, server_side=True) as connected:
+            connected.recv(1000)
+            try:
+                connected.verify_client_post_handshake()
+            except ssl.SSLError as error:
+                refusals.append(error.reason)
+            connected.sendall(b"HTTP/1.0 200 OK\r\n\r\n{}")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=answer)
+        answering.start()
+        client = HttpClient(request_timeout=20, tls_skip_verify=True)
+        assert client.get(f"https://127.0.0.1:{listener.getsockname()[1]}", "stats") == {}
+        answering.join()
+    assert refusals == ["EXTENSION_NOT_RECEIVED"]
+
+
+def test_the_password_of_an_encrypted_key_is_not_asked_for(tmp_path):
+    issued = trustme.CA().issue_cert("client")
+    key = load_pem_private_key(issued.private_key_pem.bytes(), None)
+    encryption = BestAvailableEncryption(b"secret")
+    (tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "certificate")
+    client = HttpClient(request_timeout=20, tls_cert=str(tmp_path / "certificate"), tls_key=str(tmp_path / "key"))
+    with HostileServer(dripping_header, tls=True) as server, pytest.raises(UpstreamError, match="TLS: "):
+        client.get(f"https://{server.address}", "stats")

@@ -11,6 +11,7 @@ import pytest
 
 from nsq_compat.bounded_http import FAILURES, AnswerTooLarge, reason_of
 from nsq_compat.client.aio.http import HttpClient, ask
+from nsq_compat.client.link import TlsStream
 from nsq_compat.client.settings import SubscriptionSettings
 from tests.cluster.hostile import (
     DEADLINE,
@@ -102,8 +103,8 @@ async def test_a_connection_is_used_again_and_made_again_if_the_server_closed_it
     for _ in range(2):
         await client.get(f"http://{address}/", {}, timeout=20)
     assert requests[0]["peer"] == requests[1]["peer"]
-    assert client._streams is not None
-    client._streams[1].transport.abort()  # as if the server had closed it
+    assert client._stream is not None
+    client._stream.abort()  # as if the server had closed it
     await asyncio.sleep(0.01)
     assert (await client.get(f"http://{address}/", {}, timeout=20)).body == b"ok"
     client.close()
@@ -183,3 +184,37 @@ async def test_a_lookup_returns_the_nsqd_of_a_topic(lookupd):
     assert lookupd.asked == ["orders"]
     lookupd.reply = (404, b'{"message":"TOPIC_NOT_FOUND"}')
     assert (await ask(lookupd.address, "orders", settings())).nodes == set()
+
+
+@pytest.mark.interpreted
+async def test_with_tls_little_is_decoded_at_once(monkeypatch):
+    """A read may consist of thousands of updates of the key, which take 20 us each."""
+    sizes: list[int] = []
+    decode = TlsStream.decode
+
+    def noted(stream: TlsStream, data: bytes) -> bytes:
+        sizes.append(len(data))
+        return decode(stream, data)
+
+    monkeypatch.setattr(TlsStream, "decode", noted)
+    body = bytes(range(256)) * 4000
+    answer = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body]
+    with HostileServer(lambda _: iter(answer), tls=True) as server:
+        client = HttpClient(accept_any, connect_timeout=20, max_body=len(body))
+        assert (await client.get(f"https://{server.address}/", {}, timeout=20)).body == body
+        client.close()
+    assert max(sizes) <= 1 << 14
+
+
+def accept_any() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def test_the_end_of_a_tls_handshake_by_the_server_is_an_error(serve):
+    client = HttpClient(accept_any, connect_timeout=20, max_body=1000)
+    with pytest.raises(FAILURES):
+        await client.get(f"https://{serve(OK, keeps=False)}/", {}, timeout=20)
+    client.close()
