@@ -42,6 +42,7 @@ import gevent
 
 from nsq_compat.log.data_path import reason
 from nsq_compat.net.event_loop import BusyPoll, LoopTick, endings, handshakes, yield_to_loop
+from nsq_compat.net.sockets import network_of
 from nsq_compat.net.tls_codec import MakeTls, Tls, TlsError
 from nsq_compat.protocol.compression import Codec, CompressionError
 from nsq_compat.session.conversation import Conversation, Upgrade
@@ -349,8 +350,13 @@ class Connection(Generic[Session]):
         """Let other connections run; return whether this one is still open."""
         self._stop_watching()
         if not self._is_closed:
-            yield_to_loop()
+            yield_to_loop(self._network)
         return not self._is_closed
+
+    @property
+    def _network(self) -> str:
+        """The client in whose turn this works."""
+        return network_of(self.peer.rpartition(":")[0].strip("[]"))
 
     def _apply_back_pressure(self) -> None:
         owed = self.session.owed_replies + (self._tls.pending if self._tls is not None else 0)
@@ -408,7 +414,7 @@ class Connection(Generic[Session]):
         try:
             for number, piece in enumerate(pieces):
                 if number:
-                    yield_to_loop()
+                    yield_to_loop(self._network)
                 if self.session.closing or self._is_closed:
                     return
                 self._feed(piece)

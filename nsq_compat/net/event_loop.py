@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
@@ -316,10 +316,60 @@ class CallbackQueue:
             self._timer.start(self._next, update=False)
 
 
+class StepQueue:
+    """Lets greenlets continue one by one, one in each iteration of the event loop.
+
+    Clients take turns, and each has its greenlets continued in FIFO order: a client with hundreds of requests for long
+    answers holds up another one by a single step.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub: Any = hub
+        self._waiting: OrderedDict[str, deque[Callable[[], object]]] = OrderedDict()
+        self._timer = self._hub.loop.timer(0)  # as in `CallbackQueue`
+        self._is_set = False
+
+    def wait(self, client: str) -> None:
+        """Return in a later iteration, when it is the calling greenlet's turn."""
+        switch = gevent.getcurrent().switch
+        self._waiting.setdefault(client, deque()).append(switch)
+        self._set_timer()
+        try:
+            self._hub.switch()
+        except BaseException:  # killed, or timed out, while it waited
+            steps = self._waiting.get(client, deque())
+            if switch in steps:
+                steps.remove(switch)
+                if not steps:
+                    del self._waiting[client]
+            raise
+
+    def _next(self) -> None:
+        """Runs in the hub, once in an iteration while something waits."""
+        self._is_set = False
+        self._timer.stop()
+        if not self._waiting:
+            return
+        client, steps = self._waiting.popitem(last=False)
+        step = steps.popleft()
+        if steps:
+            self._waiting[client] = steps
+        try:
+            step()
+        finally:
+            if self._waiting:
+                self._set_timer()
+
+    def _set_timer(self) -> None:
+        if not self._is_set:
+            self._is_set = True
+            self._timer.start(self._next, update=False)
+
+
 MAX_HANDSHAKE_STEPS: Final = 16
 """Steps of TLS handshakes in one iteration, at 0.5 to 1 ms each with RSA; thousands of clients may begin at once."""
 
-_Queues = tuple[CallbackQueue, CallbackQueue, CallbackQueue, CallbackQueue]
+_Queues = tuple[StepQueue, CallbackQueue, CallbackQueue, CallbackQueue]
 _queues: "WeakKeyDictionary[Hub, _Queues]" = WeakKeyDictionary()
 
 
@@ -328,15 +378,22 @@ def _queues_of_this_loop() -> _Queues:
     hub = get_hub()
     found = _queues.get(hub)
     if found is None:
-        limits = 1, MAX_ENDINGS, MAX_TURNS, MAX_HANDSHAKE_STEPS
-        work, ended, streams, handshaking = (CallbackQueue(hub, limit) for limit in limits)
-        found = _queues[hub] = work, ended, streams, handshaking
+        ended, streams, handshaking = (
+            CallbackQueue(hub, limit) for limit in (MAX_ENDINGS, MAX_TURNS, MAX_HANDSHAKE_STEPS)
+        )
+        found = _queues[hub] = StepQueue(hub), ended, streams, handshaking
     return found
 
 
-def yield_to_loop() -> None:
-    """Wait between two steps of long work. Must not be called in the hub, which cannot wait."""
-    _queues_of_this_loop()[0].wait()
+def yield_to_loop(client: str | None = None) -> None:
+    """Wait between two steps of long work. Must not be called in the hub, which cannot wait.
+
+    `client` is the address for which this greenlet works from now on; steps for different ones take turns.
+    """
+    greenlet: Any = gevent.getcurrent()
+    if client is not None:
+        greenlet.works_for = client
+    _queues_of_this_loop()[0].wait(getattr(greenlet, "works_for", ""))
 
 
 def endings() -> CallbackQueue:

@@ -19,7 +19,7 @@ from gevent.event import Event
 from nsq_compat.net.connection import RECEIVE_SIZE, Connection, Session
 from nsq_compat.net.event_loop import BusyPoll, LoopTick
 from nsq_compat.net.process import ClientDescriptors
-from nsq_compat.net.sockets import address_of, close_listener, peer_of, prepare_listener
+from nsq_compat.net.sockets import address_of, close_listener, network_of, peer_of, prepare_listener
 from nsq_compat.net.tls_codec import MakeTls
 from nsq_compat.policy.log_throttle import LogThrottle
 from nsq_compat.session.http_message import HttpHandler, HttpLimits
@@ -38,15 +38,6 @@ _MAX_PAUSE: Final = 1.0
 _CLIENT_GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EINTR, errno.EPERM})
 
 SessionFactory = Callable[[Connection[Session], str, float, int], Session]
-
-
-def network_of(host: str) -> str:
-    """An IPv4 address, or the network of 64 bits of an IPv6 address; "" for a unix socket."""
-    if ":" not in host:
-        return host
-    from ipaddress import ip_network  # 0.3 MB
-
-    return str(ip_network(f"{host.partition('%')[0]}/64", strict=False))
 
 
 class ConnectionLimits:

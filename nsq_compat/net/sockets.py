@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import time
+from functools import lru_cache
 from typing import Any
 
 import gevent
@@ -96,6 +97,19 @@ def peer_of(name: object) -> tuple[str, str]:
         return "@", ""
     host = str(name[0]).removeprefix("::ffff:")
     return (f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"), host
+
+
+@lru_cache(maxsize=1024)
+def network_of(host: str) -> str:
+    """An IPv4 address or a name, or the network of 64 bits of an IPv6 address; "" for a unix socket.
+
+    A client may use any address of such a network.
+    """
+    if ":" not in host:
+        return host
+    from ipaddress import ip_network  # 0.3 MB
+
+    return str(ip_network(f"{host.partition('%')[0]}/64", strict=False))
 
 
 def prepare_client(client: socket.socket) -> None:

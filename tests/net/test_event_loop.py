@@ -343,6 +343,37 @@ def test_an_iteration_has_callbacks_up_to_a_number_and_for_a_limited_time(monkey
     assert sorted(map(iterations.count, set(iterations))) == [expected] * (6 // expected)
 
 
+def test_clients_with_long_work_take_turns_whatever_number_of_requests_each_has():
+    order: list[str] = []
+
+    def work(client: str, steps: int) -> None:
+        yield_to_loop(client)
+        for _ in range(steps):
+            order.append(client)
+            yield_to_loop()  # the client is remembered
+
+    busy = [gevent.spawn(work, "10.0.0.1", 2) for _ in range(50)]
+    gevent.sleep(0)
+    gevent.joinall([*busy, gevent.spawn(work, "10.0.0.2", 3)])
+    assert [at for at, client in enumerate(order) if client == "10.0.0.2"] == pytest.approx([1, 3, 5], abs=1)
+    assert len(order) == 103
+
+
+def test_a_greenlet_that_is_killed_while_it_waits_for_its_step_is_forgotten():
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        yield_to_loop("10.0.0.1")
+        done.append(number)
+
+    waiting = [gevent.spawn(work, number) for number in range(3)]
+    gevent.sleep(0)
+    waiting[0].kill()
+    waiting[1].kill()
+    gevent.joinall(waiting)
+    assert done == [2]
+
+
 def test_a_client_is_served_before_the_observers_of_the_lag():
     order: list[str] = []
     here, there = socket.socketpair()
