@@ -57,6 +57,8 @@ class Producer:
     """By topic. An expired one stays, without effect, as long as the topic is registered."""
     described: bytes = field(init=False)
     """A JSON object without its closing brace, for the HTTP API: encoded once, because changes are rare."""
+    listed: bytes = field(default=b"", init=False)
+    """What the HTTP API's list of nodes says of it, if that is still so; empty after a change of its topics."""
 
     def __post_init__(self) -> None:
         info = self.info
@@ -287,6 +289,7 @@ def _join(producer: Producer, registration: Registration) -> None:
             producer.channels.setdefault(registration.topic, {})[registration] = None
         else:
             producer.topics[registration.topic] = registration
+            producer.listed = b""
             registration.changed()
         _log_change(producer, "REGISTER", registration.category, registration.topic, registration.channel)
 
@@ -306,6 +309,7 @@ def _separate(producer: Producer, registration: Registration) -> None:
             del producer.channels[registration.topic]
     else:
         del producer.topics[registration.topic]
+        producer.listed = b""
         producer.tombstones.pop(registration.topic, None)
         registration.changed()
 

@@ -46,7 +46,7 @@ JSON: Final = ("Content-Type", "application/json; charset=utf-8")
 HTML: Final = ("Content-Type", "text/html; charset=utf-8")
 # nsqd: Go sends the name in its canonical spelling.
 V1: Final = ("X-Nsq-Content-Type", "nsq; version=1.0")
-_MIN_PIECE_BYTES: Final = 64 * 1024
+MIN_PIECE_BYTES: Final = 64 * 1024
 
 
 class ApiError(Exception):
@@ -188,7 +188,7 @@ def encoded_json(body: bytes) -> Response:
 
 
 def long_response(pieces: Iterable[bytes], content_type: tuple[str, str]) -> Response:
-    """A response in V1 made of short pieces, which are joined into fewer, longer ones."""
+    """A response in V1 made of pieces. Short ones are joined into fewer; long ones, which may be shared, are kept."""
     body, *rest = _joined(pieces)
     return Response(200, body, (content_type, V1), rest=deque(rest))
 
@@ -205,9 +205,13 @@ def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
     waiting: list[bytes] = []
     size = 0
     for piece in pieces:
+        if waiting and len(piece) >= MIN_PIECE_BYTES:
+            yield b"".join(waiting)
+            waiting.clear()
+            size = 0
         waiting.append(piece)
         size += len(piece)
-        if size >= _MIN_PIECE_BYTES:
+        if size >= MIN_PIECE_BYTES:
             yield b"".join(waiting)
             waiting.clear()
             size = 0

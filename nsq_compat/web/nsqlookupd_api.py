@@ -19,13 +19,14 @@ from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.application import (
     EMPTY,
     JSON,
+    MIN_PIECE_BYTES,
     OPEN,
     TOPIC,
+    V1,
     ApiError,
     Application,
     Refusal,
     Route,
-    cooperatively,
     encoded_json,
     json_response,
     long_response,
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 GO_ZERO_TIME_NS: Final = -6795364578871345152
 """Go's zero time, which /debug shows for a tombstone that does not exist."""
-_REGISTRATIONS_AT_ONCE: Final = 250
-"""A hundred thousand take 0.1 s."""
 
 
 class NsqlookupdApi(Application):
@@ -132,22 +131,36 @@ class NsqlookupdApi(Application):
         return encoded_json(b'{"channels":%b}' % _names(self._db.channels(topic)))
 
     def nodes(self, request: Request) -> Response:
-        now = self._now()
-        nodes = b",".join([self._node(producer, now) for producer in self._db.nodes(now)])
-        return encoded_json(b'{"producers":[%b]}' % nodes)
+        return long_response(self._nodes(self._now()), JSON)
+
+    def _nodes(self, now: float) -> Iterator[bytes]:
+        yield b'{"producers":['
+        for number, producer in enumerate(self._db.nodes(now)):
+            node = self._node(producer, now)
+            yield node if number else node[1:]
+        yield b"]}"
 
     def _node(self, producer: Producer, now: float) -> bytes:
+        """An object behind a comma. Answers that wait for slow clients share it, because there may be many of them."""
+        if producer.listed:
+            return producer.listed
         # nsqadmin reads the two lists in parallel.
         if producer.tombstones:
             is_tombstoned = self._db.is_tombstoned
             tombstones = dumps([is_tombstoned(producer, topic, now) for topic in producer.topics]).encode("ascii")
         else:
             tombstones = b"[%b]" % b",".join([b"false"] * len(producer.topics))
-        return b'%b,"tombstones":%b,"topics":%b}' % (producer.described, tombstones, _names(producer.topics))
+        node = b',%b,"tombstones":%b,"topics":%b}' % (producer.described, tombstones, _names(producer.topics))
+        if not producer.tombstones:  # these expire
+            producer.listed = node
+        return node
 
     def debug(self, request: Request) -> Response:
         """The whole database, for debugging. What changes meanwhile may be missing."""
-        return long_response(_dump(self._db), JSON)
+        yield_to_loop()  # many requests may come at once, and each has to sort
+        registrations: list[Registration | None] = [None, *self._db.registrations()]
+        registrations.sort(key=_key)
+        return Response(200, headers=(JSON, V1), stream=_Pieces(_dump(self._db, registrations)))
 
     # --- Changes -----------------------------------------------------------------------------------------------------
 
@@ -184,14 +197,46 @@ def _names(names: Collection[str]) -> bytes:
 # --- /debug -----------------------------------------------------------------------------------------------------------
 
 
-def _dump(db: RegistrationDb) -> Iterator[bytes]:
-    """An object in JSON: the producers of each registration that has any, in order of their keys."""
-    yield_to_loop()  # many requests may come at once, and each has to sort
-    registrations: list[Registration | None] = [None, *db.registrations()]
-    registrations.sort(key=_key)
+class _Pieces:
+    """A ``BodyStream`` of short pieces, which are made when the client has taken those before."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self.is_over = False
+        self.next_wakeup = float("inf")
+        self._pieces = pieces
+        self._wake: Callable[[], None] | None = None
+
+    def start(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        wake()
+
+    def data_to_send(self, now: float) -> bytes:
+        found: list[bytes] = []
+        size = 0
+        for piece in self._pieces:
+            found.append(piece)
+            size += len(piece)
+            if size >= MIN_PIECE_BYTES:
+                assert self._wake is not None, "it has been started"
+                self._wake()
+                return b"".join(found)
+        self.is_over = True
+        return b"".join(found)
+
+    def stalled(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_over = True
+        self._pieces = iter(())
+        self._wake = None
+
+
+def _dump(db: RegistrationDb, registrations: Iterable[Registration | None]) -> Iterator[bytes]:
+    """An object in JSON: the producers of each of these registrations that has any."""
     entries: dict[Producer, bytes] = {}
     separator = b"{"
-    for registration in cooperatively(registrations, _REGISTRATIONS_AT_ONCE):
+    for registration in registrations:
         producers = db.producers if registration is None else registration.producers
         if producers:
             encoded = b",".join([_entry_of(registration, producer, entries) for producer in producers])

@@ -45,10 +45,23 @@ class Nsqlookupd:
         """The JSON of a successful answer."""
         response = self.call("GET", target)
         assert (response.status, response.headers) == (200, (JSON, V1))
-        return json.loads(b"".join([response.body, *response.rest]))
+        return json.loads(body_of(response))
 
     def post(self, target: str) -> Response:
         return self.call("POST", target)
+
+
+def body_of(response: Response) -> bytes:
+    """All of it."""
+    stream, woken = response.stream, [True]
+    if stream is None:
+        return response.body + b"".join(response.rest)
+    stream.start(lambda: woken.append(True))
+    pieces = []
+    while not stream.is_over:
+        assert woken.pop(), "nothing would ask for more"
+        pieces.append(stream.data_to_send(0.0))
+    return b"".join(pieces)
 
 
 @pytest.fixture
@@ -135,26 +148,49 @@ def test_debug_shows_everything_by_key(nsqlookupd):
     )
     plain, tombstoned = entry % ("false", -6795364578871345152), entry % ("true", WALL_NS)
     expected = f'{{"channel:t:c":[{plain}],"client::":[{plain}],"topic:t:":[{tombstoned}]}}'
-    assert nsqlookupd.call("GET", "/debug").body == expected.encode()
+    assert body_of(nsqlookupd.call("GET", "/debug")) == expected.encode()
 
 
-def test_others_are_served_while_debug_shows_many_registrations(nsqlookupd, monkeypatch):
-    nsqlookupd.joins("n1", *(f"t{number:04}:c" for number in range(2500)))
-    before = nsqlookupd.get("/debug")
-    turns = []
+def test_debug_makes_what_the_client_takes_while_registrations_come_and_go(nsqlookupd):
+    first = nsqlookupd.joins("n1", *(f"t{number:04}:c" for number in range(500)))
+    stream = nsqlookupd.call("GET", "/debug").stream
+    stream.start(lambda: None)
+    begin = stream.data_to_send(0.0)
+    assert 64 * 1024 <= len(begin) < 65 * 1024
+    nsqlookupd.joins("n2", "t0499:c")
+    nsqlookupd.db.forget(first)
+    nsqlookupd.db.delete_topic("t0498")
+    rest = stream.data_to_send(0.0)
+    assert stream.is_over
+    everything = json.loads(begin + rest)
+    assert [each["broadcast_address"] for each in everything["channel:t0499:c"]] == ["n2"]
+    assert "channel:t0498:c" not in everything
 
-    def serve_others() -> None:
-        turns.append(1)
-        if len(turns) == 2:
-            nsqlookupd.post("/topic/delete?topic=t2499")
-            nsqlookupd.joins("n2", "t2498")
 
-    monkeypatch.setattr("nsq_compat.web.application.yield_to_loop", serve_others)
-    monkeypatch.setattr("nsq_compat.web.nsqlookupd_api.yield_to_loop", serve_others)
-    seen = nsqlookupd.get("/debug")
-    assert len(turns) == 22  # before it sorts 5,001 keys, and with each 250 of them
-    assert set(before) - set(seen) == {"channel:t2499:c", "topic:t2499:"}
-    assert [each["broadcast_address"] for each in seen["topic:t2498:"]] == ["n1", "n2"]
+def test_answers_with_all_nodes_that_wait_for_slow_clients_share_what_they_have_of_large_nodes(nsqlookupd):
+    for host in ("n1", "n2", "n3"):
+        nsqlookupd.joins(host, *(f"topic_{number:058}" for number in range(2000)))
+    one, other = (nsqlookupd.call("GET", "/nodes") for _ in range(2))
+    assert [id(piece) for piece in list(one.rest)[1:3]] == [id(piece) for piece in list(other.rest)[1:3]]
+    assert [node["broadcast_address"] for node in json.loads(body_of(one))["producers"]] == ["n1", "n2", "n3"]
+
+
+def test_a_list_of_nodes_has_every_change_of_their_topics(nsqlookupd):
+    node = nsqlookupd.joins("n1", "t:c")
+
+    def listed() -> list[str]:
+        return [topic for each in nsqlookupd.get("/nodes")["producers"] for topic in each["topics"]]
+
+    assert listed() == ["t"]
+    nsqlookupd.db.register(node, "u")
+    assert listed() == ["t", "u"]
+    nsqlookupd.db.unregister(node, "t")
+    assert listed() == ["u"]
+    nsqlookupd.post("/topic/delete?topic=u")
+    assert listed() == []
+    nsqlookupd.db.register(node, "v")
+    nsqlookupd.post("/topic/tombstone?topic=v&node=n1:4151")
+    assert nsqlookupd.get("/nodes")["producers"][0]["tombstones"] == [True]
 
 
 def test_the_index_of_profiles_has_no_trailing_slash(nsqlookupd):
