@@ -58,7 +58,7 @@ class Producer:
     described: bytes = field(init=False)
     """A JSON object without its closing brace, for the HTTP API: encoded once, because changes are rare."""
     listed: bytes = field(default=b"", init=False)
-    """What the HTTP API's list of nodes says of it, if that is still so; empty after a change of its topics."""
+    """What the list of nodes says of it, if that is still so; empty after a change of its topics or tombstones."""
 
     def __post_init__(self) -> None:
         info = self.info
@@ -208,6 +208,7 @@ class RegistrationDb:
         for producer in registration.producers:
             if producer.node in (node, _without_brackets(node)):
                 producer.tombstones[topic] = Tombstone(now, now_ns)
+                producer.listed = b""
                 registration.changed()
 
     # --- Queries ------------------------------------------------------------------------------------------------------

@@ -118,6 +118,7 @@ def test_topics_and_channels_are_listed(nsqlookupd):
 def test_nodes_have_their_topics_and_tombstones(nsqlookupd):
     nsqlookupd.joins("n1", "t:c", "u")
     nsqlookupd.joins("n2")
+    assert nsqlookupd.get("/nodes")["producers"][0]["tombstones"] == [False, False]
     nsqlookupd.post("/topic/tombstone?topic=u&node=n1:4151")
     assert nsqlookupd.get("/nodes")["producers"] == [
         of("n1", 5000) | {"tombstones": [False, True], "topics": ["t", "u"]},
