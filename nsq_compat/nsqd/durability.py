@@ -398,7 +398,7 @@ class DeadLetterSender:
 
     def _send(self) -> bool:
         try:
-            return self._dead_letters.send(time.monotonic(), time.time_ns())
+            return self._dead_letters.send(time.monotonic(), time.time_ns(), yield_to_loop)
         except Exception:  # the top of a greenlet that must not end
             log.exception("dead letters cannot be sent")
             return False

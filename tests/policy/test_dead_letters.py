@@ -272,6 +272,39 @@ def test_a_full_disk_keeps_dead_letters_queued(data_path, disk, caplog):
     assert daemon.channel(REDRIVE_CHANNEL, DEAD).depth == 1
 
 
+def test_a_topic_is_one_of_dead_letters_as_long_as_a_channel_names_it(daemon):
+    daemon.follows({"channel": "archive", "max_attempts": 1, "dead_letter_topic": "{topic}.dead"})
+    targets = daemon.enforcer.dead_letters.targets
+    for topic in ("orders", "bills"):
+        daemon.channel(topic=topic)
+    assert set(targets) == {"orders.dead", "bills.dead"}
+    daemon.follows({"channel": "archive", "max_attempts": 1, "dead_letter_topic": "dead"})
+    assert set(targets) == {"dead"}
+    daemon.broker.delete_topic("bills")
+    assert set(targets) == {"dead"}
+    daemon.topic().delete_channel("archive")
+    assert not targets
+
+
+def test_the_dead_letters_of_many_channels_are_sent_with_pauses(daemon):
+    daemon.follows({"topic": "orders", "max_attempts": 1})
+    names = [f"c{number}" for number in range(9)]
+    consumers = [daemon.consumer(name) for name in names]
+    daemon.publishes(b"bad")
+    for consumer in consumers:
+        fails(consumer, b"bad", 1)
+    sent = []
+
+    def pause():
+        sent.append(sum(name.endswith(".dead") for name in daemon.broker.topics))
+        if "c8" in daemon.topic().channels:
+            daemon.topic().delete_channel("c8")
+
+    assert daemon.enforcer.dead_letters.send(daemon.now, daemon.now_ns, pause)
+    assert sent == [4, 8]
+    assert "orders.c8.dead" not in daemon.broker.topics
+
+
 @pytest.mark.parametrize("steps", ["checkpoint", "checkpoint, send", "send, checkpoint"])
 def test_a_crash_while_sending_loses_no_message(data_path, steps):
     first = data_path.start()
