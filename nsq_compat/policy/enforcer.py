@@ -14,9 +14,9 @@ counted, and logged from time to time.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NoReturn
 
 from nsq_compat.policy.dead_letters import DeadLetterQueues
@@ -37,6 +37,8 @@ CHECK_DELAY_SECONDS: Final = 0.1
 """Between a publish and the check of bytes and age."""
 CHECK_INTERVAL_SECONDS: Final = 1.0
 """Between two checks while messages wait."""
+_CHECKED_AT_ONCE: Final = 8
+"""Channels that are checked before other work is done, at up to 2 ms each if many of their messages are in memory."""
 _MAX_DROPPED: Final = 1024
 """Messages that are dropped before other work is done."""
 _DROP_PAUSE_SECONDS: Final = 0.001
@@ -97,14 +99,20 @@ class PolicyEnforcer:
     def channel_created(self, topic: Topic, channel: Channel) -> None:
         if self.policies:
             self._apply_to_channel(channel)
-            if self._applied[channel].bounds is not None:  # a topic may have thousands of channels without limits
+            bounds = self._applied[channel].bounds
+            # Not all channels again, of which a topic may have thousands.
+            if bounds is not None and (enforcer := self._enforcers.get(topic)) is not None:
+                enforcer.add(channel, bounds, self._now())
+            elif bounds is not None:
                 self._limit(topic)
 
     def channel_deleted(self, topic: Topic, channel: Channel) -> None:
         self.dead_letters.forget(channel)
         self._applied.pop(channel, None)
-        if topic in self._enforcers:
-            self._limit(topic)
+        if (enforcer := self._enforcers.get(topic)) is not None:
+            enforcer.remove(channel)
+            if enforcer.is_empty:
+                self._remove_enforcer(topic)
 
     # --- Creations ----------------------------------------------------------------------------------------------------
 
@@ -155,16 +163,16 @@ class PolicyEnforcer:
         self._remove_enforcer(topic)
         bounds = self.policies.for_channel(topic.name, "").bounds
         held = [Limited(topic, bounds)] if bounds is not None else []
-        channels = [
-            Limited(channel, applied.bounds)
+        channels = {
+            channel: Limited(channel, applied.bounds)
             for channel in topic.channels.values()
             if (applied := self._applied.get(channel)) is not None and applied.bounds is not None
-        ]
+        }
         if held or channels:
             schedule = self._broker.schedule
             enforcer = self._enforcers[topic] = LimitEnforcer(schedule, held, channels, topic, self._now_ns)
             topic.admission = enforcer.admit
-            schedule.at(self._now(), enforcer)
+            enforcer.check_at(self._now())
 
     def _remove_enforcer(self, topic: Topic) -> None:
         if enforcer := self._enforcers.pop(topic, None):
@@ -258,42 +266,82 @@ class Limited:
         return next((number for number, frame in enumerate(frames) if timestamp_ns(frame) >= oldest), len(frames))
 
 
-@dataclass(eq=False)
 class LimitEnforcer:
-    """Enforces the limits of a topic's own messages, `held`, and of its channels, while its alarm is set."""
+    """Enforces the limits of a topic's own messages, `held`, and of its channels, while its alarm is set.
 
-    schedule: Schedule
-    held: Sequence[Limited]
-    channels: Sequence[Limited]
-    topic: Topic
-    now_ns: Callable[[], int]
-    alarm: float = NEVER
+    All are checked in rounds, a few at a time: a topic may have thousands of channels.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        held: Sequence[Limited],
+        channels: Mapping[Channel, Limited],
+        topic: Topic,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.alarm = NEVER
+        self._schedule = schedule
+        self._held = held
+        self._channels = dict(channels)
+        self._topic = topic
+        self._now_ns = now_ns
+        self._unchecked: deque[Limited] = deque()
+        """Those that are still to be checked in this round."""
+        self._due = NEVER  # the next round
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._held and not self._channels
+
+    def add(self, channel: Channel, bounds: Bounds, now: float) -> None:
+        """Limit a new channel, which may have got the topic's messages."""
+        limited = self._channels[channel] = Limited(channel, bounds)
+        self._unchecked.append(limited)
+        self._schedule.at(now, self)
+
+    def remove(self, channel: Channel) -> None:
+        """Forget a channel that was deleted."""
+        if (limited := self._channels.pop(channel, None)) is not None:
+            with suppress(ValueError):
+                self._unchecked.remove(limited)
+
+    def check_at(self, when: float) -> None:
+        """Check all limits then."""
+        self._due = min(self._due, when)
+        self._schedule.at(when, self)
 
     def admit(self, count: int, now: float) -> None:
         """Admit a publish of `count` messages, or raise ``Full``."""
-        for limited in self.held if self.topic.is_holding else self.channels:
+        for limited in self._held if self._topic.is_holding else self._channels.values():
             bounds = limited.bounds
             too_deep = bounds.max_depth is not None and len(limited.target.backlog) + count > bounds.max_depth
             rejects = not bounds.drops and (too_deep or limited.full != "")
             if bounds.drops or rejects or bounds.max_bytes is not None or bounds.max_age is not None:
-                self.schedule.at(now if too_deep and bounds.drops else now + CHECK_DELAY_SECONDS, self)
+                self.check_at(now if too_deep and bounds.drops else now + CHECK_DELAY_SECONDS)
             if rejects:
                 limited.reject(count, now, "max_depth" if too_deep else limited.full)
 
     def on_alarm(self, now: float) -> float:
-        now_ns = self.now_ns()
-        more = False
-        everything = [*self.channels, *self.held]
-        for limited in everything:
-            try:
-                more |= limited.enforce(now, now_ns)
-                limited.is_unreadable = False
-            except BlockingIOError:  # a long read, which the next check continues
-                more = True
-            except OSError as error:
-                if not limited.is_unreadable:
-                    log.warning("%s: cannot check its limits, trying again - %s", limited.target.full_name, error)
-                limited.is_unreadable = True
+        if not self._unchecked and now >= self._due:
+            self._due = NEVER
+            self._unchecked.extend([*self._channels.values(), *self._held])
+        for _ in range(min(_CHECKED_AT_ONCE, len(self._unchecked))):
+            self._due = min(self._due, self._check(self._unchecked.popleft(), now))
+        return now if self._unchecked else self._due
+
+    def _check(self, limited: Limited, now: float) -> float:
+        """Enforce the limits of one; returns when to check again."""
+        try:
+            more = limited.enforce(now, self._now_ns())
+            limited.is_unreadable = False
+        except BlockingIOError:  # a long read, which the next check continues
+            more = True
+        except OSError as error:
+            more = False
+            if not limited.is_unreadable:
+                log.warning("%s: cannot check its limits, trying again - %s", limited.target.full_name, error)
+            limited.is_unreadable = True
         if more:
             return now + _DROP_PAUSE_SECONDS
-        return now + CHECK_INTERVAL_SECONDS if any(len(each.target.backlog) for each in everything) else NEVER
+        return now + CHECK_INTERVAL_SECONDS if len(limited.target.backlog) else NEVER

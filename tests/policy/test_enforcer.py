@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from nsq_compat.log.storage import Durability
 from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
-from nsq_compat.policy.enforcer import CHECK_DELAY_SECONDS, CHECK_INTERVAL_SECONDS, CreationRate, Full
+from nsq_compat.policy.enforcer import CHECK_DELAY_SECONDS, CHECK_INTERVAL_SECONDS, CreationRate, Full, Limited
 
 
 def depths(daemon):
@@ -364,6 +364,69 @@ def test_every_message_has_one_state_or_is_counted(start, first, drops, steps):
 
 def still_held(consumer, bodies):
     return [body for body in dict.fromkeys(bodies) if consumer.id_of(body) in consumer.in_flight.frames]
+
+
+# --- Thousands of channels --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """The names of the channels that were checked, of each alarm."""
+    checked = []
+    enforce = Limited.enforce
+
+    def noted(limited, now, now_ns):
+        checked.append(limited.target.name)
+        return enforce(limited, now, now_ns)
+
+    monkeypatch.setattr(Limited, "enforce", noted)
+    return checked
+
+
+def test_a_new_channel_is_checked_without_all_others(daemon, checked):
+    daemon.follows({"max_age": "1h", "when_full": "drop-oldest"})
+    daemon.publishes(b"old")
+    for number in range(20):
+        daemon.channel(f"c{number}")
+    daemon.waits(0)
+    checked.clear()
+    daemon.channel("new")
+    daemon.waits(0)
+    assert checked == ["new"]
+    assert daemon.channel("c0").depth == 1  # the topic's
+    daemon.waits(3601)
+    assert daemon.channel("c0").depth == 0
+
+
+def test_a_deleted_channel_is_not_checked(daemon, checked):
+    daemon.follows({"channel": ".*", "max_bytes": 1})
+    for name in ("a", "b"):
+        daemon.channel(name)
+    daemon.waits(0)
+    daemon.publishes(b"m")
+    daemon.channel("c")
+    daemon.topic().delete_channel("c")
+    checked.clear()
+    daemon.waits(CHECK_DELAY_SECONDS)
+    assert sorted(checked) == ["a", "b"]
+    for name in ("a", "b"):
+        daemon.topic().delete_channel(name)
+    assert daemon.topic().admission is None
+
+
+def test_the_channels_of_a_topic_are_checked_a_few_at_a_time(daemon, checked):
+    daemon.follows({"max_bytes": 10, "when_full": "drop-oldest"})
+    for number in range(30):
+        daemon.channel(f"c{number}")
+    daemon.waits(0)
+    daemon.publishes(b"a" * 40, b"b")
+    checked.clear()
+    daemon.now += CHECK_DELAY_SECONDS
+    rounds = 0
+    while daemon.broker.schedule.run(daemon.now, lambda: True) <= daemon.now:
+        rounds += 1
+        assert len(checked) <= 8 * rounds
+    assert set(depths(daemon).values()) == {1}
 
 
 def test_creations_are_limited_to_a_rate_and_those_of_a_second_may_come_at_once():
