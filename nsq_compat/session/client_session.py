@@ -115,6 +115,7 @@ class ClientSession:
         self.unanswered: deque[object] = deque()
         """Tickets of unanswered commands, oldest first. After a `failure` they were not executed. If the connection
         ends without one, they may have been."""
+        self._unsent = 0  # the last of them, of commands that `data_to_send` has not returned
         self.response: IdentifyResponse | None = None
         self.has_headers = False
         """nsqd has granted messages with headers."""
@@ -141,12 +142,19 @@ class ClientSession:
     def ask(self, command: bytes, ticket: object) -> None:
         """Send a command that nsqd answers: SUB, PUB, MPUB, DPUB, CLS. Its `Answered` event has the `ticket`."""
         self.unanswered.append(ticket)
+        self._unsent += 1
         self.send(command)
 
     def ask_in_pieces(self, command: Iterable[bytes], ticket: object) -> None:
         """As `ask`, for a command that is not joined yet."""
         self.unanswered.append(ticket)
+        self._unsent += 1
         (self._out if self.is_open else self._queued).extend(command)
+
+    @property
+    def answers_due(self) -> int:
+        """The number of answers that nsqd may send now: commands that were not sent have none."""
+        return len(self.unanswered) - self._unsent
 
     @property
     def is_between_answers(self) -> bool:
@@ -163,6 +171,8 @@ class ClientSession:
             return b""
         data = b"".join(self._out)
         self._out.clear()
+        if self.is_open:
+            self._unsent = 0
         return data if self._codec is None else self._codec.encode(data)
 
     def tls_established(self) -> None:
@@ -261,7 +271,7 @@ class ClientSession:
                 events.append(Heartbeat())
         elif not self.is_open:
             self._on_response(frame.data, events)
-        elif self.unanswered:
+        elif len(self.unanswered) > self._unsent:
             events.append(Answered(self.unanswered.popleft(), frame.data))
         else:
             raise ProtocolError(f"unexpected response: {frame.data[:80]!r}")
@@ -271,7 +281,7 @@ class ClientSession:
             events.append(Rejected(error))
             return
         self.failure = error
-        events.append(Failed(error, self.unanswered.popleft() if self.is_open and self.unanswered else None))
+        events.append(Failed(error, self.unanswered.popleft() if len(self.unanswered) > self._unsent else None))
 
     # --- Opening ------------------------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ class MirrorSession(Conversation):
         # Hot: runs for every group of publishes.
         client = self._client
         count, tickets, position = len(data) // len(OK), client.unanswered, 0
-        if data != (OK if count == 1 else OK * count) or count > len(tickets) or not client.is_between_answers:
+        if data != (OK if count == 1 else OK * count) or count > client.answers_due or not client.is_between_answers:
             return False
         for ticket in islice(tickets, count):
             if not isinstance(ticket, int):

@@ -51,6 +51,7 @@ class NsqConnection:
 
     def __init__(self, address: str, options: ConnectionOptions) -> None:
         self.rejected: set[str] = set()
+        self._finished = 0
         self._address = address
         self._timeout = options.connect_timeout
         self._session = ClientSession(_request(options), auth_secret=options.auth_secret.encode(), keeps_frames=True)
@@ -94,6 +95,7 @@ class NsqConnection:
 
     def send(self, command: bytes) -> None:
         """Send commands that nsqd does not answer: RDY, FIN, REQ."""
+        self._finished += command.count(b"FIN ")
         self._session.send(command)
         self._flush()
 
@@ -136,9 +138,11 @@ class NsqConnection:
         # Closing a socket with unread data resets the connection, and nsqd would lose commands it has not read yet.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-            self._socket.settimeout(self._timeout)
-            while self._socket.recv(_RECV_SIZE):
-                pass
+            deadline = time.monotonic() + self._timeout
+            while (left := deadline - time.monotonic()) > 0:
+                self._socket.settimeout(left)
+                if not self._socket.recv(_RECV_SIZE):
+                    break
 
     def _open(self, host: str, options: ConnectionOptions, deadline: float) -> None:
         while not self._session.is_open:
@@ -164,9 +168,13 @@ class NsqConnection:
         return self._answers.pop(ticket)
 
     def _wait_for_answers(self, allowed: int) -> None:
-        while len(self._session.unanswered) > allowed:
-            if not self._pump(self._timeout):
+        deadline = time.monotonic() + self._timeout
+        while (count := len(self._session.unanswered)) > allowed:
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._pump(left):
                 raise NsqdLost(f"nsqd {self._address} did not confirm a publish in {self._timeout:g} s")
+            if len(self._session.unanswered) < count:
+                deadline = time.monotonic() + self._timeout
 
     def _flush(self) -> None:
         if data := self._session.data_to_send():
@@ -199,6 +207,8 @@ class NsqConnection:
                 self._answers[str(event.ticket)] = event.data
             elif isinstance(event, Rejected):
                 self.rejected.update(_ID_IN_ERROR.findall(str(event.error)))
+                if len(self.rejected) > self._finished:
+                    raise NsqdLost(f"nsqd {self._address} refuses to finish messages that were not finished")
             elif isinstance(event, Failed):
                 raise NsqdLost(f"nsqd {self._address} refused: {event.error}")
         self._flush()

@@ -93,7 +93,7 @@ def _suspects(spool: Spool, origin: Origin, http: str, options: ReadOptions) -> 
             spool.suspect_all_before_restart(
                 origin, int(ask(http, "info", _INFO_TIMEOUT, http_access(options))["start_time"])
             )
-        except (HttpFailed, TypeError, KeyError, ValueError) as error:
+        except (HttpFailed, TypeError, KeyError, ValueError, OverflowError) as error:
             log.warning("cannot find out whether nsqd %s was restarted: %r", origin.nsqd, error)
     return spool.suspected(origin)
 

@@ -26,6 +26,9 @@ _MAX_REQUESTS = 64
 _MAX_NODES = 1000
 """Of a topic, by each nsqlookupd: a batch may have a task for each."""
 _MAX_REGISTRATIONS = 10 * _MAX_NODES
+_MAX_TOPICS = 10_000
+"""That match a pattern: each is looked up at each nsqlookupd."""
+_MAX_DEPTH = (1 << 63) - 1
 _PATIENCE = 0.5
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -319,7 +322,8 @@ class Nodes:
             for topic in answer["topics"] or ():
                 for channel in topic["channels"] or ():
                     if (topic["topic_name"], channel["channel_name"]) == (node.topic, name):
-                        return int(topic["depth"]), int(channel["depth"])
+                        waiting, depth = (min(max(0, int(each["depth"])), _MAX_DEPTH) for each in (topic, channel))
+                        return waiting, depth
             return 0, 0
         except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as error:
             raise HttpFailed(f"{node.http}: cannot parse the answer of /stats: {error!r}") from None
@@ -370,7 +374,10 @@ class Nodes:
         assert pattern is not None, "otherwise topics are named"
         # A daemon may name anything: what follows a blank in a name would be further parameters of SUB.
         valid = filter(is_valid_name, topics)
-        return sorted(topic for topic in valid if pattern.fullmatch(topic) and not is_ephemeral(topic))
+        chosen = sorted({topic for topic in valid if pattern.fullmatch(topic) and not is_ephemeral(topic)})
+        if len(chosen) > _MAX_TOPICS:
+            log.warning("%d topics match the pattern, and only %d are used", len(chosen), _MAX_TOPICS)
+        return chosen[:_MAX_TOPICS]
 
     def _complain(self, node: Node, error: HttpFailed) -> None:
         if self._options.fail_on_unreachable:

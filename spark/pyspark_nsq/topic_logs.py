@@ -100,7 +100,7 @@ class TopicLogs:
             if answer is None:
                 lacking.add(nsqd)
             else:
-                logs.update(((each.topic, nsqd), each) for each in _parsed(nsqd, answer))
+                logs.update(((each.topic, nsqd), each) for each in answer)
         for nsqd, text in silent.items():
             if self._options.fail_on_unreachable:
                 raise HttpFailed(text)
@@ -138,13 +138,11 @@ class TopicLogs:
         """The TCP address of an nsqd, or the same address if it is unknown."""
         return self._tcp.get(nsqd, nsqd)
 
-    def _ask(self, request: tuple[str, str, tuple[tuple[str, str], ...]]) -> dict[str, Any] | None:
+    def _ask(self, request: tuple[str, str, tuple[tuple[str, str], ...]]) -> list[TopicLog] | None:
         nsqd, names, times = request
         arguments = {"topics": names, **dict(times)}
-        answer: dict[str, Any] | None = ask(
-            nsqd, "topic/offsets", self._options.connect_timeout, self._access, **arguments
-        )
-        return answer
+        answer = ask(nsqd, "topic/offsets", self._options.connect_timeout, self._access, **arguments)
+        return None if answer is None else _parsed(nsqd, names.split(","), answer)
 
 
 def _text(milliseconds: int) -> str:
@@ -156,22 +154,35 @@ def _joined(names: Iterable[str]) -> Iterable[str]:
     return (",".join(each[begin : begin + _TOPICS_PER_REQUEST]) for begin in range(0, len(each), _TOPICS_PER_REQUEST))
 
 
-def _parsed(nsqd: str, answer: Any) -> list[TopicLog]:
+def _parsed(nsqd: str, names: Iterable[str], answer: Any) -> list[TopicLog]:
+    """The logs of these topics; an nsqd may name others, which are not the query's."""
     try:
+        topics = {topic: answer["topics"][topic] for topic in names if topic in answer["topics"]}
         return [
             TopicLog(
                 topic,
                 nsqd,
-                int(each["first"]),
-                int(each["next"]),
-                int(each["bytes"]),
+                _number(each["first"]),
+                _number(each["next"]),
+                _number(each["bytes"]),
                 each["retained"] is True,
-                each["first_timestamp"],
-                each["last_timestamp"],
-                int(each.get("offset", 0)),
-                None if each.get("end") is None else int(each["end"]),
+                _number_or_none(each["first_timestamp"]),
+                _number_or_none(each["last_timestamp"]),
+                _number(each.get("offset", 0)),
+                _number_or_none(each.get("end")),
             )
-            for topic, each in answer["topics"].items()
+            for topic, each in topics.items()
         ]
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
         raise HttpFailed(f"{nsqd}: cannot parse the answer of /topic/offsets: {error!r}") from None
+
+
+def _number(value: Any) -> int:
+    """An offset, size or time; larger ones fit in no column. Raises ``ValueError`` and ``TypeError``."""
+    if not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r:.40} is out of range")
+    return int(value)
+
+
+def _number_or_none(value: Any) -> int | None:
+    return None if value is None else _number(value)

@@ -106,6 +106,7 @@ def test_answers_belong_to_commands_in_order():
     session.ask(write.publish("t", b"1"), 1)
     session.ask(write.publish("t", b"2"), 2)
     session.ask(write.CLS, 3)
+    session.data_to_send()
     assert session.receive_data(OK + OK + CLOSE_WAIT) == [
         Answered(1, b"OK"),
         Answered(2, b"OK"),
@@ -127,6 +128,7 @@ def test_messages_that_come_together_are_one_event_and_stay_in_order():
 def test_an_answer_for_a_message_no_longer_in_flight_is_rejected_without_ending_the_connection():
     session = opened()
     session.ask(write.publish("t", b"1"), 1)
+    session.data_to_send()
     rejected, answered = session.receive_data(error_frame(b"E_FIN_FAILED FIN 0 failed ID not in flight") + OK)
     assert isinstance(rejected, Rejected)
     assert rejected.error.code == E_FIN_FAILED
@@ -139,6 +141,7 @@ def test_an_error_belongs_to_the_oldest_command_and_later_ones_were_not_executed
     session.ask(write.publish("t", b"1"), 1)
     session.ask(write.publish("t", b"2"), 2)
     session.ask(write.publish("t", b"3"), 3)
+    session.data_to_send()
     done, failed = session.receive_data(OK + error_frame(b"E_BAD_MESSAGE PUB message too big 2 > 1"))
     assert done == Answered(1, b"OK")
     assert isinstance(failed, Failed)
@@ -146,6 +149,31 @@ def test_an_error_belongs_to_the_oldest_command_and_later_ones_were_not_executed
     assert (failed.error.code, failed.error.description) == ("E_BAD_MESSAGE", "PUB message too big 2 > 1")
     assert session.failure is failed.error
     assert list(session.unanswered) == [3]
+
+
+def test_an_answer_to_a_command_that_was_not_sent_is_an_error():
+    """It answers nothing, and would confirm a publish that nsqd does not have."""
+    early = ClientSession(REQUEST)
+    early.ask(write.publish("t", b"1"), 1)
+    early.data_to_send()
+    late = opened()
+    late.ask(write.publish("t", b"1"), 1)
+    for session, said in ((early, agreed() + OK), (late, OK)):
+        with pytest.raises(ProtocolError, match="unexpected response: b'OK'"):
+            session.receive_data(said)
+        assert list(session.unanswered) == [1]
+
+
+def test_an_error_does_not_belong_to_a_command_that_was_not_sent():
+    session = opened()
+    session.ask(write.publish("t", b"1"), 1)
+    session.data_to_send()
+    session.ask(write.publish("t", b"2"), 2)
+    answered, failed = session.receive_data(OK + error_frame(b"E_INVALID x"))
+    assert answered == Answered(1, b"OK")
+    assert isinstance(failed, Failed)
+    assert failed.ticket is None
+    assert list(session.unanswered) == [2]
 
 
 def test_of_an_error_a_thousand_bytes_are_kept():
@@ -159,6 +187,7 @@ def test_what_follows_an_error_is_ignored():
     session = opened()
     session.ask(b"PUB a\n", 1)
     session.ask(b"PUB b\n", 2)
+    session.data_to_send()
     (failed,) = session.receive_data(error_frame(b"E_BAD_TOPIC x") + OK)
     assert isinstance(failed, Failed)
     assert failed.ticket == 1
@@ -175,6 +204,7 @@ def test_answers_before_invalid_data_are_unanswered(before, after):
     session.ask(b"PUB a\n", 1)
     if before != OK:
         session.ask(b"PUB b\n", 2)
+    session.data_to_send()
     with pytest.raises(ProtocolError):
         session.receive_data(before + after)
     assert list(session.unanswered) == ([1] if before == OK else [1, 2])
@@ -302,23 +332,26 @@ def flat(events: Sequence[Event]) -> list[object]:
 def conversation(codec: Codec | None) -> bytes:
     frames = message_frames([b"one", b"", b"three" * 50])
     said = [OK, frames[0], HEARTBEAT, frames[1], frames[2], error_frame(b"E_FIN_FAILED no"), CLOSE_WAIT]
-    return b"".join(said) if codec is None else codec.encode(OK) + codec.encode(b"".join(said))
+    return b"".join(said) if codec is None else codec.encode(b"".join(said))
 
 
 @given(st.data(), st.sampled_from([None, "snappy", "deflate"]), st.booleans())
 def test_events_do_not_depend_on_how_the_input_is_split(data, compression, keeps_frames):
     request = IdentifyRequest(snappy=compression == "snappy", deflate=compression == "deflate")
     codec = Snappy() if request.snappy else Deflate(6) if request.deflate else None
-    stream = agreed(snappy=request.snappy, deflate=request.deflate) + conversation(codec)
+    opening = agreed(snappy=request.snappy, deflate=request.deflate) + (b"" if codec is None else codec.encode(OK))
+    stream = conversation(codec)
 
-    def events(cuts: Sequence[int], keeps_frames: bool) -> list[object]:
+    def events(first: Sequence[int], then: Sequence[int], keeps_frames: bool) -> list[object]:
         session = ClientSession(request, keeps_frames=keeps_frames)
         session.ask(write.subscribe("t", "c"), "sub")
         session.ask(write.CLS, "cls")
-        return flat([event for piece in cut(stream, cuts) for event in session.receive_data(piece)])
+        found = [event for piece in cut(opening, first) for event in session.receive_data(piece)]
+        session.data_to_send()
+        return flat(found + [event for piece in cut(stream, then) for event in session.receive_data(piece)])
 
-    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8))
-    assert events(cuts, keeps_frames) == events([], keeps_frames=False)
+    first, then = (data.draw(st.lists(st.integers(0, len(each)), max_size=8)) for each in (opening, stream))
+    assert events(first, then, keeps_frames) == events([], [], keeps_frames=False)
 
 
 @given(

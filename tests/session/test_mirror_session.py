@@ -106,6 +106,7 @@ def test_answers_may_come_together_or_in_pieces(primary, cut):
         primary.changes_by(b"%d" % number)
         primary.sends()
     primary.session.ask(command("files"), answer)
+    primary.sends()
     data = OK * 3 + OK
     primary.hears(data[:cut])
     primary.hears(data[cut:])
@@ -147,6 +148,7 @@ def test_a_refusal_ends_the_connection_and_says_why(primary):
     hello, later = Asked(), Asked()
     primary.session.ask(command("hello"), hello)
     primary.session.ask(command("files"), later)
+    primary.sends()
     primary.hears(error_frame(b"E_INVALID invalid command MIRROR"))
     assert primary.session.closing
     assert primary.session.failure == "E_INVALID invalid command MIRROR"

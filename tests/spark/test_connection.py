@@ -1,18 +1,20 @@
 """The connection of a task: TLS, authorization, and errors of nsqd."""
 
 import contextlib
+import threading
+import time
 
 import pytest
 
 from nsq_compat.protocol import command_writer
-from nsq_compat.protocol.frames import OK
+from nsq_compat.protocol.frames import HEARTBEAT, OK, error_frame
 from nsq_compat.protocol.message import make_frame
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq import connection as connections
 from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable
 from pyspark_nsq.decode import decode, finish
-from tests.client.fake_nsqd import FakeNsqd
+from tests.client.fake_nsqd import FakeNsqd, Peer
 from tests.spark.conftest import OptionsWith
 
 
@@ -50,6 +52,48 @@ def test_failed_fins_are_known_after_the_end_of_the_session(nsqd, topic, options
         connection.send(command_writer.finish([b"0123456789abcdef"]))
         connection.end_session()
         assert connection.rejected == {"0123456789abcdef"}
+
+
+def test_an_nsqd_that_refuses_fins_that_were_not_sent_is_left(options_with):
+    refusals = b"".join(error_frame(b"E_FIN_FAILED FIN %016d failed" % number) for number in range(100))
+    with (
+        contextlib.closing(FakeNsqd({"CLS": refusals})) as server,
+        NsqConnection(server.address, options_with()) as connection,
+    ):
+        connection.subscribe("t", "c")
+        connection.send(command_writer.finish([b"0123456789abcdef"]))
+        with pytest.raises(NsqdLost, match="refuses to finish messages that were not finished"):
+            connection.end_session()
+        assert len(connection.rejected) == 2
+
+
+def test_an_nsqd_that_sends_on_after_the_end_of_the_session_is_left(options_with):
+    """Each byte ended one wait, and began another."""
+    with contextlib.closing(FakeNsqd()) as server:
+        with NsqConnection(server.address, options_with(connectTimeoutMs="1000")) as connection:
+            connection.subscribe("t", "c")
+            sending = threading.Thread(target=send_until_closed, args=(server.peer,))
+            sending.start()
+            connection.end_session()
+        sending.join()
+
+
+def send_until_closed(peer: Peer) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            peer.socket.sendall(HEARTBEAT)
+            time.sleep(0.05)
+
+
+def test_heartbeats_do_not_stand_for_the_confirmation_of_a_publish(options_with):
+    with contextlib.closing(FakeNsqd({"PUB": None})) as server:
+        with NsqConnection(server.address, options_with(connectTimeoutMs="1000")) as connection:
+            sending = threading.Thread(target=send_until_closed, args=(server.peer,))
+            sending.start()
+            connection.publish(command_writer.publish("t", b"1"), window=10)
+            with pytest.raises(NsqdLost, match="did not confirm a publish in 1 s"):
+                connection.confirm()
+        sending.join()
 
 
 def test_the_end_of_a_session_requeues_messages_that_were_not_taken(nsqd, topic, options_with, publish):

@@ -9,6 +9,7 @@ import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from pyspark_nsq import nodes
 from pyspark_nsq.nodes import HttpFailed, Node, Nodes, NoNodes, SideBySide, ask, registered
 from pyspark_nsq.options import read_options
 from tests.client.waiting import wait_until
@@ -242,3 +243,21 @@ def test_an_nsqd_with_a_depth_that_is_no_number_is_left_out(lookupd, options_wit
     stats = f'{{"topics": [{{"topic_name": "{topic}", "channels": [{channel}], "depth": {depth}}}]}}'
     lookupd.reply = 200, stats.encode()
     assert Nodes(options_with(nsqdHttpAddresses=lookupd.address)).backlog(10) == []
+
+
+@pytest.mark.parametrize(("claimed", "depth"), [(-5, 1), (10**4000, 1 << 63)])
+def test_a_depth_that_no_nsqd_has_is_limited(lookupd, options_with, topic, claimed, depth):
+    channel = {"channel_name": "c", "depth": 1}
+    stats = {"topics": [{"topic_name": topic, "channels": [channel], "depth": claimed}]}
+    lookupd.reply = 200, json.dumps(stats).encode()
+    ((_, found),) = Nodes(options_with(nsqdHttpAddresses=lookupd.address)).backlog(10)
+    assert found == depth
+
+
+def test_of_the_topics_that_match_a_pattern_a_limited_number_is_used(lookupd, monkeypatch, caplog):
+    monkeypatch.setattr(nodes, "_MAX_TOPICS", 2)
+    producer = {"broadcast_address": "h", "tcp_port": 1, "http_port": 2}
+    lookupd.reply = 200, json.dumps({"topics": ["c", "a", "b", "a"], "producers": [producer]}).encode()
+    written = {"subscribePattern": ".*", "channel": "c", "spoolDir": "/spool", "lookupdHttpAddresses": lookupd.address}
+    assert [node.topic for node in Nodes(read_options(written, "stream")).all()] == ["a", "b"]
+    assert "3 topics match the pattern, and only 2 are used" in caplog.text
