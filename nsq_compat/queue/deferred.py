@@ -25,7 +25,10 @@ from nsq_compat.queue.schedule import AT_ONCE, NEVER, Schedule
 
 _MAX_SEARCHED = 50_000
 """Keys that `latest` and a part of `remove` examine; more would block the event loop for too long."""
+_MAX_BYTES: Final = 1 << 24
+"""Frames in memory, if there is a log."""
 _LOCATED_AT_ONCE: Final = 256
+_LOCATED_BYTES: Final = 1 << 20
 _SEARCHED_AT_ONCE: Final = 16
 """Messages without a location that are released at once; others are served before the next."""
 _PREPARED_AT_ONCE: Final = 2048
@@ -52,8 +55,8 @@ Locate = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
 class Deferred:
     """Due times are monotonic seconds. Messages due at the same time are released in the order they were added.
 
-    Without a log (`fetch` is None) every frame stays in memory. With a log, `memory` of them do. The log finds the
-    others by id, once they were handed over to it with `locate`.
+    Without a log (`fetch` is None) every frame stays in memory. With a log, `memory` of them do, and _MAX_BYTES. The
+    log finds the others by id, once they were handed over to it with `locate`.
     """
 
     def __init__(self, fetch: Fetch | None = None, memory: int = 1 << 62, locate: Locate | None = None) -> None:
@@ -62,16 +65,18 @@ class Deferred:
         self._memory = memory
         self._keys: list[bytes] = []
         self._frames: dict[bytes, bytes] = {}
+        self._size = 0  # bytes of `_frames`
         self._unlocated: dict[bytes, bytes] = {}  # by key, to be located together; never many
         self._recent: dict[bytes, bytes] = {}  # locations of the last released messages
 
     def __len__(self) -> int:
         return len(self._keys) + len(self._unlocated)
 
-    @property
-    def room(self) -> int:
-        """The number of further frames that stay in memory."""
-        return 1 << 62 if self._fetch is None else self._memory - len(self._frames)
+    def room_for(self, size: int) -> int:
+        """The number of further frames with so many bytes that stay in memory."""
+        if self._fetch is None:
+            return 1 << 62
+        return min(self._memory - len(self._frames), (_MAX_BYTES - self._size) // max(1, size))
 
     def add_new(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> int:
         """Defer published messages. Without a log, those that memory has no room for are dropped; returns how many."""
@@ -81,8 +86,9 @@ class Deferred:
 
     def add(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> None:
         """Defer messages until `due`. `locations` are given if they have just been logged."""
-        if len(frames) <= self.room:
-            self._frames.update(zip(map(id_of, frames), frames, strict=True))
+        if len(frames) <= self.room_for(mean_size(frames)):
+            for frame in frames:
+                self._keep(id_of(frame), frame)
         elif not locations:  # returned messages, which the log may have released before
             for frame in frames:
                 message_id = id_of(frame)
@@ -114,7 +120,7 @@ class Deferred:
         for _, _, message_id, attempt in entries:
             frame = frames.get(message_id)
             if frame is not None:
-                self._frames.pop(message_id, None)
+                self._forget(message_id)
                 released.append(frame if attempts(frame) == attempt else with_attempts(frame, attempt))
         return released
 
@@ -126,7 +132,7 @@ class Deferred:
         """
         heap = self._keys
         for key in [key for key in self._unlocated if entry_id(key) in ids]:
-            self._frames[entry_id(key)] = self._unlocated.pop(key)
+            self._keep(entry_id(key), self._unlocated.pop(key))
             heapq.heappush(heap, key)
             at = 0  # it may have moved up
         removed: list[bytes] = []
@@ -151,7 +157,7 @@ class Deferred:
             for _, _, message_id, attempt in entries:
                 if message_id in frames:
                     removed.append(with_attempts(frames[message_id], attempt))
-                    self._frames.pop(message_id, None)
+                    self._forget(message_id)
         return removed, at if at < len(heap) else -1
 
     def find(self, message_id: bytes) -> tuple[float, int] | None:
@@ -200,18 +206,22 @@ class Deferred:
         if other._fetch is None:  # it has room for some of the frames in memory
             here = sorted(key for key in self._keys if entry_id(key) in self._frames)
             shared = here[: max(0, other._memory - len(other))]
-            other._frames.update((entry_id(key), self._frames[entry_id(key)]) for key in shared)
+            for key in shared:
+                other._keep(entry_id(key), self._frames[entry_id(key)])
             other.restore(shared.copy(), 0.0)
             return len(self) - len(shared)
-        room = max(0, other._memory - len(other._frames))
-        other._frames.update(islice(self._frames.items(), room))
-        surplus = dict(islice(self._frames.items(), room, None))
+        surplus: dict[bytes, bytes] = {}
+        for message_id, frame in self._frames.items():
+            if other.room_for(len(frame)) > 0:
+                other._keep(message_id, frame)
+            else:
+                surplus[message_id] = frame
         for key in self._keys:
-            frame = None if key_location(key) else surplus.get(entry_id(key))
-            if frame is None:
+            surplus_frame = None if key_location(key) else surplus.get(entry_id(key))
+            if surplus_frame is None:
                 other._keys.append(key)
             else:
-                other._add_unlocated(key, frame)
+                other._add_unlocated(key, surplus_frame)
         heapq.heapify(other._keys)
         return 0
 
@@ -226,6 +236,7 @@ class Deferred:
     def empty(self) -> None:
         self._keys.clear()
         self._frames.clear()
+        self._size = 0
         self._unlocated.clear()
 
     def next_due(self) -> float:
@@ -234,13 +245,22 @@ class Deferred:
         due: float = ENTRY.unpack_from(min(keys))[0] if keys else NEVER
         return due
 
+    def _keep(self, message_id: bytes, frame: bytes) -> None:
+        self._size += len(frame) - len(self._frames.get(message_id, b""))
+        self._frames[message_id] = frame
+
+    def _forget(self, message_id: bytes) -> None:
+        frame = self._frames.pop(message_id, None)
+        if frame is not None:
+            self._size -= len(frame)
+
     def _take_keys(self, now: float, limit: int) -> list[bytes]:
         """Take the keys of due messages from the heap, the earliest first."""
         heap = self._keys
         keys: list[bytes] = []
         until = _pack_due(now) + b"\xff" * 8  # no serial number is so great
         for key in [key for key in self._unlocated if key < until]:  # they need no location any more
-            self._frames[entry_id(key)] = self._unlocated.pop(key)
+            self._keep(entry_id(key), self._unlocated.pop(key))
             heapq.heappush(heap, key)
         searches = 0
         while heap and len(keys) < limit and heap[0] < until:
@@ -277,7 +297,7 @@ class Deferred:
 
     def _add_unlocated(self, key: bytes, frame: bytes) -> None:
         self._unlocated[key] = frame
-        if len(self._unlocated) >= _LOCATED_AT_ONCE:
+        if len(self._unlocated) >= _LOCATED_AT_ONCE or len(self._unlocated) * len(frame) > _LOCATED_BYTES:
             self._locate_gathered()
 
     def _locate_gathered(self) -> None:
@@ -289,11 +309,17 @@ class Deferred:
         try:
             found = self._locate([*self._unlocated.values()])
         except OSError:
-            self._frames.update((id_of(frame), frame) for frame in self._unlocated.values())
+            for frame in self._unlocated.values():
+                self._keep(id_of(frame), frame)
         for key in self._unlocated:
             due, serial, message_id, attempt = ENTRY.unpack_from(key)
             heapq.heappush(self._keys, pack_key(due, serial, message_id, attempt, found.get(message_id, NOWHERE)))
         self._unlocated.clear()
+
+
+def mean_size(frames: Sequence[bytes]) -> int:
+    """The mean size of frames, rounded up."""
+    return -(-sum(map(len, frames)) // max(1, len(frames)))
 
 
 def prepare(keys: Iterable[bytes], shift: float, pause: Callable[[], None]) -> list[bytes]:

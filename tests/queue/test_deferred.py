@@ -90,7 +90,7 @@ def test_emptying_drops_everything(deferred, make_frames):
 
 
 def test_without_a_log_everything_stays_in_memory(deferred, make_frames):
-    assert deferred.room >= PLENTY
+    assert deferred.room_for(1 << 20) >= PLENTY
     deferred.add(make_frames(*[b"x"] * PLENTY), due=10.0)
     assert in_memory(deferred) == PLENTY
 
@@ -99,13 +99,40 @@ def test_with_a_log_no_more_frames_than_agreed_stay_in_memory(make_frames):
     a, b, c = make_frames(b"a", b"b", b"c")
     log = Log(a, b, c)
     deferred = Deferred(log.fetch, memory=2)
-    assert deferred.room == 2
+    assert deferred.room_for(1) == 2
     deferred.add([a, b], due=10.0)
-    assert deferred.room == 0
+    assert deferred.room_for(1) == 0
     deferred.add([c], due=5.0, locations=[NOWHERE])
     assert (len(deferred), in_memory(deferred)) == (3, 2)
     assert deferred.release(10.0, PLENTY) == [c, a, b]
     assert log.asked == [message_id(c)]
+
+
+def test_with_a_log_large_frames_do_not_take_more_than_16_mib(make_frames):
+    frames = make_frames(*[bytes(1 << 20)] * 40)
+    deferred = Deferred(Log(*frames).fetch, memory=PLENTY)
+    for number in range(3):  # also after messages have left
+        for frame in frames:
+            deferred.add([frame], due=10.0, locations=() if deferred.room_for(len(frame)) > 0 else [NOWHERE])
+        assert sum(map(len, deferred.frames())) == sum(map(len, frames[:15]))
+        if number == 1:
+            assert deferred.remove({message_id(frame) for frame in frames[:5]}, 0)[0] == list(frames[:5])
+        released = []
+        while deferred.next_due() < NEVER:
+            released += deferred.release(10.0, PLENTY)
+        assert released == list(frames[5 if number == 1 else 0 :])
+    assert in_memory(deferred) == 0
+
+
+def test_large_frames_that_are_shared_do_not_take_more_than_16_mib(make_frames):
+    frames = make_frames(*[bytes(1 << 20)] * 40)
+    log = Log(*frames)
+    first, second = (Deferred(log.fetch, memory=PLENTY, locate=log.locate) for _ in range(2))
+    for number, frame in enumerate(frames):
+        (first if number < 10 else second).add([frame], due=10.0, locations=[NOWHERE])
+    first.share_with(second)
+    assert in_memory(second) <= 17
+    assert len(second) == 40
 
 
 def test_a_log_that_cannot_be_read_costs_nothing(make_frames):

@@ -88,6 +88,27 @@ def test_a_later_channel_gets_only_what_comes_after_it(daemon):
     assert late.takes() == [b"b"]
 
 
+@pytest.mark.parametrize("durability", [Durability.OS, Durability.MEMORY])
+@pytest.mark.parametrize("channels", [(), ("archive", "copy")])
+def test_large_deferred_messages_are_in_the_log_instead_of_memory(data_path, durability, channels):
+    daemon = data_path.start(durability)
+    for name in channels:
+        daemon.channel(name)
+    bodies = [b"%02d" % number + bytes(1 << 20) for number in range(24)]
+    for each in bodies:
+        daemon.publishes(each, defer=5.0)
+    backlogs = [channel.backlog for channel in daemon.topic().channels.values()] or [daemon.topic().backlog]
+    for backlog in backlogs:
+        assert sum(map(len, backlog.deferred.frames())) <= 1 << 24
+    consumer = daemon.consumer()
+    daemon.waits(5.0)
+    found = []
+    while len(found) < len(bodies):
+        daemon.waits(0.1)
+        found += consumer.takes_all()
+    assert found == bodies
+
+
 def test_a_deferred_message_keeps_its_time_while_it_waits_for_a_channel(daemon):
     daemon.publishes(b"soon", defer=5.0)
     daemon.publishes(b"late", defer=50.0)
