@@ -81,6 +81,8 @@ class Admission(NamedTuple):
 
     body_limit: int
     refusal: Response
+    is_dropped: bool = False
+    """The body is dropped as it is received, because the response does not depend on it."""
 
 
 class HttpHandler(Protocol):

@@ -102,6 +102,7 @@ class RequestReader:
         self._body: bytes | bytearray = b""
         self._body_limit = 0
         self._too_big = BAD_REQUEST
+        self._drops_body = False
         self.expects_continue = False
 
     def receive_data(self, data: bytes) -> list[Request | Response]:
@@ -188,7 +189,7 @@ class RequestReader:
 
     def _remember(self, data: bytes, request: Request) -> None:
         """Remember the head of `request`, which is all of `data`, unless its message has headers or an id."""
-        if b"content-length" not in request.headers or not request.keep_alive:
+        if b"content-length" not in request.headers or not request.keep_alive or self._drops_body:
             return
         if has_message_headers(request.headers) or has_publish_id(request.query):
             return
@@ -315,7 +316,7 @@ class RequestReader:
         if encoding is not None and (encoding.lower() != b"chunked" or self._head.version == "1.0"):
             raise _Refused(UNKNOWN_ENCODING)
         length = int(headers.get(b"content-length", 0))
-        self._body_limit, self._too_big = self._admit(self._head)
+        self._body_limit, self._too_big, self._drops_body = self._admit(self._head)
         if length > self._body_limit:
             raise _Refused(self._too_big)
         expectation = headers.get(b"expect")
@@ -331,6 +332,8 @@ class RequestReader:
         if self.body_size > self._body_limit:
             raise _Refused(self._too_big)
         # A bytearray from the second piece on: a list of a million small pieces would take many times their size.
+        if self._drops_body:
+            return
         if not self._body:
             self._body = piece
         elif isinstance(self._body, bytearray):

@@ -278,9 +278,12 @@ class Application:
     def admit(self, head: Request) -> Admission:
         route = self.methods(head.path).get(head.method)
         if route is None:
-            return Admission(IGNORED_BODY_LIMIT, self.unmatched(head.method, head.path, b""))
+            return Admission(IGNORED_BODY_LIMIT, self.unmatched(head.method, head.path, b""), is_dropped=True)
         refusal = self._refusal(head, route)
-        return route.admission if refusal is None else Admission(IGNORED_BODY_LIMIT, refusal)
+        if refusal is not None:
+            return Admission(IGNORED_BODY_LIMIT, refusal, is_dropped=True)
+        # Without a token, no client can have the daemon keep a body.
+        return route.admission if route.permission else route.admission._replace(is_dropped=True)
 
     def respond(self, request: Request) -> Response:
         began = time.monotonic_ns()
@@ -405,7 +408,7 @@ class TlsRequired:
         self._response = Response(403, body.encode("ascii"), (JSON, V1))
 
     def admit(self, head: Request) -> Admission:
-        return Admission(IGNORED_BODY_LIMIT, self._response)
+        return Admission(IGNORED_BODY_LIMIT, self._response, is_dropped=True)
 
     def respond(self, request: Request) -> Response:
         return self._response

@@ -45,6 +45,23 @@ def test_how_the_input_is_cut_changes_nothing(requests, places):
     assert read_all(cut(data, places)) == read_all([data])
 
 
+@pytest.mark.parametrize("body", [b"Content-Length: 200\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nc8\r\n"])
+def test_a_body_that_the_response_does_not_depend_on_is_not_kept(body):
+    reader = RequestReader(lambda head: Admission(LIMIT, TOO_BIG, is_dropped=True), HttpLimits(), "peer")
+    end = b"\r\n0\r\n\r\n" if b"chunked" in body else b""
+    for _ in range(2):
+        assert reader.receive_data(b"POST /pub HTTP/1.1\r\nHost: x\r\n" + body + b"x" * 199) == []
+        assert reader._body == b""
+        (request,) = reader.receive_data(b"x" + end)
+        assert isinstance(request, Request)
+        assert (request.body, reader.body_size) == (b"", 200)
+    (request,) = reader.receive_data(b"POST /pub HTTP/1.1\r\nHost: x\r\n" + body + b"x" * 200 + end)
+    assert isinstance(request, Request)
+    assert request.body == b""
+    (refusal,) = reader.receive_data(b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 301\r\n\r\n")
+    assert refusal is TOO_BIG
+
+
 def test_http_1_0_has_no_chunks():
     """A proxy that takes it for a request without a body would see another request in its chunks."""
     head = b"POST /pub HTTP/1.0\r\nTransfer-Encoding: chunked\r\nConnection: keep-alive\r\n\r\n"

@@ -163,13 +163,16 @@ def test_a_malformed_query_is_an_error_before_and_after(nsqd):
 
 
 def test_a_body_is_not_received_before_the_token_is_known(nsqd: Application):
-    def limit(header: bytes | None = None) -> int:
+    def admitted(header: bytes | None = None, path: str = "/mpub") -> tuple[int, bool]:
         headers = {} if header is None else {b"authorization": header}
-        return nsqd.admit(Request("POST", b"/mpub", "/mpub", b"topic=t", headers, b"", "")).body_limit
+        admission = nsqd.admit(Request("POST", path.encode(), path, b"topic=t", headers, b"", ""))
+        return admission.body_limit, admission.is_dropped
 
-    assert limit(b"Bearer publish") == Daemon().options.max_body_size
+    assert admitted(b"Bearer publish") == (Daemon().options.max_body_size, False)
     for header in (None, b"Bearer read", b"Bearer wrong", b"Bearer orders"):
-        assert limit(header) == IGNORED_BODY_LIMIT
+        assert admitted(header) == (IGNORED_BODY_LIMIT, True)
+    assert admitted(None, "/nope") == (IGNORED_BODY_LIMIT, True)
+    assert nsqd.admit(Request("GET", b"/ping", "/ping", b"", {}, b"", "")).is_dropped
 
 
 def test_unknown_paths_and_redirects_are_those_of_nsqd(nsqd):

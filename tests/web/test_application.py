@@ -90,8 +90,9 @@ def test_requests_that_nsqd_does_not_log_are_not_logged(application, caplog, pat
 
 
 def test_a_large_unexpected_body_gets_the_response_of_a_small_one(application):
-    limit, refusal = application.admit(request("/nope", "POST"))
+    limit, refusal, is_dropped = application.admit(request("/nope", "POST"))
     assert (limit, refusal.status) == (IGNORED_BODY_LIMIT, 404)
+    assert is_dropped
     assert application.admit(request("/ok", "POST")).refusal.status == 405
     assert application.admit(request("/ok")).refusal.status == 413
 
