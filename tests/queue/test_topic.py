@@ -102,7 +102,7 @@ def test_large_deferred_messages_are_in_the_log_instead_of_memory(data_path, dur
         assert sum(map(len, backlog.deferred.frames())) <= 1 << 24
     consumer = daemon.consumer()
     daemon.waits(5.0)
-    found = []
+    found: list[bytes] = []
     while len(found) < len(bodies):
         daemon.waits(0.1)
         found += consumer.takes_all()
