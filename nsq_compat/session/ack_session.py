@@ -6,7 +6,7 @@ from typing import Final
 
 from nsq_compat.queue.schedule import NEVER
 from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
-from nsq_compat.session.http_session import CONTINUE, HttpConversation
+from nsq_compat.session.http_session import CONTINUE, FIRST_BYTES, NEXT_BYTES, HttpConversation
 
 MAX_REQUESTS_AHEAD: Final = 8
 """Requests that the client of an ``AckSession`` may send ahead of their answers."""
@@ -55,12 +55,19 @@ class AckSession(HttpConversation):
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         if self.closing:
             return
+        self.read_count += 1
+        self._read(self._unread_input + data, FIRST_BYTES, now)
+
+    def read_on(self, now: float, now_ns: int) -> None:
+        self._read(self._unread_input, NEXT_BYTES, now)
+
+    def _read(self, data: bytes, size: int, now: float) -> None:
         reader = self._reader
         phase = reader.phase
-        self.read_count += 1
-        self.requests.extend(reader.receive_data(data))
+        self.requests.extend(reader.receive_data(self._part_to_read(data, size)))
         if len(self.requests) > MAX_REQUESTS_AHEAD:
             raise ConnectionError("too many requests ahead of their answers")
+        self.has_unread = bool(self._unread_input) and not (reader.finished or self.closing)
         if reader.phase is not phase:
             self._phase_began = now
         self.next_wakeup = self._deadline()
@@ -86,6 +93,8 @@ class AckSession(HttpConversation):
 
     def closed(self) -> None:
         self.is_gone = True
+        self.has_unread = False
+        self._unread_input = b""
         self.is_broken = self.is_broken or not self.closing
         super().closed()
         self._notify()

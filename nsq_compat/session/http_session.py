@@ -51,8 +51,8 @@ MAX_REQUESTS: Final = 128
 _MAX_LINES: Final = 128
 """Lines in what is read at once, unless they are in a body of known size. A request of a few lines takes 10 us to read,
 and 64 KiB can have thousands of them, or of chunks."""
-_FIRST_BYTES: Final = 1024
-_NEXT_BYTES: Final = 8 * 1024
+FIRST_BYTES: Final = 1024
+NEXT_BYTES: Final = 8 * 1024
 """Of what has more lines: many connections may receive such bytes in one iteration, and take turns afterwards."""
 
 _UNREADABLE: Final = Request("", b"", "", b"", {}, b"", "", keep_alive=False)
@@ -89,8 +89,17 @@ class HttpConversation(Conversation):
         super().__init__()
         self._limits = limits
         self._reader = RequestReader(admit, limits, remote_address)
+        self._unread_input = b""  # received after what was read
         self._phase_began = now
         self._is_closed = False
+
+    def _part_to_read(self, data: bytes, size: int) -> bytes:
+        """These bytes, or if they have many lines the first ones; the rest is kept."""
+        self._unread_input = b""
+        if data.count(b"\n") > _MAX_LINES:
+            size += self._reader.body_left
+            data, self._unread_input = data[:size], data[size:]
+        return data
 
     def _phase_deadline(self) -> float:
         limits, phase = self._limits, self._reader.phase
@@ -142,7 +151,6 @@ class HttpSession(HttpConversation):
         self._immediate = immediate
         self._paths: Container[str] = immediate.paths if immediate is not None else ()
         self._requests: deque[Request | Response] = deque()
-        self._unread_input = b""  # received after those requests
         self._posted: Request | None = None
         self._rest: deque[bytes] = deque()  # of the last reply
         self._closes_after_rest = False
@@ -180,7 +188,7 @@ class HttpSession(HttpConversation):
                 return
             self._requests.append(known)
         else:
-            self._read_requests(self._unread_input + data, _FIRST_BYTES)
+            self._read_requests(self._unread_input + data, FIRST_BYTES)
         self._answer_immediate(now, now_ns)
 
     def read_on(self, now: float, now_ns: int) -> None:
@@ -192,7 +200,7 @@ class HttpSession(HttpConversation):
         elif self._requests:
             self._answer(self._requests.popleft())
         else:
-            self._read_requests(self._unread_input, _NEXT_BYTES)
+            self._read_requests(self._unread_input, NEXT_BYTES)
         self._deadline_is_due = True
         self._answer_immediate(now, now_ns)
 
@@ -273,12 +281,8 @@ class HttpSession(HttpConversation):
 
     def _read_requests(self, data: bytes, size: int) -> None:
         """Read these bytes, or if they have many lines the first ones, and keep the rest."""
-        self._unread_input = b""
-        if data.count(b"\n") > _MAX_LINES:
-            size += self._reader.body_left
-            data, self._unread_input = data[:size], data[size:]
         try:
-            self._requests.extend(self._reader.receive_data(data))
+            self._requests.extend(self._reader.receive_data(self._part_to_read(data, size)))
         except Exception:
             log.exception("panic in HTTP handler")
             self._requests.append(INTERNAL_ERROR)

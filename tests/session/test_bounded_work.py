@@ -6,6 +6,9 @@ from itertools import pairwise
 import pytest
 
 from nsq_compat.protocol.headers import MAX_PART
+from nsq_compat.session.ack_session import AckSession
+from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
+from nsq_compat.session.http_session import NEXT_BYTES
 from nsq_compat.session.nsqd_session import MAX_COMMANDS
 from tests.v2_client import hmpub
 
@@ -125,3 +128,30 @@ def test_an_hmpub_of_many_headers_is_made_in_steps(nsqd):
     assert steps >= 300 * 60 * 5 / 32768
     client.hears_anything()
     assert nsqd.broker.topic("t").message_count == 300
+
+
+def test_a_read_full_of_chunks_is_read_in_parts_by_programs_that_await_acknowledgements():
+    notified: list[int] = []
+    session = AckSession(lambda _: Admission(10_000, Response(413)), HttpLimits(), "c", lambda: notified.append(1), 0.0)
+    chunks = b"1\r\nx\r\n" * 5000 + b"0\r\n\r\n"
+    session.receive_data(b"POST /put HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks, 0.0, 0)
+    calls = 1
+    while session.has_unread:
+        assert not session.requests
+        session.read_on(0.0, 0)
+        calls += 1
+    assert calls > len(chunks) / NEXT_BYTES
+    (request,) = session.requests
+    assert isinstance(request, Request)
+    assert request.body == b"x" * 5000
+    assert len(notified) == calls
+    assert session.read_count == 1
+
+
+def test_nothing_is_read_on_after_a_connection_has_closed():
+    session = AckSession(lambda _: Admission(10_000, Response(413)), HttpLimits(), "c", lambda: None, 0.0)
+    head = b"POST /put HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    session.receive_data(head + b"1\r\nx\r\n" * 1000, 0.0, 0)
+    assert session.has_unread
+    session.closed()
+    assert not session.has_unread
