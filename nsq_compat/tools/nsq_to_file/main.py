@@ -20,7 +20,7 @@ from typing import Any, Final
 import re2
 
 from nsq_compat.cli.flags import EXIT_FAILURE
-from nsq_compat.cli.kinds import DURATION, STRING
+from nsq_compat.cli.kinds import DURATION, INTEGER, STRING
 from nsq_compat.cli.logs import configure, parse_log_level
 from nsq_compat.cli.options import option, repeated
 from nsq_compat.cluster.http_client import AllFailed
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 _STOP_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 5.0
 """Until topics are requested again, if no nsqlookupd answered."""
+_MAX_SKIPPED: Final = 10_000
+"""Topics that are remembered, and named in the log, when they are skipped. An nsqlookupd may list millions."""
 
 
 @dataclass(kw_only=True)
@@ -49,6 +51,9 @@ class Options(FileOptions):
     topic: tuple[str, ...] = repeated("topic to write")
     topic_pattern: str = option(STRING, "", "write only topics with a name in which this regular expression is found")
     topic_refresh: int = option(DURATION, MINUTE, "how often to ask nsqlookupd for topics, where none are named")
+    max_topics: int = option(
+        INTEGER, 1000, "largest number of topics to write, where none are named; each takes some threads and a file"
+    )
     channel: str = option(STRING, "nsq_to_file", "channel to read from")
     http_client_connect_timeout: int = option(DURATION, 2 * SECOND, "how long a connection to nsqlookupd may take")
     http_client_request_timeout: int = option(DURATION, 5 * SECOND, "how long an answer of nsqlookupd may take")
@@ -66,7 +71,7 @@ def main(options: Options) -> None:
     timeouts = ("http_client_connect_timeout", "http_client_request_timeout")
     refuse(
         (not options.channel, "--channel is required"),
-        *unless_positive(options, *timeouts, "sync_interval", "topic_refresh"),
+        *unless_positive(options, *timeouts, "sync_interval", "topic_refresh", "max_topics"),
         *options.address_rules(),
         (not 1 <= options.gzip_level <= 9, f"invalid --gzip-level value ({options.gzip_level}), should be 1-9"),
         (not options.topic and not options.topic_pattern, "--topic or --topic-pattern required"),
@@ -112,7 +117,7 @@ class NsqToFile:
         self.failed = False
         self.recorders: dict[str, TopicRecorder] = {}
         self._options = options
-        self._refused_topics: set[str] = set()
+        self._skipped: set[str] = set()
         self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         client_settings("consumer-opt", options.consumer_opt)  # reports its errors although there are no topics yet
         with refusing():
@@ -165,9 +170,11 @@ class NsqToFile:
     def _follow(self, topics: Iterable[str]) -> None:
         """Begin to record new topics."""
         for topic in topics:
-            if topic in self.recorders or topic in self._refused_topics:
+            if topic in self.recorders or topic in self._skipped:
                 continue
             try:
+                if len(self.recorders) >= self._options.max_topics:
+                    raise ValueError(f"--max-topics={self._options.max_topics} are written")
                 if not self._wants(topic):
                     raise ValueError(f"doesn't match pattern {self._options.topic_pattern}")
                 self._options.make_channel(topic, self._options.channel)
@@ -175,8 +182,9 @@ class NsqToFile:
             except Unreachable as error:  # the next time
                 log.warning("topic %s: %s", topic, error)
             except (ValueError, Refused) as error:
-                log.warning("skipping topic %s (%s)", topic, error)
-                self._refused_topics.add(topic)
+                if len(self._skipped) < _MAX_SKIPPED:
+                    log.warning("skipping topic %s (%s)", topic, error)
+                    self._skipped.add(topic)
             else:
                 self.recorders[topic].start()
 

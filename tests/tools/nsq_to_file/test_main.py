@@ -73,6 +73,20 @@ def test_topics_are_found_at_once_and_later_and_only_those_that_match(to_file, t
     assert log.count("skipping topic other (doesn't match pattern ^orders)") == 1
 
 
+def test_of_topics_that_are_found_a_limited_number_is_written(to_file, tmp_path, lookupd, announced_nsqd):
+    nsqd = announced_nsqd
+    for topic in ("orders.a", "orders.b", "orders.c"):
+        nsqd.publish(topic, b"1")
+    wait_until(lambda: len(lookupd.get("/topics")["topics"]) == 3)
+    process = to_file(
+        f"--lookupd-http-address={lookupd.http_address}", "--topic-pattern=.", "--topic-refresh=100ms", "--max-topics=2"
+    )
+    wait_until(lambda: has_nothing_left(nsqd, "orders.a") and has_nothing_left(nsqd, "orders.b"))
+    log = end(process)
+    assert lines(tmp_path / "output").keys() == {"orders.a", "orders.b"}
+    assert "skipping topic orders.c (--max-topics=2 are written)" in log
+
+
 def test_channels_of_topics_that_are_found_begin_where_they_should(to_file, tmp_path, lookupd, announced_nsqd):
     nsqd = announced_nsqd
     for topic in ("orders.a", "orders.b"):
