@@ -33,7 +33,8 @@ class Request(NamedTuple):
     keep_alive: bool = True
     version: str = "1.1"
     client_is_gone: Callable[[], bool] = _never
-    """Whether the client has closed the connection or its sending side, also if nothing has been read since."""
+    """Whether the client has closed the connection or its sending side, also if nothing has been read since, or may not
+    make the request any more."""
 
 
 class BodyStream(Protocol):

@@ -295,7 +295,7 @@ class Application:
             response, logged = refusal, True
             self.refused += 1
         else:
-            response, logged = _respond(request, route.handler), route.logged
+            response, logged = _respond(self._while_permitted(request, route), route.handler), route.logged
             stream = response.stream
             if request.method == "GET":  # it may have waited, and its token been revoked meanwhile
                 late = self._refusal(request, route)
@@ -318,6 +318,13 @@ class Application:
                     request.remote_address,
                 )
                 stream.close()
+
+    def _while_permitted(self, request: Request, route: Route) -> Request:
+        """A request that takes nothing for a client whose token is revoked while it waits."""
+        if self._refuse is None or request.method != "GET":
+            return request
+        is_gone = request.client_is_gone
+        return request._replace(client_is_gone=lambda: is_gone() or self._refusal(request, route) is not None)
 
     def _refusal(self, request: Request, route: Route) -> Response | None:
         if self._refuse is None:

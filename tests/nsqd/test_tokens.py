@@ -248,6 +248,27 @@ def test_a_request_that_waits_gets_nothing_once_its_token_is_revoked(nsqd, acces
     assert b"secret" not in answer.body
 
 
+def test_a_request_that_waits_takes_no_message_once_its_token_is_revoked(nsqd, access, wait_until):
+    access.has("reader", "consume")
+    reload(nsqd, access)
+    waiting = ThreadPoolExecutor(1).submit(
+        lambda: nsqd.asks("GET", "/channel/consume?topic=t&channel=c&wait=60s", Authorization="Bearer reader")
+    )
+    stats = "/stats?format=json&topic=t&channel=c"
+
+    def channels() -> list[dict[str, object]]:
+        topics = json.loads(nsqd.asks("GET", stats, Authorization="Bearer boss").body)["topics"]
+        return topics[0]["channels"] if topics else []
+
+    wait_until(lambda: [each["client_count"] for each in channels()] == [1])
+    access.lacks("reader")
+    reload(nsqd, access)
+    assert status(nsqd, "POST", "/pub?topic=t", "boss", b"secret") == 200
+    assert waiting.result(30).status == 401
+    (channel,) = channels()
+    assert (channel["depth"], channel["in_flight_count"]) == (1, 0)
+
+
 # --- Registrations ----------------------------------------------------------------------------------------------------
 
 
