@@ -488,8 +488,8 @@ class Daemon:
     def read_errors(self) -> int:
         return self._storage.read_errors
 
-    def producers(self) -> Sequence[ClientStats]:
-        return [session.stats() for session in self._tcp.sessions if session.has_published]
+    def producers(self) -> Iterator[ClientStats]:
+        return (session.stats() for session in self._tcp.sessions if session.has_published)
 
     def close_client(self, address: str) -> bool:
         return self._tcp.close_client(address) or any(server.close_client(address) for server in self._http)

@@ -193,11 +193,14 @@ def long_response(pieces: Iterable[bytes], content_type: tuple[str, str]) -> Res
     return Response(200, body, (content_type, V1), rest=deque(rest))
 
 
-def cooperatively(items: Iterable[T], per_step: int) -> Iterator[T]:
-    """The same items, with other work in between."""
-    for index, item in enumerate(items):
-        if not index % per_step:
+def cooperatively(items: Iterable[T], per_step: int, weigh: Callable[[T], int] = lambda item: 1) -> Iterator[T]:
+    """The same items, with other work in between. An item may count for several in a step."""
+    left = 0
+    for item in items:
+        if left <= 0:
             yield_to_loop()
+            left = per_step
+        left -= weigh(item)
         yield item
 
 

@@ -31,7 +31,7 @@ class NsqdApi(Application):
     ) -> None:
         self.publishing = Publishing(service, publish_batch)
         service.metrics.collect_from(lambda: _collect(service))
-        stats, profiling = Stats(service), Profiling()
+        stats, profiling = Stats(service, hides_others=refuse is not None), Profiling()
         super().__init__(
             {
                 "/ping": {"GET": Route(stats.ping, OPEN)},

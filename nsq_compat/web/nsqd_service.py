@@ -1,6 +1,6 @@
 """The interface that nsqd provides to its HTTP API."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from nsq_compat.policy.dead_letters import DeadLetterQueues, Transfer
@@ -83,7 +83,7 @@ class NsqdService(Protocol):
     def read_errors(self) -> int:
         """Failed reads of logs since the start."""
 
-    def producers(self) -> Sequence[ClientStats]:
+    def producers(self) -> Iterable[ClientStats]:
         """TCP clients that have published, with all their topics in `pub_counts`."""
 
     def close_client(self, address: str) -> bool:

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from socket import gethostname
@@ -36,6 +36,10 @@ MAX_TOPICS_AT_ONCE: Final = 12
 """Ten thousand take half a second."""
 _CLIENTS_AT_ONCE: Final = 50
 """A thousand take a tenth of a second, and twice that if their names need escapes."""
+_CHANNELS_AT_ONCE: Final = 200
+"""Ten thousand take a fifth of a second."""
+_COUNTS_OF_CLIENT: Final = 64
+"""Topics to which a client has published that take as long as a client."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _MAX_PAUSES: Final = 1000
 
@@ -62,8 +66,11 @@ _CLIENT_KEYS: Final = (
 
 
 class Stats:
-    def __init__(self, service: NsqdService) -> None:
+    """With `hides_others`, only the producers of a topic are shown with it, as tokens may be limited to topics."""
+
+    def __init__(self, service: NsqdService, *, hides_others: bool = False) -> None:
         self._service = service
+        self._hides_others = hides_others
 
     def ping(self, request: Request) -> Response:
         health = self._service.health()
@@ -94,26 +101,34 @@ class Stats:
         if not topic or topic in service.broker.topics:
             found = snapshot(service.broker, service.now(), topic, parameters.get("channel", ""), include_clients)
             topics = cooperatively(found, MAX_TOPICS_AT_ONCE)
-            producers = _of_topic(service.producers(), topic) if include_clients else ()
+            if include_clients:
+                connected = cooperatively(service.producers(), _CLIENTS_AT_ONCE, _weight)
+                producers = [*(self._of_topic(connected, topic) if topic else connected)]
         memory = service.memory() if _default_true(parameters, "include_mem") else {}
         if parameters.get("format") == "json":
             return long_response(_json_pieces(service, topics, memory, producers), JSON)
         lines = _lines(service, topics or iter(()), memory, producers)
         return long_response((f"{line}\n".encode("utf-8", errors="surrogateescape") for line in lines), TEXT)
 
+    def _of_topic(self, producers: Iterable[ClientStats], topic: str) -> Iterator[ClientStats]:
+        # nsqd: the list has all producers, with the counts of this topic only (docs/differences.md: stats-producers).
+        for producer in producers:
+            counts = tuple(entry for entry in producer.pub_counts if entry[0] == topic)
+            if counts or not self._hides_others:
+                yield replace(producer, pub_counts=counts)
+
 
 def _default_true(parameters: Mapping[str, str], key: str) -> bool:
     return parse_boolean(parameters.get(key, "")) is not False
 
 
-def _of_topic(producers: Sequence[ClientStats], topic: str) -> Sequence[ClientStats]:
-    """nsqd: the list has all producers, with the counts of this topic only."""
-    if not topic:
-        return producers
-    return [
-        replace(producer, pub_counts=tuple(entry for entry in producer.pub_counts if entry[0] == topic))
-        for producer in producers
-    ]
+def _weight(client: ClientStats) -> int:
+    """How many clients it counts for in a step."""
+    return 1 + len(client.pub_counts) // _COUNTS_OF_CLIENT
+
+
+def _is_one_step(clients: Sequence[ClientStats]) -> bool:
+    return sum(map(_weight, clients)) <= _CLIENTS_AT_ONCE
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
@@ -143,9 +158,16 @@ def _topic_json(topic: TopicStats) -> dict[str, Any]:
     value = picked(topic, _TOPIC_KEYS)
     if topic.dedup_window:
         value["dedup_window"] = format_duration(int(topic.dedup_window * SECOND))
-    value["channels"] = [_channel_json(channel) for channel in topic.channels]
+    value["channels"] = _channels_json(topic.channels)
     value["e2e_processing_latency"] = _latency_json(topic.e2e_processing_latency)
     return value
+
+
+def _channels_json(channels: Sequence[ChannelStats]) -> Encoded | list[dict[str, Any]]:
+    if len(channels) <= _CHANNELS_AT_ONCE:
+        return [_channel_json(channel) for channel in channels]
+    encoded = (dumps(_channel_json(channel)) for channel in cooperatively(channels, _CHANNELS_AT_ONCE))
+    return Encoded(f"[{','.join(encoded)}]")
 
 
 def _channel_json(channel: ChannelStats) -> dict[str, Any]:
@@ -156,9 +178,9 @@ def _channel_json(channel: ChannelStats) -> dict[str, Any]:
 
 
 def _clients_json(clients: Sequence[ClientStats]) -> Encoded | list[dict[str, Any]]:
-    if len(clients) <= _CLIENTS_AT_ONCE:
+    if _is_one_step(clients):
         return [_client_json(client) for client in clients]
-    encoded = (dumps(_client_json(client)) for client in cooperatively(clients, _CLIENTS_AT_ONCE))
+    encoded = (dumps(_client_json(client)) for client in cooperatively(clients, _CLIENTS_AT_ONCE, _weight))
     return Encoded(f"[{','.join(encoded)}]")
 
 
@@ -209,7 +231,10 @@ def _topic_lines(topic: TopicStats, now: int) -> Iterator[str]:
         f"be-depth: {topic.backend_depth:<5} msgs: {topic.message_count:<8} "
         f"e2e%: {_latency_text(topic.e2e_processing_latency)}"
     )
-    for channel in topic.channels:
+    channels: Iterable[ChannelStats] = topic.channels
+    if len(topic.channels) > _CHANNELS_AT_ONCE:
+        channels = cooperatively(channels, _CHANNELS_AT_ONCE)
+    for channel in channels:
         yield from _channel_lines(channel, now)
 
 
@@ -224,8 +249,7 @@ def _channel_lines(channel: ChannelStats, now: int) -> Iterator[str]:
 
 
 def _client_texts(clients: Sequence[ClientStats], now: int) -> Iterator[str]:
-    one_step = len(clients) <= _CLIENTS_AT_ONCE
-    for client in clients if one_step else cooperatively(clients, _CLIENTS_AT_ONCE):
+    for client in clients if _is_one_step(clients) else cooperatively(clients, _CLIENTS_AT_ONCE, _weight):
         yield _client_text(client, now)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqd_api import NsqdApi
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 from tests.web.conftest import Daemon
+from tests.web.test_stats import NO_CLIENT
 
 OPEN_PATHS = {"/ping", "/livez", "/readyz"}
 IMPLIED = {"read": {"read", "operate", "admin"}, "publish": {"publish", "admin"}, "consume": {"consume", "admin"}}
@@ -217,6 +219,21 @@ def test_many_names_of_one_topic_are_one(nsqd):
     different = b"topics=" + b",".join(b"ord%d" % number for number in range(1001))
     assert b"names too many" in ask(api, "GET", "/topic/offsets", different, b"Bearer orders").body
     assert b"at most 1000 topics" in ask(api, "GET", "/topic/offsets", different, b"Bearer read").body
+
+
+def test_stats_of_a_topic_do_not_have_producers_of_others():
+    daemon = Daemon()
+    api = NsqdApi(daemon, refuse=TokenCheck(Access(), "nsqd", now=lambda: 0.0))  # type: ignore[arg-type]
+    daemon.broker.topic("orders")
+    daemon.connected_producers = (
+        replace(NO_CLIENT, hostname="ours", pub_counts=(("orders", 1), ("secret", 1))),
+        replace(NO_CLIENT, hostname="theirs", pub_counts=(("secret", 1),)),
+    )
+    for form in (b"", b"&format=json"):
+        body = ask(api, "GET", "/stats", b"topic=orders" + form, b"Bearer orders").body
+        assert b"ours" in body
+        assert b"theirs" not in body
+        assert b"secret" not in body
 
 
 def test_streams_end_when_their_token_is_revoked_and_others_go_on(caplog):

@@ -221,6 +221,31 @@ def test_stats_of_many_clients_let_others_run_as_text(monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
+def test_stats_of_producers_of_many_topics_let_others_run(call, daemon, form, monkeypatch):
+    turns: list[int] = []
+    monkeypatch.setattr("nsq_compat.web.application.yield_to_loop", lambda: turns.append(1))
+    counts = tuple((f"t{number}", 1) for number in range(6400))
+    daemon.connected_producers = tuple(client(client_id=f"c{number}", pub_counts=counts) for number in range(8))
+    response = call.get(f"/stats?format={form}")
+    assert b"".join([response.body, *response.rest]).count(b"t6399") == 8
+    assert len(turns) >= 16  # while collecting and while encoding
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_stats_of_many_channels_let_others_run(call, daemon, form, monkeypatch):
+    turns: list[int] = []
+    monkeypatch.setattr("nsq_compat.web.application.yield_to_loop", lambda: turns.append(1))
+    for number in range(1000):
+        daemon.broker.topic("t").channel(f"c{number:03}")
+    response = call.get(f"/stats?format={form}")
+    body = b"".join([response.body, *response.rest])
+    assert all(b"c%03d" % number in body for number in range(1000))
+    assert len(turns) >= 5
+    if form == "json":
+        assert len(json.loads(body)["topics"][0]["channels"]) == 1000
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
 def test_stats_of_many_topics_let_others_run(call, daemon, form, monkeypatch):
     turns: list[int] = []
 
