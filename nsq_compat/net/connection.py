@@ -39,6 +39,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 import gevent
+from gevent.monkey import get_original
 
 from nsq_compat.log.data_path import reason
 from nsq_compat.net.event_loop import BusyPoll, LoopTick, endings, handshakes, yield_to_loop
@@ -58,6 +59,8 @@ SMALL_READ: Final = 479
 MAX_OWED_REPLIES: Final = 64 * 1024
 _READ: Final = 1
 _WRITE: Final = 2
+_poll: Final = get_original("select", "poll")
+"""That of gevent, which replaces it in nsqadmin, does not know POLLRDHUP."""
 _monotonic: Final = time.monotonic
 _time_ns: Final = time.time_ns
 
@@ -640,7 +643,7 @@ class Connection(Generic[Session]):
         """Whether the other side has closed the connection or its sending side, even behind bytes that are unread."""
         if self._is_closed or self._input_ended:
             return True
-        poll = select.poll()
+        poll = _poll()
         poll.register(self._socket, select.POLLRDHUP)  # errors and resets are reported in any case
         return len(poll.poll(0)) > 0
 

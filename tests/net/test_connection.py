@@ -1,6 +1,8 @@
 """A connection over real sockets: when it sends, what it waits for, and how it ends."""
 
 import gc
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -321,3 +323,21 @@ def test_a_closed_connection_leaves_no_garbage(server, connect, eventually):
         client.socket.close()
     eventually(lambda: not server.tcp.sessions)
     eventually(lambda: connections() <= before)
+
+
+def test_a_client_that_has_gone_is_noticed_where_gevent_replaces_the_functions_of_the_system():
+    """As in nsqadmin, where requests wait for their turn."""
+    program = """
+from gevent import monkey
+monkey.patch_all()
+import socket, time
+from nsq_compat.net.connection import Connection
+from nsq_compat.session.conversation import Conversation
+here, there = socket.socketpair()
+connection = Connection(here, "@", lambda *_: Conversation())
+assert not connection.peer_is_gone()
+there.sendall(b"unread")
+there.close()
+assert connection.peer_is_gone()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
