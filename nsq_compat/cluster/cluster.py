@@ -174,7 +174,8 @@ class Cluster:
         parameters = {name: value for name, value in parameters.items() if value}
 
         def query(node: Node) -> NodeStats:
-            stats = read_node_stats(node, _get_stats(self.client, node.http_address, **parameters))
+            answer = _get_stats(self.client, node.http_address, **parameters)
+            stats = read_node_stats(node, answer, self.client.check)
             # A topic that was not requested must not be added to the sums.
             stats.topics = [each for each in stats.topics if topic in ("", each.topic_name)]
             if retained and stats.build is not None:

@@ -107,6 +107,11 @@ class HttpClient:
         """Seconds that a request may take if it begins now."""
         return max(0.0, min(self._timeout, self._due - time.monotonic()))
 
+    def check(self) -> None:
+        """Raises `TimedOut` when the time of `within` is over: nothing waits for the result any more."""
+        if time.monotonic() >= self._due:
+            raise TimedOut("timeout")
+
     def within(self, seconds: float) -> "HttpClient":
         """A client for requests that all end within `seconds`. It does not ask a daemon again that did not answer."""
         bounded = copy(self)

@@ -3,8 +3,9 @@
 Field names are NSQ's.
 """
 
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -18,6 +19,7 @@ ALL_NODES: Final = "*"
 _MAX_TOPICS_AT_ONCE: Final = 50
 _PAUSE_SECONDS: Final = 0.0001
 """Not 0, for which gevent runs up to 50 such turns before it serves sockets."""
+_pausing: Final = threading.Lock()
 _MAX_PERCENTILES: Final = 32
 _MAX_SETTINGS: Final = 50
 """Of a channel. More are no answer of an nsqd that means well, and each takes time on every page."""
@@ -29,11 +31,14 @@ Key = tuple[str, str]
 """Topic and channel; the channel is empty for a topic itself."""
 
 
-def in_turns(items: Iterable[T], at_once: int) -> Iterator[T]:
-    """The items; other threads run before each so many of them."""
+def in_turns(items: Iterable[T], at_once: int, check: Callable[[], None] = lambda: None) -> Iterator[T]:
+    """The items; other threads run before each so many of them, and `check` is called."""
     for index, item in enumerate(items):
         if index % at_once == 0:
-            time.sleep(_PAUSE_SECONDS)
+            # Under gevent, hundreds of threads whose pauses end together would go on without a pause in between.
+            with _pausing:
+                time.sleep(_PAUSE_SECONDS)
+            check()
         yield item
 
 
@@ -322,15 +327,15 @@ class NodeStats:
         return sum(topic.message_count for topic in self.topics)
 
 
-def read_node_stats(node: Node, value: object) -> NodeStats:
-    """Raises `reading.InvalidAnswer`."""
+def read_node_stats(node: Node, value: object, check: Callable[[], None] = lambda: None) -> NodeStats:
+    """Raises `reading.InvalidAnswer`, and what `check` raises, which is called now and then."""
     answer = reading.mapping(value)
     topics = reading.array(reading.mapping, answer.get("topics"))
     ours = reading.mapping(answer.get("nsq_compat"))
     return reading.record(
         NodeStats,
         answer,
-        topics=[_read_topic(node, topic) for topic in in_turns(topics, _MAX_TOPICS_AT_ONCE)],
+        topics=[_read_topic(node, topic) for topic in in_turns(topics, _MAX_TOPICS_AT_ONCE, check)],
         producers=[_read_producer(each) for each in reading.array(reading.mapping, answer.get("producers"))],
         build=_read_build(ours) if ours else None,
     )

@@ -10,6 +10,7 @@ from nsq_compat.cluster.http_client import (
     AllFailed,
     DaemonError,
     HttpClient,
+    TimedOut,
     call_all,
     named,
     query_all,
@@ -235,3 +236,11 @@ def test_a_daemon_that_requires_tls_since_its_restart_gets_the_token_there(daemo
     daemon.says("stats", {"message": "TLS_REQUIRED", "https_port": port}, 403)
     with pytest.raises(UpstreamError, match=f"https://{no_listener}"):
         client.get(daemon.address, "stats")
+
+
+def test_a_client_with_a_bounded_time_tells_when_that_is_over():
+    client = HttpClient()
+    client.check()
+    client.within(60).check()
+    with pytest.raises(TimedOut):
+        client.within(0).check()

@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -186,3 +188,37 @@ def test_thousands_of_topics_are_read_and_added_up_in_turns(monkeypatch):
     pauses.clear()
     assert len(sum_topics(stats.topics)) == 1000
     assert (len(pauses), min(pauses) > 0) == (20, True)
+
+
+def test_reading_ends_when_nothing_waits_for_it_any_more():
+    """A page that has given up must leave no work behind: its visitor can ask again and again."""
+    checks: list[int] = []
+
+    def check() -> None:
+        checks.append(1)
+        if len(checks) == 3:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        read_node_stats(NODE, {"topics": [{"topic_name": f"t{number}"} for number in range(1000)]}, check)
+    assert len(checks) == 3
+
+
+def test_threads_continue_one_after_the_other_where_they_pause(monkeypatch):
+    pausing: list[int] = []
+    most: list[int] = []
+
+    def pause(seconds: float) -> None:
+        pausing.append(1)
+        most.append(len(pausing))
+        threading.Event().wait(0.001)
+        pausing.pop()
+
+    monkeypatch.setattr("time.sleep", pause)
+    answer = {"topics": [{"topic_name": f"t{number}"} for number in range(200)]}
+    readers = [threading.Thread(target=read_node_stats, args=(NODE, answer)) for _ in range(5)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert (len(most), max(most)) == (20, 1)
