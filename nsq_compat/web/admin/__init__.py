@@ -3,6 +3,7 @@
     app         blueprints, errors, headers, compression, static files; the handler for our HTTP server; read this first
     access      visitors, roles, login, protection against requests of other sites; the program's interface
     users       the user file: names, roles, passwords; limits of attempts
+    request_queue  how many requests of a visitor are answered at the same time
     sessions    logins of browsers, what ends them, and the file in which this outlives nsqadmin
     oidc        login at a provider, by OpenID Connect
 

@@ -24,11 +24,22 @@ from flask import Blueprint, Response, current_app, g, redirect, render_template
 
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
+from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.access import ADMIN, OPERATE, READ, AccessFile
 from nsq_compat.protocol.names import printable
 from nsq_compat.web.access import bearer
+from nsq_compat.web.admin.request_queue import ClientIsGone, RequestQueue, TooMany
 from nsq_compat.web.admin.sessions import Sessions
-from nsq_compat.web.admin.users import Account, LoginFailed, PasswordCheck, Role, TooBusy, TooManyAttempts, Users
+from nsq_compat.web.admin.users import (
+    Account,
+    LoginFailed,
+    PasswordCheck,
+    Role,
+    TooBusy,
+    TooManyAttempts,
+    Users,
+    network_of,
+)
 from nsq_compat.web.application import ApiError
 from nsq_compat.web.metrics import Metrics
 
@@ -199,12 +210,47 @@ def check() -> Response | None:
         raise ApiError(403, "FORBIDDEN", _ANOTHER_SITE)
     needs_token = service().access is not None and request.endpoint == _METRICS
     _limit_form()
-    if visitor().role is not Role.NONE or (request.endpoint in _WITHOUT_LOGIN and not needs_token):
+    if request.endpoint in _WITHOUT_LOGIN and not needs_token:
+        return None
+    if visitor().role is not Role.NONE:
+        _wait_in_queue()
         return None
     if request.path.startswith(("/api/", "/config/", "/metrics")) or not login_is_used():
         raise ApiError(401, "UNAUTHORIZED", headers=(("WWW-Authenticate", 'Bearer realm="nsqadmin"'),))
     here = request.full_path.rstrip("?") if request.method == "GET" else ""
     return redirect(url_for("login.show", next=_local_path(here) or None))  # type: ignore[return-value]
+
+
+def _wait_in_queue() -> None:
+    """Wait until the request may be answered. Raises `ApiError` 503 if too many of the visitor wait."""
+    names_visitors = login_is_used() or service().options.admin_users or "Authorization" in request.headers
+    name = (visitor().subject or visitor().name) if names_visitors else ""
+    key = f"user {name}" if name else f"address {network_of(request.remote_addr or '')}"
+    try:
+        has_waited = _requests().enter(key, request.environ.get("nsqadmin.client_is_gone", _never))
+    except TooMany:
+        text = "Too many of your requests wait to be answered. Try again in a moment."
+        raise ApiError(503, "TOO_BUSY", text, (("Retry-After", "1"),)) from None
+    except ClientIsGone:
+        raise ApiError(503, "CLIENT_IS_GONE") from None
+    g.queued_as = key
+    if has_waited:
+        yield_to_loop()
+
+
+def _never() -> bool:
+    return False
+
+
+def leave_queue(error: BaseException | None = None) -> None:
+    """Called at the end of every request."""
+    if (key := g.pop("queued_as", None)) is not None:
+        _requests().leave(key)
+
+
+def _requests() -> RequestQueue:
+    found: RequestQueue = current_app.extensions["requests"]
+    return found
 
 
 def _limit_form() -> None:

@@ -1,6 +1,5 @@
 """The Flask application: blueprints, errors, headers, compression, static files; and its handler for our server."""
 
-import gzip
 import io
 import logging
 import mimetypes
@@ -36,9 +35,10 @@ from nsq_compat.web.admin.graphite import TIMEFRAMES, Graphite, proxy
 from nsq_compat.web.admin.messages import Redrives, messages
 from nsq_compat.web.admin.operations import operations
 from nsq_compat.web.admin.policies import policies
+from nsq_compat.web.admin.request_queue import RequestQueue
 from nsq_compat.web.admin.tables import address, wants_day, wants_whole_peaks
 from nsq_compat.web.admin.topics import topics
-from nsq_compat.web.application import INTERNAL_ERROR, ApiError, error, log_access, moved
+from nsq_compat.web.application import INTERNAL_ERROR, ApiError, cooperatively, error, log_access, moved
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,9 @@ MAX_BODY_BYTES: Final = 1024 * 1024 + 64 * 1024
 _TOO_LARGE: Final = error(413, "INVALID_VALUE")
 _FORM_SECONDS: Final = 31 * 24 * 3600.0
 """How long a form of an open page can be sent."""
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_PACKED_AT_ONCE: Final = 256 * 1024
+"""Bytes, which take some milliseconds."""
 _PACKAGE: Final = Path(nsq_compat.__file__).parent
 
 
@@ -64,6 +67,7 @@ def create_app(program: AdminService) -> Flask:
     app = Flask("nsqadmin", template_folder=str(_PACKAGE / "templates"), static_folder=None)
     app.extensions["nsqadmin"] = program
     app.extensions["redrives"] = Redrives()
+    app.extensions["requests"] = RequestQueue()
     app.session_interface = _Cookies()
     app.permanent_session_lifetime = timedelta(seconds=max(_FORM_SECONDS, program.sessions.timeout))
     app.config.update(
@@ -81,6 +85,7 @@ def create_app(program: AdminService) -> Flask:
     app.register_blueprint(api, url_prefix="/api")
     app.before_request(_answer_options)
     app.before_request(access.check)
+    app.teardown_request(access.leave_queue)
     app.after_request(_finish)
     app.context_processor(_template_variables)
     app.register_error_handler(ApiError, _error_response)
@@ -191,8 +196,8 @@ def _finish(response: Response) -> Response:
     headers.setdefault("X-Content-Type-Options", "nosniff")
     headers.setdefault("X-Frame-Options", "DENY")
     headers.setdefault("Referrer-Policy", "same-origin")
+    headers.setdefault("Cache-Control", "no-store")  # what only some visitors may see
     if response.mimetype == "text/html":
-        headers["Cache-Control"] = "no-store"
         images = f"'self' data: {Graphite(service()).origin}".strip()
         headers["Content-Security-Policy"] = (
             f"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src {images}; "
@@ -202,14 +207,20 @@ def _finish(response: Response) -> Response:
     for word in request.headers.get("Accept-Encoding", "").split(","):
         name = word.strip()
         if name in ("gzip", "deflate"):
-            body = response.get_data()
-            # nsqadmin: deflate is a raw stream, without a zlib header.
-            packed = gzip.compress(body, 6, mtime=0) if name == "gzip" else zlib.compress(body, 6, -zlib.MAX_WBITS)
-            response.set_data(packed)
+            response.set_data(_packed(response.get_data(), name))
             response.headers["Content-Encoding"] = name
             response.headers["Vary"] = "Accept-Encoding"
             break
     return response
+
+
+def _packed(body: bytes, encoding: str) -> bytes:
+    # nsqadmin: deflate is a raw stream, without a zlib header.
+    packer = zlib.compressobj(6, zlib.DEFLATED, _GZIP if encoding == "gzip" else -zlib.MAX_WBITS)
+    packed = [packer.compress(body[:_PACKED_AT_ONCE])]
+    for begin in cooperatively(range(_PACKED_AT_ONCE, len(body), _PACKED_AT_ONCE), 1):
+        packed.append(packer.compress(body[begin : begin + _PACKED_AT_ONCE]))
+    return b"".join([*packed, packer.flush()])
 
 
 # --- Static files -----------------------------------------------------------------------------------------------------
@@ -296,6 +307,7 @@ def _environ(request: HttpRequest, base: str, path: str) -> dict[str, Any]:
         "SERVER_PROTOCOL": f"HTTP/{request.version}",
         "REMOTE_ADDR": peer.strip("[]"),
         "nsqadmin.remote_address": request.remote_address,
+        "nsqadmin.client_is_gone": request.client_is_gone,
         "wsgi.version": (1, 0),
         "wsgi.url_scheme": "http",
         "wsgi.input": io.BytesIO(request.body),

@@ -13,10 +13,13 @@ from nsq_compat.cluster.stats import ChannelStats, Key, TopicStats
 from nsq_compat.web.admin.access import service
 from nsq_compat.web.admin.formatting import Chart, chart, scale_of, span_of, sparkline
 from nsq_compat.web.admin.graphite import DEFAULT_TIMEFRAME, TIMEFRAMES
+from nsq_compat.web.application import cooperatively
 
 T = TypeVar("T")
 
 ROWS_PER_PAGE: Final = 100
+_ROWS_AT_ONCE: Final = 1000
+"""Rows of all pages, at about 5 us each."""
 _HOUR: Final = 3600.0
 _DAY: Final = 86400.0
 _PARAMETERS: Final = (
@@ -120,7 +123,9 @@ def row_of(stats: TopicStats | ChannelStats) -> Row:
 def rows_page(found: Sequence[TopicStats] | Sequence[ChannelStats]) -> Page[Row]:
     """A page of topics with their rates as sparklines, or of channels with their depths."""
     rate = service().history.rate
-    page = page_of([Row(stats, rate(stats.key)) for stats in found], request.args, _COLUMNS, attrgetter("stats.name"))
+    everything: Sequence[TopicStats | ChannelStats] = found
+    unsorted = [Row(stats, rate(stats.key)) for stats in cooperatively(everything, _ROWS_AT_ONCE)]
+    page = page_of(unsorted, request.args, _COLUMNS, attrgetter("stats.name"))
     # Only for the rows of this page, because there may be thousands.
     now, known = service().now(), [_values(row.stats) for row in page.rows]
     span = max((span_of(points, now, _HOUR) for points in known), default=0.0)

@@ -214,13 +214,17 @@ class PasswordCheck:
                 del self._failed[key]
 
 
-def _keys(address: str, name: str) -> _Keys:
+def network_of(address: str) -> str:
+    """The address, or the network of 64 bits of an IPv6 address, which a host has as a whole."""
     try:
-        ip = ipaddress.ip_address(address)
-        # A host has a whole /64 of IPv6.
-        address = str(ipaddress.ip_network((ip, 64), strict=False)) if ip.version == 6 else address
+        ip = ipaddress.ip_address(address.partition("%")[0])
+        return str(ipaddress.ip_network((ip, 64), strict=False)) if ip.version == 6 else address
     except ValueError:
-        pass  # a unix socket
+        return address  # a unix socket
+
+
+def _keys(address: str, name: str) -> _Keys:
+    address = network_of(address)
     name = name[:65]
     return (address, name), ("address", address, ""), ("name", name, "")
 

@@ -1,11 +1,13 @@
 """Permissions, requests of other sites, and the login page."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 
 from nsq_compat.policy.access import AccessFile, hash_of
 from nsq_compat.web.admin.app import create_app
+from nsq_compat.web.admin.request_queue import ClientIsGone, RequestQueue, TooMany
 from nsq_compat.web.admin.users import PasswordCheck, TooBusy, Users, make_line
 from tests.web.admin.conftest import USERS, Form, shown
 
@@ -411,3 +413,62 @@ def test_every_route_but_the_open_ones_needs_a_login(behind_login, nsqd, headers
             is_login = answer.status_code == 302 and answer.headers["Location"].startswith("/login")
             assert is_login or answer.status_code in (401, 429), (method, path)
     assert nsqd.orders == []
+
+
+def test_a_visitor_has_few_requests_answered_at_once_whatever_its_address_and_too_many_are_refused(
+    behind_login, service, monkeypatch
+):
+    entered: list[str] = []
+
+    def enter(queue: RequestQueue, visitor: str, client_is_gone: Callable[[], bool]) -> bool:
+        entered.append(visitor)
+        if visitor == "user olga":
+            raise TooMany
+        if client_is_gone():
+            raise ClientIsGone
+        return False
+
+    left: list[str] = []
+    monkeypatch.setattr(RequestQueue, "enter", enter)
+    monkeypatch.setattr(RequestQueue, "leave", lambda queue, visitor: left.append(visitor))
+    for address in ("10.0.0.1", "10.0.0.2"):
+        assert (
+            behind_login.get("/topics", auth=("vic", "vic-pw"), environ_base={"REMOTE_ADDR": address}).status_code
+            == 200
+        )
+    refused = behind_login.get("/topics", auth=("olga", "olga-pw"))
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    gone = behind_login.get(
+        "/api/topics", auth=("ada", "ada-pw"), environ_base={"nsqadmin.client_is_gone": lambda: True}
+    )
+    assert gone.status_code == 503
+    assert entered == ["user vic", "user vic", "user olga", "user ada"]
+    assert left == ["user vic", "user vic"]
+    for path in ("/ping", "/login", "/static/nsqadmin.css", "/docs"):  # without a login
+        assert behind_login.get(path).status_code == 200
+    assert len(entered) == 4
+
+
+@pytest.mark.parametrize(
+    ("address", "visitor"), [("10.0.0.1", "address 10.0.0.1"), ("2001:db8::1:2:3:4", "address 2001:db8::/64")]
+)
+def test_without_logins_a_visitor_is_an_address_whatever_name_it_gives(browser, monkeypatch, address, visitor):
+    entered: list[str] = []
+    monkeypatch.setattr(RequestQueue, "enter", lambda queue, visitor, gone: entered.append(visitor))
+    monkeypatch.setattr(RequestQueue, "leave", lambda queue, visitor: None)
+    browser.get("/topics", environ_base={"REMOTE_ADDR": address}, headers={"X-Forwarded-User": "eve"})
+    assert entered == [visitor]
+
+
+def test_a_request_that_fails_leaves_the_queue(browser, service):
+    queue = browser.application.extensions["requests"]
+    for _ in range(10):
+        assert browser.get("/topics/unknown").status_code == 404
+        assert browser.post("/topics", data={}).status_code == 403
+    assert (queue.waiting, queue.enter("address 127.0.0.1")) == (0, False)
+
+
+def test_what_only_some_visitors_may_see_is_not_kept_by_browsers_and_proxies(behind_login):
+    for path in ("/", "/topics", "/api/topics", "/api/counter", "/config/log_level"):
+        assert behind_login.get(path, auth=("ada", "ada-pw")).headers["Cache-Control"] == "no-store"
+    assert behind_login.get("/static/nsqadmin.css").headers["Cache-Control"] == "max-age=300"
