@@ -28,7 +28,8 @@ from nsq_compat.session.client_session import (
 log: Final = logging.getLogger(__name__)
 
 _TLS_READ_SIZE = 1 << 16
-_MAX_COMPRESSED = 1 << 12
+_MAX_COMPRESSED = 1 << 10
+"""It becomes a megabyte at most, or 80,000 frames, which take 50 ms."""
 _MAX_TLS = 1 << 14
 """A record has at most so much, or 600 key updates and session tickets, which take 20 us each."""
 TURN_SECONDS: Final = 0.005
@@ -138,6 +139,8 @@ class Link:
         """Seconds without received data after which the connection fails."""
         self._session = ClientSession(settings.identify(publish_ids=publish_ids), auth_secret=settings.secret())
         self._tls: TlsStream | None = None
+        self._undecoded = b""
+        """Decrypted bytes for the next steps."""
         self._reason: Exception | None = None
         if subscription is not None:
             self._session.ask(command_writer.subscribe(*subscription), None)
@@ -174,21 +177,26 @@ class Link:
         return self._session.is_open and not self._session.unanswered  # SUB
 
     def _pieces(self, data: bytes) -> Iterator[bytes]:
-        """Received bytes as they are to be decoded: compressed ones may become a thousand times as many."""
-        size = _MAX_TLS
-        if not self._session.is_open or self._session.is_compressed:
-            size = _MAX_COMPRESSED
-        elif self._tls is None:
-            return iter((data,))
-        return (data[begin : begin + size] for begin in range(0, len(data), size))
+        """Received bytes as `_decode` is to be given them, one step each; empty ones go on with what was decrypted."""
+        size = _MAX_TLS if self._tls is not None else self._step_size(max(1, len(data)))
+        for begin in range(0, len(data), size):
+            yield data[begin : begin + size]
+            while self._undecoded:
+                yield b""
+
+    def _step_size(self, size: int) -> int:
+        """How many of so many bytes are decoded at once: compressed ones may become a thousand times as many."""
+        return size if self._session.is_open and not self._session.is_compressed else _MAX_COMPRESSED
 
     def _decode(self, data: bytes) -> list[Event]:
-        """The events of received bytes. Raises ``ProtocolError``, ``OSError`` and ``ValueError``."""
+        """The events of one of the `_pieces`. Raises ``ProtocolError``, ``OSError`` and ``ValueError``."""
         session, tls = self._session, self._tls
         if tls is not None:
-            data = tls.decode(data)
+            data = self._undecoded + (tls.decode(data) if data else b"")
             if session.tls_wanted and tls.is_established:
                 session.tls_established()
+            size = self._step_size(len(data))
+            data, self._undecoded = data[:size], data[size:]
         events = session.receive_data(data) if data else []
         if session.tls_wanted and self._tls is None:
             self._tls = TlsStream(self.settings.tls_context(), split_address(self.address)[0])

@@ -4,6 +4,7 @@ import contextlib
 import ssl
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
@@ -21,7 +22,7 @@ from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.compression import Deflate
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.frames import OK, error_frame, response_frame
-from nsq_compat.protocol.message import make_frames
+from nsq_compat.protocol.message import make_frame, make_frames
 from nsq_compat.session.client_session import Received
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
@@ -447,3 +448,28 @@ def test_compressed_data_is_decoded_in_small_parts():
     ]
     assert sum(sizes) == 40
     assert max(sizes) <= 17
+
+
+def test_compressed_data_in_tls_is_decoded_in_small_parts():
+    """A record has 16 KiB, which may become 16 MiB of frames."""
+    link, server = (
+        Link("127.0.0.1:1", ConnectionSettings(deflate=True, tls_v1=True, tls_options=trusting())),
+        TlsServer(),
+    )
+
+    def hear(wire: bytes) -> list[int]:
+        events = [link._decode(piece) for piece in link._pieces(wire)]
+        return [sum(len(each.messages) for each in step if isinstance(each, Received)) for step in events]
+
+    link._data_to_send()
+    hear(response_frame(b'{"deflate":true,"tls_v1":true}'))
+    for _ in range(2):
+        server.decode(link._data_to_send())
+        hear(server.encode(b""))
+    hear(server.encode(OK))
+    bombs = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    hear(server.encode(bombs.compress(OK) + bombs.flush(zlib.Z_SYNC_FLUSH)))
+    message, count = make_frame(b"0" * 16, 1, b"x"), 400_000
+    steps = hear(server.encode(bombs.compress(message * count) + bombs.flush(zlib.Z_SYNC_FLUSH)))
+    assert sum(steps) == count
+    assert max(steps) < (2 << 20) / len(message)
