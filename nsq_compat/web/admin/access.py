@@ -15,6 +15,7 @@ import logging
 import math
 import re
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -182,7 +183,7 @@ def authenticate(users: Users, name: str, password: str) -> Role:
     """As `Users.log_in`. Raises `ApiError` 429 after too many failed attempts, and 503 if too many are under way."""
     address = request.remote_addr or ""
     try:
-        role = service().password_check.log_in(users, name, password, address, service().now)
+        role = service().password_check.log_in(users, name, password, address, time.monotonic)
     except TooManyAttempts as failure:
         wait = ("Retry-After", str(math.ceil(failure.seconds)))
         raise ApiError(429, "TOO_MANY_ATTEMPTS", headers=(wait,)) from None

@@ -162,7 +162,7 @@ class PasswordCheck:
         self._running: dict[bytes, Event] = {}
 
     def log_in(self, users: Users, name: str, password: str, address: str, now: Callable[[], float]) -> Role:
-        """As `Users.log_in`. `now` is in seconds. Raises `TooManyAttempts` and `TooBusy`."""
+        """As `Users.log_in`. `now` is in monotonic seconds. Raises `TooManyAttempts` and `TooBusy`."""
         digest = users.digest(name, password)
         # Concurrent requests of one program are one attempt if the password is right.
         while (other := self._running.get(digest)) is not None:
@@ -206,6 +206,8 @@ class PasswordCheck:
         return now, keys
 
     def _remove(self, attempt: _Attempt) -> None:
+        if attempt not in self._attempts:  # its password was hashed for longer than a minute
+            return
         self._attempts.remove(attempt)
         began, keys = attempt
         for key in keys:

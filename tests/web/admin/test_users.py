@@ -202,6 +202,19 @@ def test_an_attempt_that_is_refused_because_others_are_under_way_does_not_count(
             check.log_in(users, "ada", "secret", "10.0.0.1", lambda: 0.0)
 
 
+def test_a_password_that_takes_longer_than_a_minute_to_check_fails_no_login():
+    times = [0.0]
+
+    def hash_slowly(work):
+        times.append(times[-1] + 61)
+        if len(times) == 2:
+            assert check.log_in(ADA, "eve", "x", "10.0.0.2", lambda: times[-1]) is Role.NONE
+        return work()
+
+    check = PasswordCheck(hash_slowly)
+    assert check.log_in(ADA, "ada", "secret", "10.0.0.1", lambda: times[-1]) is Role.ADMIN
+
+
 def test_what_is_remembered_of_attempts_is_forgotten_after_a_minute(client):
     for number in range(100):
         client.tries(f"user{number}", address=f"10.0.{number}.1")
