@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby, islice
 from operator import attrgetter, itemgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from google_crc32c import value as crc32c
 
@@ -384,6 +384,8 @@ class ReadableLog:
         self.emptied_at = 0
         """The next offset when the topic was emptied: what was before is not read any more."""
         self.in_steps = False
+        self.searches: dict[int, Any] = {}
+        """The readers of searches that are to be continued, by offset (``offsets.number_at``)."""
 
     @contextmanager
     def at_once(self) -> Iterator[None]:

@@ -156,6 +156,31 @@ def test_offsets_are_found_by_id_and_numbers_by_offset(history):
     assert offset_of_number(log, log.next_seq, end) == end
 
 
+def test_the_search_behind_many_deferred_messages_is_done_in_steps():
+    log, factory, count = History(count=0, segment_size=1 << 24).log, FrameFactory(7), 20_000
+    log.append(factory.make([b"first"], NOW_NS)[0], 0)
+    for _ in range(count):
+        log.append(factory.make([b"later"], NOW_NS)[0], 1, NOW_NS + 10**12, DEFERRED)
+    log.append(factory.make([b"last"], NOW_NS)[0], 1)
+    log.in_steps = True
+    steps = 0
+    found = None
+    while found is None:
+        try:
+            found = number_at(log, 1, log.next_seq)
+        except BlockingIOError:
+            steps += 1
+            assert number_at(log, 0, log.next_seq) == 0  # others do not have it begin again
+    assert found == 1
+    assert 1 < steps < 40
+    assert not log.searches
+    for number in range(64):
+        with pytest.raises(BlockingIOError):
+            number_at(log, number + 2, log.next_seq)
+    assert number_at(log, 100, log.next_seq) == 1
+    assert len(log.searches) == 64
+
+
 def test_released_segments_are_not_part_of_it(history):
     log, end = history.log, len(history.frames)
     log.release(history.seq // 2, list, sync=log.sync)
