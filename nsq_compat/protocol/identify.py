@@ -161,6 +161,9 @@ _remembered_identify: Final = lru_cache(64)(_decode_identify)
 def decode_identify_response(data: bytes) -> IdentifyResponse:
     """Decode nsqd's response. Absent fields are zero, and so are all fields if it is ``OK`` (no negotiation).
 
-    Raises ``ValueError`` for anything else.
+    Raises ``ValueError`` for anything else, such as negative limits.
     """
-    return IdentifyResponse(**_from_wire(loads_object(b"{}" if data == b"OK" else data, _RESPONSE_FIELDS)))
+    response = IdentifyResponse(**_from_wire(loads_object(b"{}" if data == b"OK" else data, _RESPONSE_FIELDS)))
+    if min(response.max_rdy_count, response.msg_timeout) < 0:
+        raise JsonError("a limit is negative")
+    return response

@@ -93,7 +93,10 @@ def test_the_response_ok_has_zero_fields():
     assert decode_identify_response(b"OK").max_rdy_count == 0
 
 
-@pytest.mark.parametrize("data", [b"", b"CLOSE_WAIT", b"[]", b'{"max_rdy_count":"many"}', b"\xff"])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"CLOSE_WAIT", b"[]", b'{"max_rdy_count":"many"}', b"\xff", b'{"max_rdy_count":-1}', b'{"msg_timeout":-1}'],
+)
 def test_an_invalid_response_is_a_value_error(data):
     with pytest.raises(JsonError):
         decode_identify_response(data)
