@@ -126,6 +126,8 @@ class FileNames:
         # A topic may be named "..", and publishing must not give write access outside of the output directory.
         if ".." in template.split("/"):
             raise BadFormat(f"{template} leads out of the output directory")
+        if template.rpartition("/")[2] in ("", "."):  # to open it would fail, and end the program
+            raise BadFormat(f"{template} is a directory")
         return Name(template)
 
     def recognize(self, path: str) -> tuple[str, Name, int] | None:
