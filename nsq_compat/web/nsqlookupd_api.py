@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from nsq_compat import NSQ_VERSION, build_info
-from nsq_compat.net.event_loop import yield_to_loop
+from nsq_compat.net.event_loop import turns, yield_to_loop
 from nsq_compat.policy.access import ADMIN, OPERATE, READ
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.registry.registration_db import Producer, Registration, RegistrationDb, Tombstone
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 GO_ZERO_TIME_NS: Final = -6795364578871345152
 """Go's zero time, which /debug shows for a tombstone that does not exist."""
+_ENTRIES_AT_ONCE: Final = 1024
+_MAX_KEPT: Final = 1024
+_MAX_KEPT_BYTES: Final = 1024
+"""Encoded producers that each /debug keeps, and their size: many of them may wait for slow clients."""
 
 
 class NsqlookupdApi(Application):
@@ -198,27 +202,37 @@ def _names(names: Collection[str]) -> bytes:
 
 
 class _Pieces:
-    """A ``BodyStream`` of short pieces, which are made when the client has taken those before."""
+    """A ``BodyStream`` of short pieces, which are made when the client has taken those before, and it is its turn.
+
+    Hundreds of clients may read at once, so they take turns, and others are served in between.
+    """
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self.is_over = False
         self.next_wakeup = float("inf")
         self._pieces = pieces
-        self._wake: Callable[[], None] | None = None
+        self._wake: Callable[[], None] = _no_connection
+        self._awaits_turn = False
+        self._has_turn = False
 
     def start(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         wake()
 
     def data_to_send(self, now: float) -> bytes:
+        if not self._has_turn:
+            if not self._awaits_turn:
+                self._awaits_turn = True
+                turns().call(self._begin_turn)
+            return b""
+        self._has_turn = False
         found: list[bytes] = []
         size = 0
         for piece in self._pieces:
             found.append(piece)
             size += len(piece)
-            if size >= MIN_PIECE_BYTES:
-                assert self._wake is not None, "it has been started"
-                self._wake()
+            if size >= MIN_PIECE_BYTES or len(found) >= _ENTRIES_AT_ONCE:
+                self._wake()  # for the next turn, once the client has taken this
                 return b"".join(found)
         self.is_over = True
         return b"".join(found)
@@ -229,19 +243,33 @@ class _Pieces:
     def close(self) -> None:
         self.is_over = True
         self._pieces = iter(())
-        self._wake = None
+        self._wake = _no_connection
+
+    def _begin_turn(self) -> None:
+        self._awaits_turn = False
+        self._has_turn = True
+        self._wake()
+
+
+def _no_connection() -> None: ...
 
 
 def _dump(db: RegistrationDb, registrations: Iterable[Registration | None]) -> Iterator[bytes]:
-    """An object in JSON: the producers of each of these registrations that has any."""
+    """An object in JSON: the producers of each of these registrations that has any. Some pieces are empty."""
     entries: dict[Producer, bytes] = {}
     separator = b"{"
     for registration in registrations:
-        producers = db.producers if registration is None else registration.producers
-        if producers:
-            encoded = b",".join([_entry_of(registration, producer, entries) for producer in producers])
-            yield b'%b"%b":[%b]' % (separator, _key(registration).encode("ascii"), encoded)
-            separator = b","
+        # Copied, because they may change before the next piece.
+        producers = list(db.producers if registration is None else registration.producers)
+        if not producers:
+            yield b""
+            continue
+        yield b'%b"%b":[' % (separator, _key(registration).encode("ascii"))
+        separator = b","
+        for number, producer in enumerate(producers):
+            entry = _entry_of(registration, producer, entries)
+            yield b"," + entry if number else entry
+        yield b"]"
     yield b"}" if separator == b"," else b"{}"
 
 
@@ -253,12 +281,17 @@ def _key(registration: Registration | None) -> str:
 
 
 def _entry_of(registration: Registration | None, producer: Producer, entries: dict[Producer, bytes]) -> bytes:
-    """The producer as part of a registration; `entries` has those without a tombstone."""
+    """The producer as part of a registration; `entries` has some of those without a tombstone."""
     if registration is not None and not registration.channel and registration.topic in producer.tombstones:
         return _entry(producer, producer.tombstones[registration.topic])
-    if producer not in entries:
-        entries[producer] = _entry(producer)
-    return entries[producer]
+    entry = entries.get(producer)
+    if entry is None:
+        entry = _entry(producer)
+        if len(entry) <= _MAX_KEPT_BYTES:
+            if len(entries) >= _MAX_KEPT:
+                entries.clear()
+            entries[producer] = entry
+    return entry
 
 
 def _entry(producer: Producer, tombstone: Tombstone | None = None) -> bytes:

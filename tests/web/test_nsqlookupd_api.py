@@ -1,15 +1,20 @@
 """nsqlookupd's HTTP API, called as the server calls it."""
 
 import json
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+import gevent
 import pytest
+from gevent.event import Event
 from prometheus_client.parser import text_string_to_metric_families
 
+from nsq_compat.net.event_loop import MAX_TURNS
 from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.registry.registration_db import Producer, RegistrationDb
 from nsq_compat.registry.registration_policy import RegistrationPolicy
-from nsq_compat.session.http_message import Request, Response
+from nsq_compat.session.http_message import BodyStream, Request, Response
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 
@@ -53,15 +58,20 @@ class Nsqlookupd:
 
 def body_of(response: Response) -> bytes:
     """All of it."""
-    stream, woken = response.stream, [True]
-    if stream is None:
+    if response.stream is None:
         return response.body + b"".join(response.rest)
-    stream.start(lambda: woken.append(True))
-    pieces = []
+    return b"".join(pieces_of(response.stream))
+
+
+def pieces_of(stream: BodyStream) -> Iterator[bytes]:
+    """Those of a stream that is read at once."""
+    woken = Event()
+    stream.start(woken.set)
     while not stream.is_over:
-        assert woken.pop(), "nothing would ask for more"
-        pieces.append(stream.data_to_send(0.0))
-    return b"".join(pieces)
+        assert woken.wait(20), "nothing asks for more"
+        woken.clear()
+        if piece := stream.data_to_send(0.0):
+            yield piece
 
 
 @pytest.fixture
@@ -154,18 +164,49 @@ def test_debug_shows_everything_by_key(nsqlookupd):
 
 def test_debug_makes_what_the_client_takes_while_registrations_come_and_go(nsqlookupd):
     first = nsqlookupd.joins("n1", *(f"t{number:04}:c" for number in range(500)))
-    stream = nsqlookupd.call("GET", "/debug").stream
-    stream.start(lambda: None)
-    begin = stream.data_to_send(0.0)
+    pieces = pieces_of(nsqlookupd.call("GET", "/debug").stream)
+    begin = next(pieces)
     assert 64 * 1024 <= len(begin) < 65 * 1024
     nsqlookupd.joins("n2", "t0499:c")
     nsqlookupd.db.forget(first)
     nsqlookupd.db.delete_topic("t0498")
-    rest = stream.data_to_send(0.0)
-    assert stream.is_over
-    everything = json.loads(begin + rest)
+    everything = json.loads(begin + b"".join(pieces))
     assert [each["broadcast_address"] for each in everything["channel:t0499:c"]] == ["n2"]
     assert "channel:t0498:c" not in everything
+
+
+def test_pieces_of_debug_for_many_clients_take_turns(nsqlookupd):
+    nsqlookupd.joins("n1", *(f"t{number:04}:c" for number in range(1000)))
+    hub, made = gevent.get_hub(), Counter[int]()
+
+    def read(stream: BodyStream) -> None:
+        for _ in pieces_of(stream):
+            made[hub.loop.iteration] += 1
+
+    streams = [nsqlookupd.call("GET", "/debug").stream for _ in range(3 * MAX_TURNS)]
+    gevent.joinall([gevent.spawn(read, stream) for stream in streams], timeout=20, raise_error=True)
+    assert made.total() > 2 * len(streams)
+    assert max(made.values()) <= MAX_TURNS
+
+
+def test_debug_of_many_producers_is_made_in_pieces_and_keeps_few_of_them(nsqlookupd):
+    for number in range(2000):
+        nsqlookupd.joins(f"n{number}", "t")
+    pieces = list(pieces_of(nsqlookupd.call("GET", "/debug").stream))
+    assert max(map(len, pieces)) < 66 * 1024
+    everything = json.loads(b"".join(pieces))
+    assert {key: len(producers) for key, producers in everything.items()} == {"client::": 2000, "topic:t:": 2000}
+
+
+def test_debug_that_its_client_has_left_wakes_no_connection(nsqlookupd):
+    nsqlookupd.joins("n1", *(f"t{number:04}:c" for number in range(1000)))
+    stream = nsqlookupd.call("GET", "/debug").stream
+    woken = []
+    stream.start(lambda: woken.append(True))
+    assert stream.data_to_send(0.0) == b""  # it is not its turn
+    stream.close()
+    gevent.idle()
+    assert woken == [True]
 
 
 def test_answers_with_all_nodes_that_wait_for_slow_clients_share_what_they_have_of_large_nodes(nsqlookupd):
