@@ -314,7 +314,7 @@ def test_addresses_must_be_a_list_of_strings(call, body):
 
 def test_empty_and_large_values_are_413(call, daemon):
     assert code(call.put("/config/log_level")) == refused(413, "INVALID_VALUE")
-    limit, refusal = call.admission("PUT", "/config/log_level")
+    limit, refusal, _ = call.admission("PUT", "/config/log_level")
     assert (limit, code(refusal)) == (daemon.options.max_msg_size, refused(413, "INVALID_VALUE"))
 
 

@@ -94,9 +94,9 @@ def test_a_failed_write_is_exiting(call, daemon, monkeypatch):
 
 
 def test_a_body_may_be_as_large_as_a_message(call, daemon):
-    limit, refusal = call.admission("POST", "/pub")
+    limit, refusal, _ = call.admission("POST", "/pub")
     assert (limit, code(refusal)) == (daemon.options.max_msg_size, refused(413, "MSG_TOO_BIG"))
-    limit, refusal = call.admission("POST", "/mpub")
+    limit, refusal, _ = call.admission("POST", "/mpub")
     assert (limit, code(refusal)) == (daemon.options.max_body_size, refused(413, "BODY_TOO_BIG"))
 
 
