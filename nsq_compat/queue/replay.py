@@ -7,12 +7,14 @@ A message of the replay may be in flight, because it was delivered before the mo
 or has timed out, because a consumer cannot have the same message twice. The channel's deferred messages hold it.
 """
 
+import errno
 from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
 
 from nsq_compat.log.checkpoint import Replay
+from nsq_compat.log.group_reader import BLOCK_SIZE, NEAR
 from nsq_compat.log.offsets import Logged, OffsetReader, offsets_of
 from nsq_compat.log.segment import Group
 from nsq_compat.log.topic_log import TopicLog
@@ -45,6 +47,7 @@ class ReplayingCursor(Cursor):
         self._ranges = deque(replay.ranges)  # what is not read yet
         self._offsets: deque[int] = deque()  # of the messages in memory
         self._offset_reader: OffsetReader | None = None
+        self._is_passing_over = False  # whether the last read found no message to deliver
         self._count_left()
 
     def replay(self) -> Replay | None:
@@ -157,13 +160,19 @@ class ReplayingCursor(Cursor):
         self.left = left
 
     def _read_replay(self) -> None:
-        """Read the next messages of the replay into memory. Raises ``OSError``, as ``take`` does."""
+        """Read the next messages of the replay into memory. Raises ``OSError``, as ``take`` does.
+
+        If the log is read in steps, raises ``BlockingIOError`` after a part of many messages that are passed over.
+        """
+        size = BLOCK_SIZE
+        if self._is_passing_over:  # which takes longer than to deliver them
+            size = NEAR
         while self._ranges:
             begin, end = self._ranges[0]
             reader = self._offset_reader
             if reader is None:
                 reader = self._offset_reader = OffsetReader(self._history, begin)
-            groups = reader.read()
+            groups = reader.read(size)
             for group in groups:
                 self._add(group, end)
             reached = min(end, reader.offset) if groups else end
@@ -172,8 +181,11 @@ class ReplayingCursor(Cursor):
                 self._ranges.popleft()
                 self._offset_reader = None
             self._count_left()
+            self._is_passing_over = not self.window.length
             if self.window.length:
                 return
+            if self._ranges and self._history.in_steps:
+                raise BlockingIOError(errno.EAGAIN, "more has to be read", self._history.folder)
 
     def _add(self, group: Group, end: int) -> None:
         frames = group.frames[: max(0, end - group.offset)]

@@ -526,9 +526,12 @@ class Topic:
         """
         if self.store is None or is_ephemeral(name):
             raise NotLogged
-        held_from = self._held_from()
+        log, held_from = self.store.log, self._held_from()
+        # Before the channel is created, because both may need several calls, and the topic no longer holds then.
+        offset_of_number(log, self.backlog.cursor.position if self.is_holding else self.seq, self.next_offset)
+        number = number_at(log, offset, self.seq)
         channel = self.channel(name)
-        self._move(channel, offset, held_from, now_ns, (offset, held_from))
+        self._move(channel, offset, held_from, now_ns, (offset, held_from), number=number)
         self._control_log.commit()
         return channel
 
@@ -541,10 +544,14 @@ class Topic:
         again: tuple[int, int],
         *,
         drops_taken: bool = False,
+        number: int = -1,
     ) -> None:
-        """Move a channel. What has the offset `limit` or a later one, it has in the stream or will get."""
+        """Move a channel. What has the offset `limit` or a later one, it has in the stream or will get.
+
+        `number` is that of the offset (``number_at``) if it is known.
+        """
         before = channel.backlog.cursor
-        end, skipped = self._places_of_move(channel, offset, limit, drops_taken=drops_taken)
+        end, skipped = self._places_of_move(channel, offset, limit, drops_taken=drops_taken, number=number)
         if drops_taken:
             again = (offset, limit)
         earlier = before.replay()
@@ -565,7 +572,7 @@ class Topic:
         self._note_change()
 
     def _places_of_move(
-        self, channel: Channel, offset: int, limit: int, *, drops_taken: bool
+        self, channel: Channel, offset: int, limit: int, *, drops_taken: bool, number: int = -1
     ) -> tuple[int, tuple[int, int]]:
         """The offset up to which messages come again, and the range of numbers that is passed over in the stream."""
         store, cursor = self.store, channel.backlog.cursor
@@ -574,7 +581,7 @@ class Topic:
         if drops_taken:  # the stream too, so that deferred messages come which are in it no more
             return limit, (0, cursor.end)
         end = min(offset_of_number(store.log, cursor.position, self.next_offset), limit)
-        seq = min(number_at(store.log, offset, self.seq), cursor.end)
+        seq = min(number if number >= 0 else number_at(store.log, offset, self.seq), cursor.end)
         return end, (seq, cursor.position) if offset < end else (cursor.position, seq)
 
     def _replay(self, channel: Channel, replay: Replay) -> None:

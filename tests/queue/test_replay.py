@@ -1,9 +1,11 @@
 """A channel is moved in its topic's log: from there on every message comes once more, and nothing else is lost."""
 
+from functools import partial
 from random import Random
 
 import pytest
 
+from nsq_compat.log.offsets import OffsetReader
 from nsq_compat.protocol.message import attempts
 from nsq_compat.queue.values import NotLogged
 from tests.broker import Consumer, Daemon, DataPath
@@ -74,6 +76,51 @@ def test_what_was_not_delivered_yet_comes_once(daemon, consumer):
     consumer.finishes(*taken)
     move(daemon, 3)
     assert drain(daemon, consumer) == bodies(3, 10)
+
+
+@pytest.mark.parametrize("channels", [("archive",), ()])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_many_deferred_messages_are_passed_over_in_steps(data_path, monkeypatch, channels, is_new):
+    daemon, count, reads = data_path.start(), 10_000, []
+    for name in channels:
+        daemon.channel(name)
+    for _ in range(count):
+        daemon.publishes(b"later", defer=3600.0)
+    daemon.publishes(b"now")
+    if is_new:  # it has the deferred messages, too
+        name, move_to_begin = "new", partial(daemon.topic().create_channel_at, "new", 0, daemon.now_ns)
+    else:
+        name, move_to_begin = "archive", partial(daemon.topic().move_channel, "archive", 0, daemon.now_ns)
+        consumer = daemon.consumer(name)
+        assert consumer.finishes(*consumer.takes()) == []
+    attempts_to_move = 1
+    while True:
+        try:
+            move_to_begin()
+            break
+        except BlockingIOError:
+            attempts_to_move += 1
+            assert name == "archive" or name not in daemon.topic().channels
+    assert attempts_to_move > 1
+    read = OffsetReader.read
+
+    def noted(reader, max_bytes):
+        reads.append(max_bytes)
+        return read(reader, max_bytes)
+
+    monkeypatch.setattr(OffsetReader, "read", noted)
+    consumer, steps, found = daemon.consumer(name), 0, []
+    while not (found := consumer.takes()):
+        steps += 1
+        assert len(reads) <= steps
+        daemon.waits(0)
+    assert found == [b"now"]
+    assert consumer.finishes(b"now") == []
+    assert consumer.takes() == []
+    assert daemon.channel(name).deferred_count == count
+    if channels or not is_new:
+        assert steps > 4
+        assert max(reads[1:]) < reads[0]
 
 
 def test_messages_in_flight_come_again_after_they_were_answered(daemon, consumer):
