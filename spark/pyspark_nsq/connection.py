@@ -10,8 +10,8 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple, TypeVar
 
 from nsq_compat import __version__
 from nsq_compat.protocol import command_writer
@@ -28,6 +28,7 @@ from pyspark_nsq.decode import InvalidMessage, decode
 from pyspark_nsq.options import ConnectionOptions
 
 _RECV_SIZE = 1 << 18
+_RECV_TLS = 1 << 14
 _RECV_COMPRESSED = 1 << 14
 """They may become a thousand times as many."""
 _MAX_WAITING = 1 << 30
@@ -35,6 +36,7 @@ _MAX_WAITING = 1 << 30
 _HEARTBEAT_INTERVAL = 30.0
 _DEFAULT_MSG_TIMEOUT = 60.0
 _ID_IN_ERROR = re.compile(r"FIN (\S{16}) ")
+_T = TypeVar("_T")
 _WITH_HEADERS = (b"HPUB ", b"HMPUB ")
 
 
@@ -62,7 +64,7 @@ class NsqConnection:
         host = host.strip("[]")
         deadline = time.monotonic() + self._timeout
         try:
-            self._socket: socket.socket = socket.create_connection((host, int(port)), self._timeout)
+            self._socket: socket.socket | _Tls = socket.create_connection((host, int(port)), self._timeout)
         except OSError as error:
             raise NsqdUnreachable(f"nsqd {address} cannot be reached: {error}") from None
         try:
@@ -151,10 +153,10 @@ class NsqConnection:
             if left <= 0 or not self._pump(left):
                 raise NsqdLost(f"nsqd {self._address} did not answer IDENTIFY in {options.connect_timeout:g} s")
             if self._session.tls_wanted:
-                self._socket.settimeout(self._timeout)
                 context = tls_context(options)
                 assert context is not None, "it is wanted"
-                self._socket = context.wrap_socket(self._socket, server_hostname=host)
+                assert isinstance(self._socket, socket.socket), "TLS is wanted once"
+                self._socket = _Tls(self._socket, context, host, self._timeout)
                 self._session.tls_established()
 
     def _ask(self, command: bytes, ticket: str) -> bytes:
@@ -213,6 +215,60 @@ class NsqConnection:
                 raise NsqdLost(f"nsqd {self._address} refused: {event.error}")
         self._flush()
         return True
+
+
+class _Tls:
+    """TLS on a socket, with its methods. A wait of ``ssl.SSLSocket`` does not end while records without data arrive.
+
+    The constructor returns after the handshake, `timeout` seconds later at most.
+    """
+
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext, host: str, timeout: float) -> None:
+        self._socket = connection
+        self._timeout = timeout
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._wait_for(self._tls.do_handshake)
+        self.close, self.shutdown = connection.close, connection.shutdown
+
+    def settimeout(self, seconds: float) -> None:
+        self._timeout = seconds
+
+    def recv(self, size: int) -> bytes:
+        try:
+            return self._wait_for(lambda: self._tls.read(size))
+        except ssl.SSLEOFError:  # like nsqd, which sends no close_notify
+            return b""
+
+    def sendall(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[self._tls.write(left) :]
+        self._send_pending()
+
+    def _wait_for(self, step: Callable[[], _T]) -> _T:
+        """The result of a step, which is tried again when more has been received."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                pass
+            finally:
+                self._send_pending()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            self._socket.settimeout(left)
+            if received := self._socket.recv(_RECV_TLS):
+                self._incoming.write(received)
+            else:
+                self._incoming.write_eof()
+
+    def _send_pending(self) -> None:
+        if pending := self._outgoing.read():
+            self._socket.settimeout(self._timeout)
+            self._socket.sendall(pending)
 
 
 def _request(options: ConnectionOptions) -> IdentifyRequest:

@@ -1,6 +1,8 @@
 """The connection of a task: TLS, authorization, and errors of nsqd."""
 
 import contextlib
+import socket
+import ssl
 import threading
 import time
 
@@ -15,6 +17,7 @@ from pyspark_nsq import connection as connections
 from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable
 from pyspark_nsq.decode import decode, finish
 from tests.client.fake_nsqd import FakeNsqd, Peer
+from tests.cluster.hostile import TicketServer
 from tests.spark.conftest import OptionsWith
 
 
@@ -35,6 +38,19 @@ def test_messages_arrive_over_tls_from_a_trusted_nsqd(tmp_path, options_with: Op
         assert nsqd.channel_stats(topic, "c")["in_flight_count"] == 0
         with pytest.raises(NsqdUnreachable, match="certificate verify failed"):
             NsqConnection(nsqd.tcp_address, options_with(tls="true"))
+
+
+def test_session_tickets_without_end_end_no_later_than_a_wait(tmp_path):
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with TicketServer(tmp_path) as server:
+        host, _, port = server.address.partition(":")
+        with contextlib.closing(
+            connections._Tls(socket.create_connection((host, int(port))), context, host, 20)
+        ) as tls:
+            tls.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                tls.recv(1000)
 
 
 def test_the_auth_secret_is_sent_if_nsqd_requires_it(options_with):
