@@ -7,12 +7,14 @@ import os
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 import gevent
 from gevent.hub import Hub, get_hub
+from gevent.lock import Semaphore
 
 from nsq_compat.queue.schedule import NEVER, Schedule
 
@@ -394,6 +396,27 @@ def yield_to_loop(client: str | None = None) -> None:
     if client is not None:
         greenlet.works_for = client
     _queues_of_this_loop()[0].wait(getattr(greenlet, "works_for", ""))
+
+
+class ClientLocks:
+    """A lock for each address for which greenlets work (see `yield_to_loop`), for work that takes much memory."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[Semaphore, list[None]]] = {}  # with an item for each greenlet that has it or waits
+
+    @contextmanager
+    def mine(self) -> Iterator[None]:
+        """Hold the lock of this greenlet's client. Others wait in FIFO order."""
+        client = getattr(gevent.getcurrent(), "works_for", "")
+        lock, users = self._locks.setdefault(client, (Semaphore(), []))
+        users.append(None)
+        try:
+            with lock:
+                yield
+        finally:
+            users.pop()
+            if not users:
+                del self._locks[client]
 
 
 def endings() -> CallbackQueue:

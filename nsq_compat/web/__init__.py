@@ -23,5 +23,5 @@
     admin/           nsqadmin's pages and API
 
 May import ``session``, ``policy``, ``queue``, ``registry`` and ``protocol``; `admin` also ``cluster``. Must not import
-gevent: from ``net`` only `yield_to_loop`, between two steps of long work, and `process`, for the stacks in /debug.
+gevent: from ``net`` only `yield_to_loop` and `ClientLocks`, for long work, and `process`, for the stacks in /debug.
 """

@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from nsq_compat import NSQ_VERSION, __version__, build, missing_package
+from nsq_compat.net.event_loop import ClientLocks
 from nsq_compat.policy.access import READ
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.application import OPEN, Route, Routes, plain
@@ -64,6 +65,7 @@ class Metrics:
         self._program = program
         self._collectors: list[Callable[[], Iterable[Metric]]] = []
         self._registry: CollectorRegistry | None = None
+        self._locks = ClientLocks()
         self.observe_lag = self.histogram(
             f"{program}_event_loop_lag_seconds", "Delay of timers in the event loop.", LAG_BUCKETS
         )
@@ -94,7 +96,9 @@ class Metrics:
         if self._registry is None:
             self._registry = _registry(self._program, self._collect)
         encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        # The values of a page take much memory while it is made, seven times as much as the page.
+        with self._locks.mine():
+            return encode(self._registry), content_type
 
     def _collect(self) -> Iterator["Metric"]:
         for collect in self._collectors:

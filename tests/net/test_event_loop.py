@@ -3,6 +3,7 @@
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from nsq_compat.net.event_loop import (
     AlarmClock,
     BusyPoll,
     CallbackQueue,
+    ClientLocks,
     LoopLag,
     LoopTick,
     yield_to_loop,
@@ -372,6 +374,26 @@ def test_a_greenlet_that_is_killed_while_it_waits_for_its_step_is_forgotten():
     waiting[1].kill()
     gevent.joinall(waiting)
     assert done == [2]
+
+
+def test_work_that_takes_memory_is_done_once_at_a_time_for_a_client_and_others_do_not_wait_for_it():
+    locks, working, most = ClientLocks(), Counter[str](), Counter[str]()
+
+    def work(client: str) -> None:
+        yield_to_loop(client)
+        with locks.mine():
+            working[client] += 1
+            most[client] = max(most[client], working[client])
+            most["all"] = max(most["all"], working.total())
+            yield_to_loop()
+            working[client] -= 1
+
+    workers = [gevent.spawn(work, f"10.0.0.{number % 2}") for number in range(20)]
+    gevent.sleep(0)
+    workers[0].kill()
+    gevent.joinall(workers)
+    assert most == {"10.0.0.0": 1, "10.0.0.1": 1, "all": 2}
+    assert locks._locks == {}
 
 
 def test_a_client_is_served_before_the_observers_of_the_lag():
