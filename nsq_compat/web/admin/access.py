@@ -224,7 +224,7 @@ def check() -> Response | None:
 
 def _wait_in_queue() -> None:
     """Wait until the request may be answered. Raises `ApiError` 503 if too many of the visitor wait."""
-    names_visitors = login_is_used() or service().options.admin_users or "Authorization" in request.headers
+    names_visitors = login_is_used() or service().options.admin_users or service().access is not None
     name = (visitor().subject or visitor().name) if names_visitors else ""
     key = f"user {name}" if name else f"address {network_of(request.remote_addr or '')}"
     try:

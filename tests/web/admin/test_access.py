@@ -459,7 +459,11 @@ def test_without_logins_a_visitor_is_an_address_whatever_name_it_gives(browser, 
     entered: list[str] = []
     monkeypatch.setattr(RequestQueue, "enter", lambda queue, visitor, gone: entered.append(visitor))
     monkeypatch.setattr(RequestQueue, "leave", lambda queue, visitor: None)
-    browser.get("/topics", environ_base={"REMOTE_ADDR": address}, headers={"X-Forwarded-User": "eve"})
+    browser.get(
+        "/topics",
+        environ_base={"REMOTE_ADDR": address},
+        headers={"X-Forwarded-User": "eve", "Authorization": "Bearer x"},
+    )
     assert entered == [visitor]
 
 
