@@ -146,7 +146,7 @@ REFUSALS = {
         "--consumer-opt=no_such_option,1": "invalid option no_such_option",
         "--sync-interval=0": "--sync-interval should be positive",
         "--topic-refresh=-1s": "--topic-refresh should be positive",
-        "--max-topics=0": "--max-topics should be positive",
+        "--max-topics=-1": "--max-topics must not be negative",
         "--max-in-flight=0": "max_in_flight must be 1 or more",
         "--gzip --filename-format='<TOPIC>'": "missing <REV> in --filename-format",
         "--topic=.. --filename-format='<TOPIC>/x'": "leads out of the output directory",

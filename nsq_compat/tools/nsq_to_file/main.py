@@ -52,7 +52,7 @@ class Options(FileOptions):
     topic_pattern: str = option(STRING, "", "write only topics with a name in which this regular expression is found")
     topic_refresh: int = option(DURATION, MINUTE, "how often to ask nsqlookupd for topics, where none are named")
     max_topics: int = option(
-        INTEGER, 1000, "largest number of topics to write, where none are named; each takes some threads and a file"
+        INTEGER, 0, "largest number of topics to write, where none are named; each takes some threads and a file; 0: any"
     )
     channel: str = option(STRING, "nsq_to_file", "channel to read from")
     http_client_connect_timeout: int = option(DURATION, 2 * SECOND, "how long a connection to nsqlookupd may take")
@@ -71,7 +71,8 @@ def main(options: Options) -> None:
     timeouts = ("http_client_connect_timeout", "http_client_request_timeout")
     refuse(
         (not options.channel, "--channel is required"),
-        *unless_positive(options, *timeouts, "sync_interval", "topic_refresh", "max_topics"),
+        *unless_positive(options, *timeouts, "sync_interval", "topic_refresh"),
+        (options.max_topics < 0, "--max-topics must not be negative"),
         *options.address_rules(),
         (not 1 <= options.gzip_level <= 9, f"invalid --gzip-level value ({options.gzip_level}), should be 1-9"),
         (not options.topic and not options.topic_pattern, "--topic or --topic-pattern required"),
@@ -173,7 +174,7 @@ class NsqToFile:
             if topic in self.recorders or topic in self._skipped:
                 continue
             try:
-                if len(self.recorders) >= self._options.max_topics:
+                if 0 < self._options.max_topics <= len(self.recorders):
                     raise ValueError(f"--max-topics={self._options.max_topics} are written")
                 if not self._wants(topic):
                     raise ValueError(f"doesn't match pattern {self._options.topic_pattern}")
