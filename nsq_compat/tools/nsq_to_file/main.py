@@ -52,7 +52,9 @@ class Options(FileOptions):
     topic_pattern: str = option(STRING, "", "write only topics with a name in which this regular expression is found")
     topic_refresh: int = option(DURATION, MINUTE, "how often to ask nsqlookupd for topics, where none are named")
     max_topics: int = option(
-        INTEGER, 0, "largest number of topics to write, where none are named; each takes some threads and a file; 0: any"
+        INTEGER,
+        0,
+        "largest number of topics to write, where none are named; each takes some threads and a file; 0: any",
     )
     channel: str = option(STRING, "nsq_to_file", "channel to read from")
     http_client_connect_timeout: int = option(DURATION, 2 * SECOND, "how long a connection to nsqlookupd may take")
