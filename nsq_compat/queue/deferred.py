@@ -72,11 +72,15 @@ class Deferred:
     def __len__(self) -> int:
         return len(self._keys) + len(self._unlocated)
 
-    def room_for(self, size: int) -> int:
-        """The number of further frames with so many bytes that stay in memory."""
+    def room_after(self, count: int, size: int) -> int:
+        """The number of such frames that stay in memory in addition to `count` with `size` bytes in all.
+
+        It is negative if these do not.
+        """
         if self._fetch is None:
             return 1 << 62
-        return min(self._memory - len(self._frames), (_MAX_BYTES - self._size) // max(1, size))
+        left = (_MAX_BYTES - self._size - size) * count // size if size else 0
+        return min(self._memory - len(self._frames) - count, left)
 
     def add_new(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> int:
         """Defer published messages. Without a log, those that memory has no room for are dropped; returns how many."""
@@ -86,7 +90,7 @@ class Deferred:
 
     def add(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> None:
         """Defer messages until `due`. `locations` are given if they have just been logged."""
-        if len(frames) <= self.room_for(mean_size(frames)):
+        if self.room_after(len(frames), sum(map(len, frames))) >= 0:
             for frame in frames:
                 self._keep(id_of(frame), frame)
         elif not locations:  # returned messages, which the log may have released before
@@ -212,7 +216,7 @@ class Deferred:
             return len(self) - len(shared)
         surplus: dict[bytes, bytes] = {}
         for message_id, frame in self._frames.items():
-            if other.room_for(len(frame)) > 0:
+            if other.room_after(1, len(frame)) >= 0:
                 other._keep(message_id, frame)
             else:
                 surplus[message_id] = frame
@@ -315,11 +319,6 @@ class Deferred:
             due, serial, message_id, attempt = ENTRY.unpack_from(key)
             heapq.heappush(self._keys, pack_key(due, serial, message_id, attempt, found.get(message_id, NOWHERE)))
         self._unlocated.clear()
-
-
-def mean_size(frames: Sequence[bytes]) -> int:
-    """The mean size of frames, rounded up."""
-    return -(-sum(map(len, frames)) // max(1, len(frames)))
 
 
 def prepare(keys: Iterable[bytes], shift: float, pause: Callable[[], None]) -> list[bytes]:

@@ -40,7 +40,7 @@ from nsq_compat.protocol.message import (
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, Cursor
 from nsq_compat.queue.channel import Channel, Hooks
-from nsq_compat.queue.deferred import Deferred, SharedReads, mean_size
+from nsq_compat.queue.deferred import Deferred, SharedReads
 from nsq_compat.queue.publish_ids import Part, PublishIds
 from nsq_compat.queue.replay import ReplayingCursor
 from nsq_compat.queue.schedule import AT_ONCE, NEVER, Schedule
@@ -336,9 +336,9 @@ class Topic:
         locations: Sequence[bytes] = ()
         if self.store is not None:
             backlogs = [self.backlog] if self.is_holding else [channel.backlog for channel in self.channels.values()]
-            size = mean_size(frames)
-            room = min([backlog.deferred.room_for(size) for backlog in backlogs], default=1 << 62)
-            locations = self.store.append_deferred(frames, self.seq, due_ns, room - len(frames))
+            count, size = len(frames), sum(map(len, frames))
+            room = min([backlog.deferred.room_after(count, size) for backlog in backlogs], default=1 << 62)
+            locations = self.store.append_deferred(frames, self.seq, due_ns, room)
         if self.is_holding:
             self._drop(self.backlog.deferred.add_new(frames, due, locations))
         else:

@@ -90,7 +90,7 @@ def test_emptying_drops_everything(deferred, make_frames):
 
 
 def test_without_a_log_everything_stays_in_memory(deferred, make_frames):
-    assert deferred.room_for(1 << 20) >= PLENTY
+    assert deferred.room_after(1, 1 << 20) >= PLENTY
     deferred.add(make_frames(*[b"x"] * PLENTY), due=10.0)
     assert in_memory(deferred) == PLENTY
 
@@ -99,9 +99,9 @@ def test_with_a_log_no_more_frames_than_agreed_stay_in_memory(make_frames):
     a, b, c = make_frames(b"a", b"b", b"c")
     log = Log(a, b, c)
     deferred = Deferred(log.fetch, memory=2)
-    assert deferred.room_for(1) == 2
+    assert deferred.room_after(1, 30) == 1
     deferred.add([a, b], due=10.0)
-    assert deferred.room_for(1) == 0
+    assert deferred.room_after(1, 30) == -1
     deferred.add([c], due=5.0, locations=[NOWHERE])
     assert (len(deferred), in_memory(deferred)) == (3, 2)
     assert deferred.release(10.0, PLENTY) == [c, a, b]
@@ -113,7 +113,7 @@ def test_with_a_log_large_frames_do_not_take_more_than_16_mib(make_frames):
     deferred = Deferred(Log(*frames).fetch, memory=PLENTY)
     for number in range(3):  # also after messages have left
         for frame in frames:
-            deferred.add([frame], due=10.0, locations=() if deferred.room_for(len(frame)) > 0 else [NOWHERE])
+            deferred.add([frame], due=10.0, locations=() if deferred.room_after(1, len(frame)) >= 0 else [NOWHERE])
         assert sum(map(len, deferred.frames())) == sum(map(len, frames[:15]))
         if number == 1:
             assert deferred.remove({message_id(frame) for frame in frames[:5]}, 0)[0] == list(frames[:5])
@@ -122,6 +122,15 @@ def test_with_a_log_large_frames_do_not_take_more_than_16_mib(make_frames):
             released += deferred.release(10.0, PLENTY)
         assert released == list(frames[5 if number == 1 else 0 :])
     assert in_memory(deferred) == 0
+
+
+def test_the_room_is_that_for_frames_of_the_same_size(make_frames):
+    (frame,) = make_frames(bytes((1 << 20) - 100))
+    deferred = Deferred(Log(frame).fetch, memory=PLENTY)
+    assert [deferred.room_after(count, count << 20) for count in (0, 1, 15, 16, 17, 20)] == [0, 15, 1, 0, -1, -4]
+    for _ in range(2):  # what is deferred again does not count twice
+        deferred.add([frame], due=10.0)
+        assert deferred.room_after(1, 1 << 20) == 14
 
 
 def test_large_frames_that_are_shared_do_not_take_more_than_16_mib(make_frames):
