@@ -29,7 +29,14 @@ from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.access import ADMIN, OPERATE, READ, AccessFile
 from nsq_compat.protocol.names import printable
 from nsq_compat.web.access import bearer
-from nsq_compat.web.admin.request_queue import ClientIsGone, RequestQueue, TooMany
+from nsq_compat.web.admin.request_queue import (
+    MAX_OF_ADDRESS,
+    MAX_OF_USER,
+    ClientIsGone,
+    Requester,
+    RequestQueue,
+    TooMany,
+)
 from nsq_compat.web.admin.sessions import Sessions
 from nsq_compat.web.admin.users import (
     Account,
@@ -226,7 +233,9 @@ def _wait_in_queue() -> None:
     """Wait until the request may be answered. Raises `ApiError` 503 if too many of the visitor wait."""
     names_visitors = login_is_used() or service().options.admin_users or service().access is not None
     name = (visitor().subject or visitor().name) if names_visitors else ""
-    key = f"user {name}" if name else f"address {network_of(request.remote_addr or '')}"
+    key = Requester(f"user {name}", MAX_OF_USER)
+    if not name:
+        key = Requester(f"address {network_of(request.remote_addr or '')}", MAX_OF_ADDRESS)
     try:
         has_waited = _requests().enter(key, request.environ.get("nsqadmin.client_is_gone", _never))
     except TooMany:

@@ -7,10 +7,12 @@ wait. Visitors whose requests wait take turns.
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
-MAX_OF_VISITOR: Final = 4
+MAX_OF_USER: Final = 4
 """A page of a cluster that does not answer takes `--page-timeout`."""
+MAX_OF_ADDRESS: Final = 16
+"""Many people may share one: behind a proxy, or a router."""
 MAX_OF_ALL: Final = 32
 MAX_WAITING: Final = 100
 """Of one visitor; further ones are refused."""
@@ -24,21 +26,28 @@ class ClientIsGone(Exception):
     """The client has closed its connection while its request waited."""
 
 
+class Requester(NamedTuple):
+    """A user or token, or an address, with the number of its requests that are answered at the same time."""
+
+    name: str
+    at_once: int
+
+
 class RequestQueue:
     """`enter` waits until the request of a visitor may be answered; call `leave` afterwards."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._answered: Counter[str] = Counter()
+        self._answered: Counter[Requester] = Counter()
         self._count = 0
-        self._waiting: OrderedDict[str, deque[threading.Event]] = OrderedDict()
+        self._waiting: OrderedDict[Requester, deque[threading.Event]] = OrderedDict()
 
     @property
     def waiting(self) -> int:
         """Requests that wait."""
         return sum(map(len, self._waiting.values()))
 
-    def enter(self, visitor: str, client_is_gone: Callable[[], bool] = lambda: False) -> bool:
+    def enter(self, visitor: Requester, client_is_gone: Callable[[], bool] = lambda: False) -> bool:
         """Return whether it had to wait. Raises `TooMany` and `ClientIsGone`."""
         with self._lock:
             if visitor not in self._waiting and self._has_room(visitor):
@@ -59,7 +68,7 @@ class RequestQueue:
             raise ClientIsGone
         return True
 
-    def leave(self, visitor: str) -> None:
+    def leave(self, visitor: Requester) -> None:
         with self._lock:
             self._count -= 1
             self._answered[visitor] -= 1
@@ -67,10 +76,10 @@ class RequestQueue:
                 del self._answered[visitor]
             self._admit()
 
-    def _has_room(self, visitor: str) -> bool:
-        return self._count < MAX_OF_ALL and self._answered.get(visitor, 0) < MAX_OF_VISITOR
+    def _has_room(self, visitor: Requester) -> bool:
+        return self._count < MAX_OF_ALL and self._answered.get(visitor, 0) < visitor.at_once
 
-    def _begin(self, visitor: str) -> None:
+    def _begin(self, visitor: Requester) -> None:
         self._count += 1
         self._answered[visitor] += 1
 
@@ -83,7 +92,7 @@ class RequestQueue:
             if turns:
                 self._waiting[visitor] = turns
 
-    def _withdraw(self, visitor: str, turn: threading.Event) -> None:
+    def _withdraw(self, visitor: Requester, turn: threading.Event) -> None:
         with self._lock:
             turns = self._waiting.get(visitor, deque())
             if turn in turns:

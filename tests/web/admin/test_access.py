@@ -8,7 +8,14 @@ import pytest
 
 from nsq_compat.policy.access import AccessFile, hash_of
 from nsq_compat.web.admin.app import create_app
-from nsq_compat.web.admin.request_queue import ClientIsGone, RequestQueue, TooMany
+from nsq_compat.web.admin.request_queue import (
+    MAX_OF_ADDRESS,
+    MAX_OF_USER,
+    ClientIsGone,
+    Requester,
+    RequestQueue,
+    TooMany,
+)
 from nsq_compat.web.admin.users import PasswordCheck, TooBusy, Users, make_line
 from tests.web.admin.conftest import USERS, Form, shown
 
@@ -421,17 +428,17 @@ def test_every_route_but_the_open_ones_needs_a_login(behind_login, nsqd, headers
 def test_a_visitor_has_few_requests_answered_at_once_whatever_its_address_and_too_many_are_refused(
     behind_login, service, monkeypatch
 ):
-    entered: list[str] = []
+    entered: list[Requester] = []
 
-    def enter(queue: RequestQueue, visitor: str, client_is_gone: Callable[[], bool]) -> bool:
+    def enter(queue: RequestQueue, visitor: Requester, client_is_gone: Callable[[], bool]) -> bool:
         entered.append(visitor)
-        if visitor == "user olga":
+        if visitor.name == "user olga":
             raise TooMany
         if client_is_gone():
             raise ClientIsGone
         return False
 
-    left: list[str] = []
+    left: list[Requester] = []
     monkeypatch.setattr(RequestQueue, "enter", enter)
     monkeypatch.setattr(RequestQueue, "leave", lambda queue, visitor: left.append(visitor))
     for address in ("10.0.0.1", "10.0.0.2"):
@@ -445,8 +452,9 @@ def test_a_visitor_has_few_requests_answered_at_once_whatever_its_address_and_to
         "/api/topics", auth=("ada", "ada-pw"), environ_base={"nsqadmin.client_is_gone": lambda: True}
     )
     assert gone.status_code == 503
-    assert entered == ["user vic", "user vic", "user olga", "user ada"]
-    assert left == ["user vic", "user vic"]
+    vic, olga, ada = (Requester(f"user {name}", MAX_OF_USER) for name in ("vic", "olga", "ada"))
+    assert entered == [vic, vic, olga, ada]
+    assert left == [vic, vic]
     for path in ("/ping", "/login", "/static/nsqadmin.css", "/docs"):  # without a login
         assert behind_login.get(path).status_code == 200
     assert len(entered) == 4
@@ -456,7 +464,7 @@ def test_a_visitor_has_few_requests_answered_at_once_whatever_its_address_and_to
     ("address", "visitor"), [("10.0.0.1", "address 10.0.0.1"), ("2001:db8::1:2:3:4", "address 2001:db8::/64")]
 )
 def test_without_logins_a_visitor_is_an_address_whatever_name_it_gives(browser, monkeypatch, address, visitor):
-    entered: list[str] = []
+    entered: list[Requester] = []
     monkeypatch.setattr(RequestQueue, "enter", lambda queue, visitor, gone: entered.append(visitor))
     monkeypatch.setattr(RequestQueue, "leave", lambda queue, visitor: None)
     browser.get(
@@ -464,7 +472,7 @@ def test_without_logins_a_visitor_is_an_address_whatever_name_it_gives(browser, 
         environ_base={"REMOTE_ADDR": address},
         headers={"X-Forwarded-User": "eve", "Authorization": "Bearer x"},
     )
-    assert entered == [visitor]
+    assert entered == [Requester(visitor, MAX_OF_ADDRESS)]
 
 
 def test_a_request_that_fails_leaves_the_queue(browser, service):
@@ -472,7 +480,7 @@ def test_a_request_that_fails_leaves_the_queue(browser, service):
     for _ in range(10):
         assert browser.get("/topics/unknown").status_code == 404
         assert browser.post("/topics", data={}).status_code == 403
-    assert (queue.waiting, queue.enter("address 127.0.0.1")) == (0, False)
+    assert (queue.waiting, queue.enter(Requester("address 127.0.0.1", 1))) == (0, False)
 
 
 def test_what_only_some_visitors_may_see_is_not_kept_by_browsers_and_proxies(behind_login):

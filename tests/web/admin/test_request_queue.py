@@ -13,18 +13,21 @@ import pytest
 from nsq_compat.web.admin import request_queue
 from nsq_compat.web.admin.request_queue import (
     MAX_OF_ALL,
-    MAX_OF_VISITOR,
+    MAX_OF_USER,
     MAX_WAITING,
     ClientIsGone,
+    Requester,
     RequestQueue,
     TooMany,
 )
+
+ADA, VIC = Requester("ada", MAX_OF_USER), Requester("vic", MAX_OF_USER)
 
 
 class Waiting:
     """A request in a thread of its own."""
 
-    def __init__(self, queue: RequestQueue, visitor: str, *, is_gone: bool = False) -> None:
+    def __init__(self, queue: RequestQueue, visitor: Requester, *, is_gone: bool = False) -> None:
         self._queue, self.visitor, self._is_gone = queue, visitor, is_gone
         self.outcome: bool | Exception | None = None
         self._ended = threading.Event()
@@ -48,7 +51,7 @@ class Waiting:
 
 
 @contextmanager
-def waiting(queue: RequestQueue, *visitors: str, is_gone: bool = False) -> Iterator[list[Waiting]]:
+def waiting(queue: RequestQueue, *visitors: Requester, is_gone: bool = False) -> Iterator[list[Waiting]]:
     """Requests that wait in this order."""
     requests: list[Waiting] = []
     deadline = time.monotonic() + 20
@@ -63,26 +66,26 @@ def waiting(queue: RequestQueue, *visitors: str, is_gone: bool = False) -> Itera
 
 def test_a_visitor_has_a_few_requests_answered_at_once_and_others_do_not_wait_for_it():
     queue = RequestQueue()
-    assert [queue.enter("ada") for _ in range(MAX_OF_VISITOR)] == [False] * MAX_OF_VISITOR
-    with waiting(queue, "ada") as (further,):
-        assert queue.enter("vic") is False
-        queue.leave("vic")
+    assert [queue.enter(ADA) for _ in range(MAX_OF_USER)] == [False] * MAX_OF_USER
+    with waiting(queue, ADA) as (further,):
+        assert queue.enter(VIC) is False
+        queue.leave(VIC)
         assert further.waits
-        queue.leave("ada")
+        queue.leave(ADA)
         assert further.end() is True
 
 
 def test_visitors_whose_requests_wait_take_turns():
     queue = RequestQueue()
     for number in range(MAX_OF_ALL):
-        queue.enter(f"visitor {number}")
-    with waiting(queue, "ada", "ada", "vic") as (first, second, third):
-        queue.leave("visitor 0")
+        queue.enter(Requester(f"visitor {number}", 1))
+    with waiting(queue, ADA, ADA, VIC) as (first, second, third):
+        queue.leave(Requester("visitor 0", 1))
         first.end()
-        queue.leave("visitor 1")
+        queue.leave(Requester("visitor 1", 1))
         third.end()
         assert second.waits
-        queue.leave("visitor 2")
+        queue.leave(Requester("visitor 2", 1))
         second.end()
 
 
@@ -90,27 +93,27 @@ def test_a_visitor_with_too_many_waiting_requests_is_refused(monkeypatch):
     monkeypatch.setattr("nsq_compat.web.admin.request_queue.MAX_WAITING", 2)
     assert MAX_WAITING > 2
     queue = RequestQueue()
-    for _ in range(MAX_OF_VISITOR):
-        queue.enter("ada")
-    with waiting(queue, "ada", "ada") as requests:
+    for _ in range(MAX_OF_USER):
+        queue.enter(ADA)
+    with waiting(queue, ADA, ADA) as requests:
         with pytest.raises(TooMany):
-            queue.enter("ada")
+            queue.enter(ADA)
         for request in requests:
-            queue.leave("ada")
+            queue.leave(ADA)
             assert request.end() is True
 
 
 def test_a_request_of_a_client_that_has_gone_makes_room_for_the_next():
     queue = RequestQueue()
-    for _ in range(MAX_OF_VISITOR):
-        queue.enter("ada")
-    with waiting(queue, "ada", "ada", is_gone=True) as gone, waiting(queue, "ada") as (last,):
-        queue.leave("ada")
+    for _ in range(MAX_OF_USER):
+        queue.enter(ADA)
+    with waiting(queue, ADA, ADA, is_gone=True) as gone, waiting(queue, ADA) as (last,):
+        queue.leave(ADA)
         assert [type(each.end()) for each in gone] == [ClientIsGone, ClientIsGone]
         assert last.end() is True
-    for _ in range(MAX_OF_VISITOR):
-        queue.leave("ada")
-    assert [queue.enter("ada") for _ in range(MAX_OF_VISITOR)] == [False] * MAX_OF_VISITOR
+    for _ in range(MAX_OF_USER):
+        queue.leave(ADA)
+    assert [queue.enter(ADA) for _ in range(MAX_OF_USER)] == [False] * MAX_OF_USER
 
 
 def test_a_request_that_is_ended_while_it_waits_leaves_the_queue():
@@ -122,14 +125,14 @@ def test_a_request_that_is_ended_while_it_waits_leaves_the_queue():
             self.wait, self.set = self._event.wait, self._event.set
 
     queue = RequestQueue()
-    for _ in range(MAX_OF_VISITOR):
-        queue.enter("ada")
+    for _ in range(MAX_OF_USER):
+        queue.enter(ADA)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(request_queue, "threading", SimpleNamespace(Event=Turn))
-        killed, last = (gevent.spawn(queue.enter, "ada") for _ in range(2))
+        killed, last = (gevent.spawn(queue.enter, ADA) for _ in range(2))
         gevent.sleep(0)
         assert queue.waiting == 2
         killed.kill()
         assert queue.waiting == 1
-        queue.leave("ada")
+        queue.leave(ADA)
         assert last.get(timeout=20) is True
