@@ -51,7 +51,7 @@ class AccessError(ValueError):
     """An invalid access file."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Token:
     """What the bearer of a token may do. `topics` and `addresses` are patterns of whole names; None stands for all.
 
@@ -142,7 +142,7 @@ class AccessFile:
 
     def _read(self) -> None:
         try:
-            with open(self.path, encoding="utf-8") as file:
+            with open(self.path, encoding="utf-8-sig") as file:
                 self.tokens = Tokens(file.read())
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error

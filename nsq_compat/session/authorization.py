@@ -143,10 +143,14 @@ def read_answer(body: bytes, now: float) -> Grants:
 
 def grants_of(token: Token, now: float) -> Grants:
     """The permissions that AUTH gives with a token of an access file."""
+    return Grants(token.name, "", _authorizations_of(token), now, now + TOKEN_SECONDS)
+
+
+@lru_cache(256)  # thousands of connections may have the same token
+def _authorizations_of(token: Token) -> tuple[Authorization, ...]:
     permissions = frozenset(_OF_TOKENS[each] for each in token.permissions if each in _OF_TOKENS)
     topics = (token.topics or (_ANY,)) if permissions else ()
-    authorizations = tuple(Authorization(topic, (_ANY,), permissions) for topic in topics)
-    return Grants(token.name, "", authorizations, now, now + TOKEN_SECONDS)
+    return tuple(Authorization(topic, (_ANY,), permissions) for topic in topics)
 
 
 @lru_cache(4096)  # many clients have the same permissions

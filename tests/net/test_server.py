@@ -76,3 +76,36 @@ def test_clients_with_many_commands_take_turns(server, connect, eventually):
     tcp.stop(20)
     # Neither waited until the other had said everything.
     assert not order.startswith((b"a" * 100, b"b" * 100))
+
+
+def test_connections_are_checked_some_at_a_time(server, connect, eventually):
+    clients = [connect() for _ in range(250)]
+    eventually(lambda: len(server.tcp.sessions) == 250)
+    checked, others = [], []
+
+    def may_continue(session):
+        checked.append(session)
+        return session.peer.endswith("0")
+
+    gevent.spawn(lambda: others.append(len(checked)))
+    server.tcp.abort_unless(may_continue)
+    assert len(checked) == 250
+    assert others == [99]
+    kept = [each for each in checked if each.peer.endswith("0")]
+    eventually(lambda: server.tcp.sessions == kept)
+    assert len(clients) == 250
+
+
+def test_a_connection_that_ends_meanwhile_is_not_checked(server, connect, eventually):
+    clients = [connect() for _ in range(150)]
+    eventually(lambda: len(server.tcp.sessions) == 150)
+    checked = []
+
+    def may_continue(session):
+        checked.append(session)
+        return True
+
+    gevent.spawn(server.tcp.close_client, server.tcp.sessions[-1].peer)
+    server.tcp.abort_unless(may_continue)
+    assert len(checked) == 149
+    assert len(clients) == 150

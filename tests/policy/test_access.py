@@ -133,6 +133,12 @@ def test_an_invalid_file_does_not_replace_the_tokens(tmp_path, caplog):
     assert access.tokens.find(b"secret", 0.0) is None
 
 
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path):
+    path = tmp_path / "access.toml"
+    path.write_text(row(), encoding="utf-8-sig")
+    assert len(AccessFile(str(path)).tokens) == 1
+
+
 def test_without_its_file_a_daemon_does_not_start(tmp_path):
     with pytest.raises(AccessError, match="failed to load the access file .*none - No such file"):
         AccessFile(str(tmp_path / "none"))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq_compat.policy.access import Tokens, hash_of
 from nsq_compat.protocol import commands as table
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.session.authorization import (
@@ -16,6 +17,7 @@ from nsq_compat.session.authorization import (
     AuthFailed,
     Credentials,
     Grants,
+    grants_of,
     read_answer,
 )
 from nsq_compat.session.conversation import TlsFacts
@@ -130,6 +132,22 @@ def test_one_of_several_is_enough():
 
 def test_no_pattern_can_be_made_to_take_for_ever():
     assert not grants({**ALL, "topic": "^(a+)+$"}).allow("a" * 63 + "!", "c")
+
+
+def test_connections_with_a_token_share_its_permissions():
+    def tokens(topic):
+        row = f'name = "a"\nhash = "{hash_of(b"s")}"\npermissions = ["publish"]\ntopics = ["{topic}"]'
+        (token,) = Tokens(f"[[tokens]]\n{row}")
+        return token
+
+    token = tokens("orders")
+    first, second = grants_of(token, NOW), grants_of(token, NOW + 1)
+    assert first.authorizations is second.authorizations
+    assert second.expires_at == first.expires_at + 1
+    assert first.allow("orders", "")
+    changed = grants_of(tokens("bills"), NOW)  # of the same name, after the file was read again
+    assert changed.allow("bills", "")
+    assert not changed.allow("orders", "")
 
 
 def test_credentials_do_not_show_their_secret():
