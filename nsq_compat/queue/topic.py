@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Final, NamedTuple, Protocol
 
 from nsq_compat.log.checkpoint import ChannelState, Replay, TopicState, entry_id
@@ -50,6 +50,11 @@ log = logging.getLogger(__name__)
 
 MAX_RECENT: Final = 100
 MAX_RECENT_BYTES: Final = 4 << 20
+_MAX_SEARCHED: Final = 20_000
+"""Messages in memory that are looked at for the last published ones. All channels have the same, unless some are done
+with them, and those that are not in the log, too, are few. The 100 messages of 10,000 channels take half a second."""
+_MAX_FLIGHTS: Final = 256
+"""Consumers of a channel, in that search."""
 WATCHED_SECONDS: Final = 60.0
 """Time for which recent messages are kept after the last request for them."""
 _NS_PER_SECOND: Final = 1_000_000_000
@@ -148,7 +153,9 @@ class Topic:
             recent = _RecentMessages()
             latest = self.backlog.latest(MAX_RECENT, ())
             for channel in self.channels.values():
-                latest += channel.backlog.latest(MAX_RECENT, channel.in_flight_sets())
+                latest += channel.backlog.latest(MAX_RECENT, islice(channel.in_flight_sets(), _MAX_FLIGHTS))
+                if len(latest) >= _MAX_SEARCHED:
+                    break
             recent.begin(self.store.log if self.store is not None else None, latest, now, now_ns)
             self._recent = recent
         self._recent.until = now + WATCHED_SECONDS

@@ -1,4 +1,5 @@
 import logging
+from functools import partial
 
 import pytest
 
@@ -461,6 +462,23 @@ def test_the_first_request_finds_messages_that_wait_anywhere(any_daemon):
     daemon.publishes(b"put off", defer=30.0)
     assert recent(daemon) == [b"in flight", b"one", b"two", b"put off"]
     assert deferrals(daemon) == {b"in flight": 0, b"one": 0, b"two": 0, b"put off": 30}
+
+
+@pytest.mark.interpreted
+def test_the_first_request_does_not_look_at_thousands_of_channels(daemon):
+    for number in range(250):
+        daemon.topic().channel(f"c{number}")
+    daemon.publishes(*(b"%d" % number for number in range(100)))
+    looked_at = []
+
+    def latest(find, *args):
+        looked_at.append(find)
+        return find(*args)
+
+    for channel in daemon.topic().channels.values():
+        channel.backlog.latest = partial(latest, channel.backlog.latest)
+    assert recent(daemon, 100) == [b"%d" % number for number in range(100)]
+    assert len(looked_at) <= 200
 
 
 def test_the_first_request_finds_the_last_messages_of_many(any_daemon):
