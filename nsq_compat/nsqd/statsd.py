@@ -23,6 +23,7 @@ from nsq_compat.queue.broker import Broker, snapshot
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import ChannelStats, TopicStats
+from nsq_compat.web.stats import in_steps
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,8 @@ class StatsdPush:
             self._send(sender, list(packets(self._all_lines(), self._packet_size)), target)
 
     def _all_lines(self) -> Iterator[bytes]:
-        for number, topic in enumerate(snapshot(self._broker, time.monotonic(), include_clients=False), 1):
+        found = snapshot(self._broker, time.monotonic(), include_clients=False, in_steps=in_steps)
+        for number, topic in enumerate(found, 1):
             yield from self._lines.of_topic(topic)
             if not number % _TOPICS_AT_ONCE:
                 gevent.sleep(_PAUSE_SECONDS)
@@ -131,18 +133,17 @@ class StatsdLines:
         """By names of topic and channel, "" for the topic itself."""
         self._last_memory: Mapping[str, int] = {}
 
-    def of_topic(self, topic: TopicStats) -> list[bytes]:
-        """The lines about a topic and its channels."""
+    def of_topic(self, topic: TopicStats) -> Iterator[bytes]:
+        """Yield the lines about a topic and its channels."""
         name = topic.topic_name
         if self._exclude_ephemeral and is_ephemeral(name):
-            return []
+            return
         key = f"{self._prefix}topic.{name}."
-        lines = self._lines_of(key, _TOPIC_METRICS, topic, (name, ""))
-        for channel in topic.channels:
+        yield from self._lines_of(key, _TOPIC_METRICS, topic, (name, ""))
+        for channel in in_steps(topic.channels):
             if not (self._exclude_ephemeral and is_ephemeral(channel.channel_name)):
                 key_of_channel = f"{key}channel.{channel.channel_name}."
-                lines += self._lines_of(key_of_channel, _CHANNEL_METRICS, channel, (name, channel.channel_name))
-        return lines
+                yield from self._lines_of(key_of_channel, _CHANNEL_METRICS, channel, (name, channel.channel_name))
 
     def of_memory(self, stats: Mapping[str, int]) -> list[bytes]:
         """The lines about the process; `stats` are those of /stats."""

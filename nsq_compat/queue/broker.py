@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -190,26 +190,30 @@ def _log_missing_checkpoint(topic: str, store: TopicStore, before: TopicState) -
 
 
 def snapshot(
-    broker: Broker, now: float, topic: str = "", channel: str = "", include_clients: bool = True
+    broker: Broker,
+    now: float,
+    topic: str = "",
+    channel: str = "",
+    include_clients: bool = True,
+    in_steps: Callable[[Sequence[str]], Iterable[str]] | None = None,
 ) -> Iterator[TopicStats]:
     """Yield the values of topics and channels, sorted by name. An empty filter selects all.
 
     Each topic is read when the iterator gets to it, and the values are plain. So the caller may let the event loop run
-    in between: ten thousand topics take a quarter of a second. nsqd: with a channel filter, topics that lack the
-    channel are left out.
+    in between: ten thousand topics take a quarter of a second. `in_steps` iterates over the names of a topic's
+    channels, and may do the same: ten thousand take 0.15 s. nsqd: with a channel filter, topics that lack the channel
+    are left out.
     """
     for name in [topic] if topic else broker.sorted_names.copy():
         found = broker.topics.get(name)
         if found is not None and (not channel or channel in found.channels):
-            yield _topic_stats(found, now, channel, include_clients)
+            names = [channel] if channel else sorted(found.channels)
+            yield _topic_stats(found, now, names if in_steps is None else in_steps(names), include_clients)
 
 
-def _topic_stats(topic: Topic, now: float, channel: str, include_clients: bool) -> TopicStats:
-    channels = tuple(
-        _channel_stats(topic.channels[name], now, include_clients)
-        for name in sorted(topic.channels)
-        if channel in ("", name)
-    )
+def _topic_stats(topic: Topic, now: float, names: Iterable[str], include_clients: bool) -> TopicStats:
+    found = (topic.channels.get(name) for name in names)
+    channels = tuple(_channel_stats(each, now, include_clients) for each in found if each is not None)
     alone = len(channels) == len(topic.channels) == 1  # then its latency is the topic's, and is computed once
     latency = channels[0].e2e_processing_latency if alone else _latency_stats(topic.channels.values(), now)
     retained_bytes, retained_seconds = topic.store.retained(now) if topic.store is not None else (0, 0.0)

@@ -17,7 +17,7 @@ from nsq_compat.queue.broker import snapshot
 from nsq_compat.queue.values import ChannelStats, TopicStats
 from nsq_compat.web.application import cooperatively
 from nsq_compat.web.nsqd_service import NsqdService
-from nsq_compat.web.stats import HEALTHY, MAX_TOPICS_AT_ONCE
+from nsq_compat.web.stats import HEALTHY, MAX_TOPICS_AT_ONCE, in_steps
 
 OTHERS: Final = "(others)"
 _MAX_SAMPLES_AT_ONCE: Final = 50
@@ -117,7 +117,8 @@ def collect(service: NsqdService) -> Iterator[Metric]:
     )
     # Not a column, because a sum of ages says nothing.
     age = GaugeMetricFamily("nsqd_topic_retained_seconds", "Age of the first retained message.", labels=("topic",))
-    for topic in cooperatively(snapshot(service.broker, service.now()), MAX_TOPICS_AT_ONCE):
+    found = snapshot(service.broker, service.now(), in_steps=in_steps)
+    for topic in cooperatively(found, MAX_TOPICS_AT_ONCE):
         fits = topics.count + channels.count + 1 + len(topic.channels) <= service.options.metrics_max_names
         has_series = fits and not is_ephemeral(topic.topic_name)
         if has_series:
@@ -126,7 +127,7 @@ def collect(service: NsqdService) -> Iterator[Metric]:
                 age.add_metric((topic.topic_name,), topic.retained_seconds)
         else:
             topics.add_to_others(topic)
-        for channel in topic.channels:
+        for channel in in_steps(topic.channels):
             names = {"topic": topic.topic_name, "channel": channel.channel_name}
             if has_series and not is_ephemeral(channel.channel_name):
                 channels.add(tuple(names.values()), channel)

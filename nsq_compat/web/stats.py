@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from socket import gethostname
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from nsq_compat import NSQ_VERSION, build_info, version_line
 from nsq_compat.protocol.durations import SECOND, format_duration
@@ -30,6 +30,8 @@ from nsq_compat.web.application import (
 )
 from nsq_compat.web.mirroring import is_used
 from nsq_compat.web.nsqd_service import NsqdService
+
+T = TypeVar("T")
 
 HEALTHY: Final = "OK"
 MAX_TOPICS_AT_ONCE: Final = 12
@@ -99,7 +101,8 @@ class Stats:
         producers: Sequence[ClientStats] = ()
         # nsqd: for a topic that does not exist, producers are left out too.
         if not topic or topic in service.broker.topics:
-            found = snapshot(service.broker, service.now(), topic, parameters.get("channel", ""), include_clients)
+            channel = parameters.get("channel", "")
+            found = snapshot(service.broker, service.now(), topic, channel, include_clients, in_steps)
             topics = cooperatively(found, MAX_TOPICS_AT_ONCE)
             if include_clients:
                 connected = cooperatively(service.producers(), _CLIENTS_AT_ONCE, _weight)
@@ -116,6 +119,11 @@ class Stats:
             counts = tuple(entry for entry in producer.pub_counts if entry[0] == topic)
             if counts or not self._hides_others:
                 yield replace(producer, pub_counts=counts)
+
+
+def in_steps(channels: Sequence[T]) -> Iterable[T]:
+    """The same channels; for many of them, with other work in between."""
+    return channels if len(channels) <= _CHANNELS_AT_ONCE else cooperatively(channels, _CHANNELS_AT_ONCE)
 
 
 def _default_true(parameters: Mapping[str, str], key: str) -> bool:
@@ -231,10 +239,7 @@ def _topic_lines(topic: TopicStats, now: int) -> Iterator[str]:
         f"be-depth: {topic.backend_depth:<5} msgs: {topic.message_count:<8} "
         f"e2e%: {_latency_text(topic.e2e_processing_latency)}"
     )
-    channels: Iterable[ChannelStats] = topic.channels
-    if len(topic.channels) > _CHANNELS_AT_ONCE:
-        channels = cooperatively(channels, _CHANNELS_AT_ONCE)
-    for channel in channels:
+    for channel in in_steps(topic.channels):
         yield from _channel_lines(channel, now)
 
 

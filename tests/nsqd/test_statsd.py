@@ -249,6 +249,15 @@ def value_of(name, text):
     return value
 
 
+def test_the_lines_of_many_channels_are_made_in_steps(daemon, lines, monkeypatch):
+    turns = []
+    monkeypatch.setattr("nsq_compat.web.application.yield_to_loop", lambda: turns.append(1))
+    for number in range(1000):
+        daemon.topic().channel(f"c{number}")
+    assert said(lines, daemon).count(".depth:") == 1001
+    assert len(turns) == 5
+
+
 def test_every_line_has_nsqs_name_and_kind_in_nsqs_order(daemon, lines):
     consumer = daemon.consumer()
     daemon.publishes(b"one", b"four", b"seven")

@@ -96,6 +96,37 @@ def test_topics_may_come_and_go_during_a_snapshot(daemon):
     assert [topic.topic_name for topic in looking] == ["c"]
 
 
+def test_channels_may_come_and_go_between_the_steps_of_a_snapshot(daemon):
+    topic = daemon.topic("a")
+    for name in ("x", "y", "z"):
+        topic.channel(name)
+
+    def in_steps(names):
+        for name in names:
+            yield name
+            topic.channel("yy")
+            if "y" in topic.channels:
+                topic.delete_channel("y")
+
+    (found,) = snapshot(daemon.broker, daemon.now, in_steps=in_steps)
+    assert [channel.channel_name for channel in found.channels] == ["x", "z"]
+
+
+def test_a_topic_may_be_deleted_between_the_steps_of_a_snapshot(logging_daemon):
+    daemon = logging_daemon
+    for name in ("x", "y"):
+        daemon.topic("a").channel(name)
+
+    def in_steps(names):
+        for name in names:
+            yield name
+            if "a" in daemon.broker.topics:
+                daemon.broker.delete_topic("a")
+
+    (found,) = snapshot(daemon.broker, daemon.now, in_steps=in_steps)
+    assert (found.topic_name, len(found.channels)) == ("a", 2)
+
+
 def test_a_snapshot_does_not_change_afterwards(daemon):
     daemon.channel()
     (before,) = snapshot(daemon.broker, daemon.now)

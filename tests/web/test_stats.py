@@ -245,6 +245,18 @@ def test_stats_of_many_channels_let_others_run(call, daemon, form, monkeypatch):
         assert len(json.loads(body)["topics"][0]["channels"]) == 1000
 
 
+def test_channels_are_read_in_steps_for_stats_and_for_metrics(call, daemon, monkeypatch):
+    turns: list[int] = []
+    for number in range(1000):
+        daemon.broker.topic("t").channel(f"c{number:03}")
+    monkeypatch.setattr("nsq_compat.web.application.yield_to_loop", lambda: turns.append(1))
+    call.get("/stats?format=json")
+    assert len(turns) >= 10  # while they are read, and while they are encoded
+    turns.clear()
+    call.get("/metrics")
+    assert len(turns) >= 10
+
+
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_stats_of_many_topics_let_others_run(call, daemon, form, monkeypatch):
     turns: list[int] = []
