@@ -36,7 +36,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import gevent
 from gevent.monkey import get_original
@@ -124,6 +124,8 @@ class Connection(Generic[Session]):
         self._watching = False
         self._flush_is_due = False
         self._writer: gevent.Greenlet[[list[memoryview]], None] | None = None
+        self._writable: Any = None
+        """What the writer waits with."""
         self._make_tls = make_tls
         self._receive_size = receive_size
         self._expects_small_read = False
@@ -596,7 +598,7 @@ class Connection(Generic[Session]):
         """The writer: send `owed`, as fast as the socket accepts it."""
         self.session.stalled()
         session, began, sent = self.session, _monotonic(), 0
-        writable = self._hub.loop.io(self._socket.fileno(), _WRITE)
+        writable = self._writable = self._hub.loop.io(self._socket.fileno(), _WRITE)
         try:
             while owed:
                 seconds = session.write_timeout
@@ -612,7 +614,7 @@ class Connection(Generic[Session]):
             self._fail(error)
         finally:
             writable.close()
-            self._writer = None
+            self._writable = self._writer = None
         self.flush_when_due()
         self._hub.loop.run_callback(self._resume_reader)
 
@@ -680,8 +682,10 @@ class Connection(Generic[Session]):
         self._resume = None
         self._readable.close()
         self._alarm.close()
+        if self._writable is not None:
+            self._writable.close()  # before the socket: libev aborts the process if it finds a closed descriptor
         if self._writer is not None:
-            self._writer.kill(block=False)
+            self._writer.kill(block=False)  # which takes effect later
         self._socket.close()
         self.session.closed()
         self.session.freed()

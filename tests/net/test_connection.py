@@ -341,3 +341,34 @@ there.close()
 assert connection.peer_is_gone()
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_connections_that_end_while_their_clients_do_not_read_leave_no_watcher_of_a_closed_socket():
+    """libev would end the process."""
+    program = r"""
+import socket, time, gevent
+from nsq_compat.net.connection import Connection
+from nsq_compat.session.http_message import HttpLimits, Response
+from nsq_compat.session.http_session import HttpSession
+from nsq_compat.web.application import OPEN, Application, Route
+
+application = Application({"/": {"GET": Route(lambda request: Response(200, bytes(1 << 22)), OPEN)}})
+
+def make_session(connection, now, now_ns):
+    return HttpSession(application, HttpLimits(), remote_address="@", wake=connection.wake, now=now, now_ns=now_ns)
+
+here, there = socket.socketpair()
+here.setblocking(False)
+there.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+connection = Connection(here, "@", make_session)
+gevent.spawn(connection.run)
+while not connection._is_writing():
+    gevent.sleep(0.001)
+# So much to do in one iteration that the writer is not killed in it.
+loop = gevent.get_hub().loop
+for _ in range(100):
+    loop.run_callback(time.sleep, 0.001)
+connection.free()
+gevent.sleep(0.01)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
