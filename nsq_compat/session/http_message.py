@@ -45,6 +45,9 @@ class BodyStream(Protocol):
     """
 
     is_over: bool
+    is_whole: bool
+    """Whether the body may end with what was sent; a stream of events may at any time. Until then the stream goes on
+    although the client sends no more, or the server stops. If it is closed, the response is not completed."""
     next_wakeup: float
     """Monotonic seconds."""
 

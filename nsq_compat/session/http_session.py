@@ -210,8 +210,9 @@ class HttpSession(HttpConversation):
         if self._posted is not None and self._immediate is not None:
             self._immediate.publish_posted()
         if self._stream is not None:
-            self._end_stream()
-        if self.upgrade is not None:
+            if self._stream.is_whole:
+                self._end_stream()
+        elif self.upgrade is not None:
             self._upgrade_failed("EOF")
         elif not self.has_unread:
             self.closing = True
@@ -221,8 +222,9 @@ class HttpSession(HttpConversation):
         self._finishing = True
         self._paths = ()  # `respond` answers the rest
         if self._stream is not None:
-            self._end_stream()
-            self._wake()
+            if self._stream.is_whole:
+                self._end_stream()
+                self._wake()
             return False
         return not self.has_unread and self._posted is None and self._reader.phase is not Phase.BODY
 
@@ -405,7 +407,7 @@ class HttpSession(HttpConversation):
         self._reader.finished = True
         self._requests.clear()
         self._unread_input = b""
-        if not has_body or self._finishing or self._input_ended:
+        if not has_body or (stream.is_whole and (self._finishing or self._input_ended)):
             self._end_stream()
         else:
             stream.start(self._wake)
@@ -419,11 +421,11 @@ class HttpSession(HttpConversation):
             self._end_stream()
 
     def _end_stream(self) -> None:
-        """Complete the reply, and close."""
+        """Complete the reply if its body is whole, and close."""
         assert self._stream is not None, "there is one to end"
-        self._stream.close()
-        self._stream = None
-        if self._is_chunked:
+        stream, self._stream = self._stream, None
+        stream.close()
+        if self._is_chunked and stream.is_whole:
             self._replies.append(_LAST_CHUNK)
         self.closing = True
 

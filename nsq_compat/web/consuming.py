@@ -271,6 +271,7 @@ class EventStream(HttpConsumer):
     ) -> None:
         super().__init__(channel, request, timeout, max_in_flight, now_ns)
         self.is_over = False
+        self.is_whole = True
         self.next_wakeup = now + _KEEP_ALIVE_SECONDS
         self.ready_count = max_in_flight
         self._wake_connection = _no_connection

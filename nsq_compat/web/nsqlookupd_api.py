@@ -208,7 +208,7 @@ class _Pieces:
     """
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        self.is_over = False
+        self.is_over = self.is_whole = False
         self.next_wakeup = float("inf")
         self._pieces = pieces
         self._wake: Callable[[], None] = _no_connection
@@ -220,8 +220,8 @@ class _Pieces:
         wake()
 
     def data_to_send(self, now: float) -> bytes:
-        if not self._has_turn:
-            if not self._awaits_turn:
+        if self.is_over or not self._has_turn:
+            if not (self.is_over or self._awaits_turn):
                 self._awaits_turn = True
                 turns().call(self._begin_turn)
             return b""
@@ -234,7 +234,7 @@ class _Pieces:
             if size >= MIN_PIECE_BYTES or len(found) >= _ENTRIES_AT_ONCE:
                 self._wake()  # for the next turn, once the client has taken this
                 return b"".join(found)
-        self.is_over = True
+        self.is_over = self.is_whole = True
         return b"".join(found)
 
     def stalled(self) -> None:
@@ -243,7 +243,8 @@ class _Pieces:
     def close(self) -> None:
         self.is_over = True
         self._pieces = iter(())
-        self._wake = _no_connection
+        wake, self._wake = self._wake, _no_connection
+        wake()
 
     def _begin_turn(self) -> None:
         self._awaits_turn = False

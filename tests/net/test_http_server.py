@@ -34,7 +34,7 @@ class Endless:
     """A stream that always has more."""
 
     def __init__(self) -> None:
-        self.is_over = False
+        self.is_over, self.is_whole = False, True
         self.next_wakeup = float("inf")
         self.asked = 0
 

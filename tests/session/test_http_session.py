@@ -12,6 +12,7 @@ class Pieces:
 
     def __init__(self) -> None:
         self.is_over = self.is_closed = self.is_stalled = False
+        self.is_whole = True
         self.next_wakeup = 15.0
         self.pieces: list[bytes] = []
         self.wake: Callable[[], None] | None = None
@@ -179,6 +180,40 @@ def test_a_client_that_sends_no_more_ends_its_stream():
     client.says(STREAM, now=0.0)
     client.session.end_of_input()
     assert (client.session.closing, client.stream.is_closed) == (True, True)
+
+
+def test_a_stream_that_is_not_whole_goes_on_for_a_client_that_sends_no_more_and_while_the_server_stops():
+    client = TimedSession()
+    client.stream.is_whole = False
+    client.says(STREAM, now=0.0)
+    client.session.end_of_input()
+    assert client.session.finish() is False
+    client.stream.pieces = [b"rest"]
+    assert client.session.data_to_send(0.0) == b"4\r\nrest\r\n"
+    client.stream.is_over = client.stream.is_whole = True
+    assert client.session.data_to_send(0.0) == b"0\r\n\r\n"
+    assert (client.session.closing, client.stream.is_closed) == (True, True)
+
+
+def test_a_stream_that_ends_before_it_is_whole_is_not_completed():
+    client = TimedSession()
+    client.stream.is_whole = False
+    client.says(STREAM, now=0.0)
+    client.stream.close()
+    client.stream.is_closed = False
+    assert client.session.data_to_send(0.0) == b""
+    assert client.session.closing
+
+
+def test_a_stream_that_is_not_whole_begins_during_a_stop():
+    client = TimedSession()
+    client.stream.is_whole = False
+    client.session.receive_data(STREAM, 0.0, 0)
+    client.session.finish()
+    while client.session.has_unread:
+        client.session.read_on(0.0, 0)
+    assert client.stream.wake is not None
+    assert not client.session.closing
 
 
 def test_a_broken_connection_ends_its_stream():

@@ -262,6 +262,7 @@ class Silent:
     """A stream without data."""
 
     is_over = False
+    is_whole = True
     next_wakeup = float("inf")
 
     def start(self, wake: Callable[[], None]) -> None: ...

@@ -198,15 +198,17 @@ def test_debug_of_many_producers_is_made_in_pieces_and_keeps_few_of_them(nsqlook
     assert {key: len(producers) for key, producers in everything.items()} == {"client::": 2000, "topic:t:": 2000}
 
 
-def test_debug_that_its_client_has_left_wakes_no_connection(nsqlookupd):
+def test_debug_that_is_closed_ends_without_being_whole(nsqlookupd):
     nsqlookupd.joins("n1", *(f"t{number:04}:c" for number in range(1000)))
     stream = nsqlookupd.call("GET", "/debug").stream
     woken = []
     stream.start(lambda: woken.append(True))
     assert stream.data_to_send(0.0) == b""  # it is not its turn
     stream.close()
+    stream.close()
     gevent.idle()
-    assert woken == [True]
+    assert woken == [True, True]
+    assert (stream.data_to_send(0.0), stream.is_over, stream.is_whole) == (b"", True, False)
 
 
 def test_answers_with_all_nodes_that_wait_for_slow_clients_share_what_they_have_of_large_nodes(nsqlookupd):
