@@ -27,8 +27,9 @@ class ListenError(Exception):
 def listen(address: str) -> socket.socket:
     """Create a non-blocking listening socket. Raises ``ListenError``.
 
-    nsqd: an IPv4 wildcard (``0.0.0.0:4150``, ``:4150``) also accepts IPv6. With port 0 the system chooses a free port.
-    An address that is not ``host:port`` is the path of a unix socket; a socket file without a listener is replaced.
+    nsqd: a wildcard (``0.0.0.0:4150``, ``[::]:4150``, ``:4150``) accepts IPv4 and IPv6. With port 0 the system chooses
+    a free port. An address that is not ``host:port`` is the path of a unix socket; a socket file without a listener is
+    replaced.
     """
     try:
         host_and_port = split_host_port(address)
@@ -137,9 +138,9 @@ def _set_options(either: socket.socket) -> None:
 
 
 def _resolved(host: str, port: str) -> tuple[int, tuple[Any, ...], bool]:
-    """The family and name to bind to, and whether the socket also accepts IPv4."""
+    """The family and name to bind to, and whether the socket accepts IPv4 and IPv6."""
     _check_port(port)
-    dual_stack = host in ("", "0.0.0.0") and socket.has_dualstack_ipv6()
+    dual_stack = host in ("", "0.0.0.0", "::") and socket.has_dualstack_ipv6()
     found = socket.getaddrinfo(
         "::" if dual_stack else host or "0.0.0.0", port or "0", type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )

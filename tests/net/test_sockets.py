@@ -49,8 +49,8 @@ def test_port_0_binds_a_free_port_and_reports_it():
         assert address_of(listener) == f"127.0.0.1:{port_of(listener)}"
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:0", ":0"])
-def test_an_ipv4_wildcard_accepts_both_families_and_shows_ipv4_clients_as_such(address):
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", ":0"])
+def test_a_wildcard_accepts_both_families_and_shows_ipv4_clients_as_such(address):
     with listen(address) as listener:
         for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
             with socket.socket(family, socket.SOCK_STREAM) as client:
