@@ -7,6 +7,7 @@ as `registry.registration_db` describes them, and names, which need no escapes. 
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from nsq_compat import NSQ_VERSION, build_info
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 GO_ZERO_TIME_NS: Final = -6795364578871345152
 """Go's zero time, which /debug shows for a tombstone that does not exist."""
 _ENTRIES_AT_ONCE: Final = 1024
+_MAX_BLOCK_BYTES: Final = 2 * MIN_PIECE_BYTES
+"""Of small nodes in a list of nodes."""
 _MAX_KEPT: Final = 1024
 _MAX_KEPT_BYTES: Final = 1024
 """Encoded producers that each /debug keeps, and their size: many of them may wait for slow clients."""
@@ -139,13 +142,14 @@ class NsqlookupdApi(Application):
 
     def _nodes(self, now: float) -> Iterator[bytes]:
         yield b'{"producers":['
-        for number, producer in enumerate(self._db.nodes(now)):
-            node = self._node(producer, now)
-            yield node if number else node[1:]
+        for number, nodes in enumerate(_blocks(self._node(producer, now) for producer in self._db.nodes(now))):
+            if number:
+                yield b","
+            yield _joined(nodes)
         yield b"]}"
 
     def _node(self, producer: Producer, now: float) -> bytes:
-        """An object behind a comma. Answers that wait for slow clients share it, because there may be many of them."""
+        """An object. Answers that wait for slow clients share it, because there may be many of them."""
         if producer.listed:
             return producer.listed
         # nsqadmin reads the two lists in parallel.
@@ -154,7 +158,7 @@ class NsqlookupdApi(Application):
             tombstones = dumps([is_tombstoned(producer, topic, now) for topic in producer.topics]).encode("ascii")
         else:
             tombstones = b"[%b]" % b",".join([b"false"] * len(producer.topics))
-        node = b',%b,"tombstones":%b,"topics":%b}' % (producer.described, tombstones, _names(producer.topics))
+        node = b'%b,"tombstones":%b,"topics":%b}' % (producer.described, tombstones, _names(producer.topics))
         if not producer.tombstones:  # these expire
             producer.listed = node
         return node
@@ -191,6 +195,31 @@ class NsqlookupdApi(Application):
         topic, node = required(request, "topic"), required(request, "node")
         self._db.tombstone(topic, node, self._now(), self._now_ns())
         return EMPTY
+
+
+def _blocks(nodes: Iterable[bytes]) -> Iterator[tuple[bytes, ...]]:
+    """The same nodes; small ones together, most of them so many that `long_response` does not copy what they make."""
+    block: list[bytes] = []
+    size = 0
+    for node in nodes:
+        if block and size + len(node) > _MAX_BLOCK_BYTES:
+            yield tuple(block)
+            block.clear()
+            size = 0
+        block.append(node)
+        size += len(node)
+    if block:
+        yield tuple(block)
+
+
+def _joined(nodes: tuple[bytes, ...]) -> bytes:
+    return nodes[0] if len(nodes) == 1 else _joined_small(nodes)
+
+
+@lru_cache(maxsize=256)
+def _joined_small(nodes: tuple[bytes, ...]) -> bytes:
+    """Answers that wait for slow clients share this, as they do large nodes."""
+    return b",".join(nodes)
 
 
 def _names(names: Collection[str]) -> bytes:

@@ -15,6 +15,7 @@ from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.registry.registration_db import Producer, RegistrationDb
 from nsq_compat.registry.registration_policy import RegistrationPolicy
 from nsq_compat.session.http_message import BodyStream, Request, Response
+from nsq_compat.web.application import MIN_PIECE_BYTES
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 
@@ -217,6 +218,18 @@ def test_answers_with_all_nodes_that_wait_for_slow_clients_share_what_they_have_
     one, other = (nsqlookupd.call("GET", "/nodes") for _ in range(2))
     assert [id(piece) for piece in list(one.rest)[1:3]] == [id(piece) for piece in list(other.rest)[1:3]]
     assert [node["broadcast_address"] for node in json.loads(body_of(one))["producers"]] == ["n1", "n2", "n3"]
+
+
+def test_answers_with_all_nodes_share_what_they_have_of_many_small_ones(nsqlookupd):
+    hosts = [f"n{number}" for number in range(1500)]
+    for host in hosts:
+        nsqlookupd.joins(host, "orders")
+    one, other = (nsqlookupd.call("GET", "/nodes") for _ in range(2))
+    shared = {id(piece) for piece in one.rest} & {id(piece) for piece in other.rest}
+    alone = sum(len(piece) for piece in (other.body, *other.rest) if id(piece) not in shared)
+    assert alone < 2 * MIN_PIECE_BYTES
+    assert sum(map(len, one.rest)) > 4 * MIN_PIECE_BYTES
+    assert [node["broadcast_address"] for node in json.loads(body_of(one))["producers"]] == hosts
 
 
 def test_a_list_of_nodes_has_every_change_of_their_topics(nsqlookupd):
