@@ -78,6 +78,7 @@ def test_what_was_not_delivered_yet_comes_once(daemon, consumer):
     assert drain(daemon, consumer) == bodies(3, 10)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("channels", [("archive",), ()])
 @pytest.mark.parametrize("is_new", [False, True])
 def test_many_deferred_messages_are_passed_over_in_steps(data_path, monkeypatch, channels, is_new):
