@@ -231,14 +231,15 @@ def read_options(
             **merged,
             unknown_keys=tuple(content.keys() - _file_keys(table) - tables),
             visible_secrets=arguments.visible_secrets,
+            ignored_words=len(arguments.rest),
         )
     except OptionError as error:
         exit_fatal(program, str(error))
 
 
 def warn_of_options(options: DaemonOptions, program: str) -> None:
-    """Name what the config file has and the program ignores, and secrets in the process list: in the log, and on stdout
-    for --check-config."""
+    """Name what the program ignores in the config file and on the command line, and secrets in the process list: in the
+    log, and on stdout for --check-config."""
     texts = []
     keys = sorted(_file_keys(table_of(type(options))))
     for key in sorted(options.unknown_keys):
@@ -247,6 +248,11 @@ def warn_of_options(options: DaemonOptions, program: str) -> None:
         similar = get_close_matches(key.lower().replace("-", "_"), keys, 1, 0.8)
         hint = f"; did you mean {similar[0]}?" if similar else ""
         texts.append(f"config file {options.config}: unknown option {quoted(key)} is ignored{hint}")
+    if options.ignored_words:  # they are not shown, because they may be secrets
+        texts.append(
+            f"ignored words at the end of the command line: {options.ignored_words}, because the first of them is no "
+            "flag, or comes after --"
+        )
     for flag in options.visible_secrets:
         texts.append(visible_secret(program, flag))
     for text in texts:

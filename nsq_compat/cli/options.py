@@ -148,4 +148,6 @@ class DaemonOptions:
     """What the config file has and the program does not know, for ``flags.warn_of_options``."""
     visible_secrets: tuple[str, ...] = ()
     """The flags with secrets on the command line, for ``flags.warn_of_options``."""
+    ignored_words: int = 0
+    """The number of words behind the flags, for ``flags.warn_of_options``."""
     verbose: bool = option(BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)

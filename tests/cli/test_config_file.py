@@ -165,6 +165,17 @@ def test_a_start_logs_the_unknown_keys_of_the_file(write_config, caplog):
     assert caplog.messages == unknown(path)
 
 
+def test_a_start_warns_of_words_that_are_ignored_without_showing_them(caplog):
+    for words in (["x", "--log-level=debug"], ["--", "--log-level=debug", "secret"], ["secret", "y"]):
+        caplog.clear()
+        warn_of_options(read_options("prog", Options, words, "prog v1"), "prog")
+        assert "ignored words at the end of the command line: 2," in caplog.text
+        assert "secret" not in caplog.text
+    caplog.clear()
+    warn_of_options(read_options("prog", Options, ["--log-level=debug", "--"], "prog v1"), "prog")
+    assert not caplog.text
+
+
 def test_check_config_prints_the_unknown_keys_of_the_file(write_config, capsys, caplog):
     path = write_config(UNKNOWN)
     words = [f"--config={path}", "--check-config"]
