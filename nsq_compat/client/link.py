@@ -3,7 +3,6 @@
 `connection` has a socket and threads, `aio.connection` an event loop. Nothing here waits, and nothing is locked.
 """
 
-import contextlib
 import logging
 import ssl
 from collections.abc import Iterator
@@ -61,6 +60,8 @@ class TlsStream:
     """
 
     def __init__(self, context: ssl.SSLContext, server_name: str) -> None:
+        self.has_ended: bool = False
+        """The server has sent close_notify."""
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
         self.decode(b"")  # begins the handshake
@@ -79,10 +80,14 @@ class TlsStream:
         """Decrypt received bytes; the result may be empty."""
         self._incoming.write(data)
         pieces: list[bytes] = []
-        # Data before close_notify counts. The socket reports the end itself.
-        with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+        try:
             while piece := self._tls.read(_TLS_READ_SIZE):
                 pieces.append(piece)
+            self.has_ended = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:  # after data, which counts
+            self.has_ended = True
         return b"".join(pieces)
 
     def encode(self, data: bytes) -> bytes:

@@ -131,7 +131,7 @@ class HostileServer:
         """Why the last of these was cut off."""
         self._answer = answer
         self._reads = reads
-        self._context = _tls_context() if tls else None
+        self._context = tls_context() if tls else None
         self._over = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -198,7 +198,7 @@ class TicketServer(HostileServer):
     def _serve(self, connected: socket.socket) -> None:
         connected.settimeout(10)
         key_log = self._folder / f"keys-{next(self._numbers)}"
-        context = _tls_context()
+        context = tls_context()
         context.num_tickets = 0
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.keylog_filename = str(key_log)
@@ -241,7 +241,7 @@ def _expand(secret: bytes, label: bytes, length: int, digest: str) -> bytes:
     return hmac.digest(secret, info + b"\1", digest)[:length]
 
 
-def _tls_context() -> ssl.SSLContext:
+def tls_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     return context

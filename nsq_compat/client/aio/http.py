@@ -139,7 +139,8 @@ class _Stream:
         """Received bytes; none are EOF."""
         if self._tls is None:
             return await self._reader.read(_READ_SIZE)
-        while received := await self._reader.read(_TLS_READ_SIZE):
+        # A server may wait for the client to close the connection after it has ended TLS.
+        while not self._tls.has_ended and (received := await self._reader.read(_TLS_READ_SIZE)):
             data = self._decode(self._tls, received)
             await asyncio.sleep(0)  # reading what has arrived does not wait
             if data:

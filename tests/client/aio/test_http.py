@@ -1,8 +1,10 @@
 """Requests on the event loop, to servers that behave and to servers that do not."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -20,6 +22,7 @@ from tests.cluster.hostile import (
     dripping_redirects,
     redirecting,
     redirecting_with_endless_body,
+    tls_context,
 )
 
 Serve = Callable[..., str]
@@ -204,6 +207,26 @@ async def test_with_tls_little_is_decoded_at_once(monkeypatch):
         assert (await client.get(f"https://{server.address}/", {}, timeout=20)).body == body
         client.close()
     assert max(sizes) <= 1 << 14
+
+
+async def test_an_answer_may_end_with_tls_though_the_server_does_not_close_the_connection():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connected = tls_context().wrap_socket(listener.accept()[0], server_side=True)
+            connected.recv(1 << 16)
+            connected.sendall(b"HTTP/1.1 200 OK\r\n\r\nbody")
+            with suppress(OSError):
+                connected.unwrap()  # waits for the client to do the same
+            connected.close()
+
+        server = Thread(target=serve, daemon=True)
+        server.start()
+        client = HttpClient(accept_any, connect_timeout=20, max_body=1000)
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}/"
+        assert (await client.get(url, {}, timeout=20)).body == b"body"
+        client.close()
+        server.join(20)
 
 
 def accept_any() -> ssl.SSLContext:
