@@ -227,12 +227,16 @@ def read_options(
     try:
         content = load_config(path) if path else {}
         merged = merge_config(table, given, path, content)
-        return options_type(
+        options = options_type(
             **merged,
             unknown_keys=tuple(content.keys() - _file_keys(table) - tables),
             visible_secrets=arguments.visible_secrets,
             ignored_words=len(arguments.rest),
         )
+        for key in ("max_connections_per_address", "max_new_connections_per_second"):
+            if getattr(options, key) < 0:  # else it would be no limit
+                raise OptionError(f"--{key.replace('_', '-')} must not be negative")
+        return options
     except OptionError as error:
         exit_fatal(program, str(error))
 

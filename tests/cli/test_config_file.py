@@ -80,6 +80,15 @@ def test_a_wrong_config_file_is_a_fatal_line_with_the_default_prefix(capfd, tmp_
     assert re.fullmatch(FATAL_LINE + re.escape(reason) + "\n", capfd.readouterr().err)
 
 
+@pytest.mark.parametrize("key", ["max_connections_per_address", "max_new_connections_per_second"])
+def test_a_negative_limit_of_connections_is_refused(key, capfd, write_config):
+    flag = f"--{key.replace('_', '-')}"
+    for words in ([f"{flag}=-1"], [f"--config={write_config(f'{key} = -1')}"]):
+        with pytest.raises(SystemExit, match="1"):
+            read(*words)
+        assert capfd.readouterr().err.endswith(f"FATAL: {flag} must not be negative\n")
+
+
 def test_a_successful_check_is_reported_on_stdout(capfd):
     assert status_of(exit_checked, "prog") == 0
     assert capfd.readouterr() == ("prog: configuration OK\n", "")
