@@ -76,15 +76,17 @@ def _is_behind(ours: Sequence[FileEnd], last: FileEnd, may_lack_files: bool) -> 
 def begin_epoch(files: Files, data_path: str) -> Identity:
     """The identity of a data path, in a new epoch. Raises ``OSError``, and ``ValueError`` if its file is damaged."""
     try:
-        found = Identity(**json.loads(read_file(files, os.path.join(our_folder(data_path), _FILE))))
-        if found.ends is not None:
+        values = json.loads(read_file(files, os.path.join(our_folder(data_path), _FILE)))
+        all_ends = values.pop("ends", None)
+        found = Identity(**values)
+        if all_ends is not None:
             found.ends = {
                 topic: FoundEnd(offset, after, [FileEnd(*each) for each in ends])
-                for topic, (offset, after, ends) in found.ends.items()
+                for topic, (offset, after, ends) in all_ends.items()
             }
     except FileNotFoundError:
         found = Identity(os.urandom(16).hex())
-    except TypeError as error:
+    except (AttributeError, TypeError) as error:
         raise ValueError(str(error)) from None
     found.epoch += 1
     boot = _boot_id()

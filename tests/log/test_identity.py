@@ -49,3 +49,11 @@ def test_what_a_start_has_found_stays_known_and_so_does_a_start_of_the_machine(t
     path.write_text(json.dumps({**json.loads(path.read_text()), "boot": "an earlier one"}))
     for _ in range(2):
         assert begin_epoch(OsFiles(), str(tmp_path)).may_lack_files
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", "3", '{"unknown": 1}', '{"ends": []}', '{"ends": {"t": 1}}'])
+def test_a_damaged_file_is_refused(tmp_path, damaged):
+    (tmp_path / "nsq_compat").mkdir()
+    (tmp_path / "nsq_compat" / "identity").write_text(damaged)
+    with pytest.raises(ValueError, match="."):
+        begin_epoch(OsFiles(), str(tmp_path))

@@ -154,6 +154,7 @@ def test_large_messages_are_retained(keeper):
     assert keeper.numbers(1, 2, 3) == [1, 2, 3]
 
 
+@pytest.mark.interpreted
 def test_files_of_an_earlier_run_are_read_in_steps(keeper, monkeypatch):
     monkeypatch.setattr(kept, "_READ_AT_ONCE", 1000)
     for number in range(40):
