@@ -15,7 +15,7 @@ from nsq_compat.protocol.names import is_valid_name
 
 log: Final = logging.getLogger(__name__)
 
-_BYTES: Final = frozenset({bytes, bytearray, memoryview})
+_BYTES: Final = frozenset({bytes})
 _MAX_LINE: Final = 128
 """Bytes of a command that contain its topic."""
 _A_DICT: Final = "the headers of a message must be a dict"
@@ -69,9 +69,7 @@ def checked(
     if not bodies:
         raise ValueError("bodies is empty: there is no message to publish")
     if not _BYTES.issuperset(map(type, bodies)):
-        for body in cast(Sequence[object], bodies):
-            how = "body.encode()" if isinstance(body, str) else "json.dumps(body).encode()"
-            _check_type(body, (bytes, bytearray, memoryview), f"a message body must be bytes, such as {how}")
+        bodies = [_as_bytes(body) for body in cast(Sequence[object], bodies)]
     if not all(bodies):
         raise ValueError("an NSQ message cannot be empty")
     if headers and type(headers) is not list:
@@ -84,6 +82,13 @@ def checked(
     if len(headers) != len(bodies):
         raise ValueError(f"{len(bodies)} messages cannot have {len(headers)} sets of headers")
     return [_payload(body, each, added) for body, each in zip(bodies, headers, strict=True)]
+
+
+def _as_bytes(body: object) -> bytes:
+    """The body, copied if it is a buffer that may change while the message waits."""
+    how = "body.encode()" if isinstance(body, str) else "json.dumps(body).encode()"
+    _check_type(body, (bytes, bytearray, memoryview), f"a message body must be bytes, such as {how}")
+    return body if isinstance(body, bytes) else bytes(cast(bytearray, body))
 
 
 def _payload(body: bytes, own: Headers, added: Headers) -> bytes:

@@ -57,7 +57,9 @@ def test_a_delay_is_a_number_of_seconds(bodies):
 
 @pytest.mark.parametrize("make", [list, tuple, deque])
 def test_bodies_may_be_any_sequence_of_bytes(make):
-    bodies = checked("t", make([b"one", bytearray(b"two"), memoryview(b"three")]), ())
+    buffer = bytearray(b"two")
+    bodies = checked("t", make([b"one", buffer, memoryview(b"three")]), ())
+    buffer[:] = b"2"
     publish = publish_of("t", bodies, 0.0)
     assert not publish.has_headers
     assert publish.command.endswith(b"\0\0\0\3one\0\0\0\3two\0\0\0\5three")
