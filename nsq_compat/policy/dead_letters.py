@@ -11,12 +11,12 @@ even if another channel is created to inspect them and deleted again.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Final
 
-from nsq_compat.log.data_path import reason
+from nsq_compat.log.data_path import NotMirrored, reason
 from nsq_compat.policy.log_throttle import LogThrottle
 from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
 from nsq_compat.protocol.headers import (
@@ -45,6 +45,7 @@ from nsq_compat.protocol.names import is_ephemeral, is_valid_name
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import Exiting, Refused
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,9 @@ class DeadLetterQueue:
         self.transfers: list[Transfer] = []
         self._reasons: dict[bytes, str] = {}
         """Of the messages in flight, by id, if it is not that they have failed."""
+        self._logged_in: Topic | None = None
+        self._logged: set[bytes] = set()
+        """The ids of messages that are in the log of this dead-letter topic, but that the standby did not confirm."""
         self._queues = queues
         self._max_attempts = _UNLIMITED
         self._takes_expired = False
@@ -130,6 +134,7 @@ class DeadLetterQueue:
         if frames:
             if not self.in_flight:
                 self._reasons.clear()
+                self._logged.clear()
             self.in_flight.frames.update((message_id(frame), frame) for frame in frames)
             if reason != FAILED:
                 self._reasons.update((message_id(frame), reason) for frame in frames)
@@ -155,8 +160,27 @@ class DeadLetterQueue:
             block = encode(own.items())
         return block + body(frame)
 
+    def publish(self, target: Topic, dead: Mapping[bytes, bytes], now: float, now_ns: int) -> None:
+        """Publish messages, given by id, and wait until they are durable. Raises as a topic does.
+
+        If only the standby did not confirm them, the next call does not publish them again.
+        """
+        if self._logged_in is not target:
+            self._logged_in = target
+            self._logged.clear()
+        payloads = [self.payload(frame) for each, frame in dead.items() if each not in self._logged]
+        if not payloads:
+            target.commit()
+            return
+        try:
+            target.publish_with_headers(payloads, now, now_ns)
+        except NotMirrored:
+            self._logged.update(dead)
+            raise
+
     def forget(self, ids: Sequence[bytes]) -> None:
-        """Forget the reasons of messages that have left."""
+        """Forget messages that have left."""
+        self._logged.difference_update(ids)
         for each in ids:
             self._reasons.pop(each, None)
 
@@ -252,7 +276,7 @@ class DeadLetterQueues:
                 target = self._broker.topic(queue.target, checked=not lasts)
                 if not target.channels:
                     target.channel(REDRIVE_CHANNEL)
-                target.publish_with_headers(list(map(queue.payload, dead.values())), now, now_ns)
+                queue.publish(target, dead, now, now_ns)
         except Exiting:  # the daemon drains, so consumers have to receive the messages
             frames = in_flight.frames_of(ids)
             in_flight.finish(ids)

@@ -1,5 +1,6 @@
 import pytest
 
+from nsq_compat.log.data_path import NotMirrored
 from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
 from nsq_compat.protocol import message
 from nsq_compat.protocol.headers import encode
@@ -328,3 +329,23 @@ def test_a_crash_while_sending_loses_no_message(data_path, steps):
     assert (DEAD in second.broker.topics) == ("send" in steps)
     if "send" in steps:
         assert second.channel(REDRIVE_CHANNEL, DEAD).depth == 1
+
+
+def test_while_the_standby_is_away_a_dead_letter_is_published_only_once(daemon, consumer, monkeypatch):
+    daemon.publishes(b"a")
+    fails(consumer, b"a", 2)
+
+    def fail():
+        raise NotMirrored("the standby is not in sync")
+
+    monkeypatch.setattr(daemon.broker.topic(DEAD), "commit", fail)
+    assert not daemon.sends_dead_letters()
+    daemon.publishes(b"b")
+    fails(consumer, b"b", 2)
+    assert not daemon.sends_dead_letters()
+    assert not daemon.sends_dead_letters()
+    assert daemon.channel().in_flight_count == 2
+    monkeypatch.undo()
+    assert daemon.sends_dead_letters()
+    assert daemon.channel().in_flight_count == 0
+    assert daemon.consumer(REDRIVE_CHANNEL, DEAD).takes() == [b"a", b"b"]
