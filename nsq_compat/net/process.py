@@ -113,10 +113,7 @@ def descriptors_left_by_clients() -> int:
 
 
 class ClientDescriptors:
-    """Checks that descriptors are left for clients. `descriptor` must stay open.
-
-    The check is made before several clients are accepted, which ends as soon as one of them has a reserved descriptor.
-    """
+    """Checks before a client is accepted that a descriptor is left for it. `descriptor` must stay open."""
 
     def __init__(self, descriptor: int) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -129,10 +126,6 @@ class ClientDescriptors:
         os.close(lowest)
         if lowest >= self._end:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    def is_reserved(self, descriptor: int) -> bool:
-        """Whether this one is reserved for files."""
-        return descriptor >= self._end
 
 
 class Supervisor:

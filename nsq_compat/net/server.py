@@ -153,8 +153,8 @@ class Acceptor:
             watcher.close()
 
     def _accept_waiting(self) -> None:
-        self._descriptors.check()
         for _ in range(MAX_ACCEPTS):
+            self._descriptors.check()  # each time: if one client has left, there is room for one
             try:
                 client, name = self._listener.accept()
             except BlockingIOError:
@@ -164,10 +164,7 @@ class Acceptor:
                     continue
                 raise
             client.setblocking(False)
-            descriptor = client.fileno()
             self._serve(client, name)
-            if self._descriptors.is_reserved(descriptor):
-                return  # the next check waits
 
 
 class TcpServer(Generic[Session]):
