@@ -271,8 +271,12 @@ def test_an_nsqd_that_is_away_is_asked_until_it_is_back(make_nsqd):
     with LogReader("t", nsqd_http_addresses=nsqd.http_address, follow=True, max_bytes=1) as reader:
         assert bodies_of(islice(reader, 10)) == bodies(0, 10)
         nsqd.kill()
-        threading.Timer(0.3, nsqd.start).start()
-        assert bodies_of(islice(reader, 90)) == bodies(10, 100)
+        restart = threading.Timer(0.3, nsqd.start)
+        restart.start()
+        try:
+            assert bodies_of(islice(reader, 90)) == bodies(10, 100)
+        finally:
+            restart.join()  # otherwise the test may end before it is known which process there is to end
 
 
 def test_an_nsqd_that_stays_away_is_an_error_after_the_deadline(caplog):
