@@ -34,6 +34,8 @@ class Installed:
         self.to = (f"--nsqd-tcp-address={self.nsqd.tcp_address}", f"--topic={TOPIC}")
         self.from_channel = (*self.to, f"--channel={CHANNEL}")
         self.publish()
+        # A new topic holds its messages until nsqlookupd has been asked for its channels.
+        wait_until(lambda: self.nsqd.channel_stats(TOPIC, CHANNEL)["depth"] == 5)
 
     def program(self, name: str) -> str:
         return str(self.programs / name)
