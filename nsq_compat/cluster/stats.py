@@ -35,7 +35,7 @@ def in_turns(items: Iterable[T], at_once: int, check: Callable[[], None] = lambd
     """The items; other threads run before each so many of them, and `check` is called."""
     for index, item in enumerate(items):
         if index % at_once == 0:
-            # Under gevent, hundreds of threads whose pauses end together would go on without a pause in between.
+            # Under gevent, hundreds of threads with pauses that end together would go on without a pause in between.
             with _pausing:
                 time.sleep(_PAUSE_SECONDS)
             check()

@@ -360,7 +360,7 @@ class Connection(Generic[Session]):
 
     @property
     def _network(self) -> str:
-        """The client in whose turn this works."""
+        """The network of the client; long work for it is done in the turns of that."""
         return network_of(self.peer.rpartition(":")[0].strip("[]"))
 
     def _apply_back_pressure(self) -> None:

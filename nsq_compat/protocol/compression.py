@@ -135,7 +135,7 @@ class Snappy(Codec):
             return
         blocks: list[bytes] = []
         size = count = 0
-        refusal = ""  # not the error, whose traceback has this frame: they would keep each other alive
+        refusal = ""  # not the error: its traceback has this frame, so they would keep each other alive
         try:
             for chunk, claimed in self._chunks():
                 if blocks and (size + claimed > MAX_PIECE or count >= _CHUNKS_IN_PIECE):

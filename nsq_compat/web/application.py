@@ -323,7 +323,7 @@ class Application:
                 stream.close()
 
     def _while_permitted(self, request: Request, route: Route) -> Request:
-        """A request that takes nothing for a client whose token is revoked while it waits."""
+        """A request that takes nothing if the client's token is revoked while it waits."""
         if self._refuse is None or request.method != "GET":
             return request
         is_gone = request.client_is_gone

@@ -1,7 +1,7 @@
 """Limits of the requests that are answered at the same time, so that a visitor cannot use nsqadmin up.
 
 Each holds what it has read of the cluster, up to some 50 MB, and a page takes up to 0.1 s to make, in which others
-wait. Visitors whose requests wait take turns.
+wait. Visitors with waiting requests take turns.
 """
 
 import threading
