@@ -3,13 +3,14 @@
 In an `HttpSession`, `receive_data` does not call the handler's `respond`, which may wait. The requests are kept,
 `has_unread` is set, and each call of `read_on` answers one, or adds a piece to a long reply. An `ImmediateHandler`
 never waits, so its requests are answered within `receive_data`. One that came alone may be answered at the end of the
-event-loop iteration instead, together with the publishes of other clients.
+event-loop iteration instead, together with the publishes of other clients. Without an `ImmediateHandler`, `read_on`
+also reads the requests, because a handler's `admit` may take milliseconds.
 
 Invariants:
 
 - Replies leave in the order of their requests.
 - After the reply to a refusal, to a failure of the handler or to a request without keep-alive the connection closes.
-- No deadline runs while a request is answered, because that time is ours.
+- No deadline runs while received bytes wait to be read or a request is answered, because that time is ours.
 - A stream is the last reply of its connection: further requests are dropped. It is asked for data only when the client
   has taken the data before. It ends with the connection, or when the client sends no more.
 """
@@ -160,6 +161,7 @@ class HttpSession(HttpConversation):
         self._now_ns = now_ns
         self._finishing = False
         self._input_ended = False
+        self._last_read = now
         self._idle_seconds = limits.idle_seconds
         self._deadline = self.next_wakeup = now + limits.head_seconds
         self._deadline_is_due = False  # to be set when the replies are sent
@@ -180,6 +182,11 @@ class HttpSession(HttpConversation):
             self.upgrade.received += data
             return
         self._now_ns = now_ns
+        if self._immediate is None:
+            self._unread_input += data
+            self._last_read = now
+            self.has_unread = True
+            return
         known = self._reader.read_known(data)  # which has no message headers
         if known is not None:
             if known.path in self._paths and known.method == "POST" and len(known.body) <= MAX_IMMEDIATE_BODY:
@@ -189,6 +196,7 @@ class HttpSession(HttpConversation):
             self._requests.append(known)
         else:
             self._read_requests(self._unread_input + data, FIRST_BYTES)
+        self._last_read = now
         self._answer_immediate(now, now_ns)
 
     def read_on(self, now: float, now_ns: int) -> None:
@@ -197,11 +205,16 @@ class HttpSession(HttpConversation):
             self._replies.append(self._rest.popleft())
             if not self._rest:
                 self.closing = self._closes_after_rest
+            self._deadline_is_due = True
         elif self._requests:
             self._answer(self._requests.popleft())
+            self._deadline_is_due = True
         else:
+            waited = now - self._last_read
+            self._deadline += waited
+            self._phase_began += waited
             self._read_requests(self._unread_input, NEXT_BYTES)
-        self._deadline_is_due = True
+        self._last_read = now
         self._answer_immediate(now, now_ns)
 
     def end_of_input(self) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from nsq_compat.queue.schedule import NEVER
 from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
 from nsq_compat.session.http_session import HttpSession
@@ -32,12 +34,14 @@ class Pieces:
 
 
 class Echo:
-    """Answers with the body, and at /stream with a stream."""
+    """Answers with the body, and at /stream with a stream. Counts the heads that are read."""
 
     def __init__(self) -> None:
         self.stream = Pieces()
+        self.heads = 0
 
     def admit(self, head: Request) -> Admission:
+        self.heads += 1
         return Admission(300, Response(413, b"too big", close=True))
 
     def respond(self, request: Request) -> Response:
@@ -55,9 +59,9 @@ class TimedSession:
 
     def __init__(self) -> None:
         limits = HttpLimits(head_seconds=1.0, body_seconds=2.0, slowest_rate=100.0, idle_seconds=50.0)
-        echo, self.wakes = Echo(), 0
-        self.stream = echo.stream
-        self.session = HttpSession(echo, limits, remote_address="peer", wake=self._wake, now=0.0, now_ns=0)
+        self.echo, self.wakes = Echo(), 0
+        self.stream = self.echo.stream
+        self.session = HttpSession(self.echo, limits, remote_address="peer", wake=self._wake, now=0.0, now_ns=0)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -113,8 +117,28 @@ def test_the_applications_time_does_not_count_for_the_client():
     assert client.session.data_to_send(1000.0) == b""
     assert (client.session.closing, client.session.next_wakeup) == (False, NEVER)
     client.session.read_on(1000.0, 0)
-    assert client.session.data_to_send(1000.0)
-    assert client.is_closed_at(1050.0)
+    assert client.session.data_to_send(2000.0) == b""
+    client.session.read_on(2000.0, 0)
+    assert client.session.data_to_send(2000.0)
+    assert client.is_closed_at(2050.0)
+
+
+def test_requests_are_read_in_the_turn_of_the_connection():
+    client = TimedSession()
+    client.session.receive_data(HEAD_OF_300 + b"x" * 299, 0.5, 0)
+    assert (client.echo.heads, client.session.has_unread) == (0, True)
+    client.session.read_on(0.5, 0)
+    assert (client.echo.heads, client.session.has_unread) == (1, False)
+    assert client.says(b"x", now=1.0).endswith(b"x" * 300)
+
+
+def test_the_time_until_bytes_are_read_does_not_count_for_the_client():
+    client = TimedSession()
+    client.session.receive_data(b"G", 0.75, 0)
+    assert client.session.data_to_send(1000.0) == b""
+    client.session.read_on(1000.0, 0)
+    assert client.says(b"E", now=1000.1) == b""
+    assert client.is_closed_at(1000.0 + 1.0), "it had used 0.75 s, and had 1 s again since the first byte"
 
 
 # --- Streams ----------------------------------------------------------------------------------------------------------
@@ -249,19 +273,18 @@ def test_head_does_not_begin_a_stream():
     assert (client.session.closing, client.stream.is_closed, client.stream.wake) == (True, True, None)
 
 
-class Counting(Echo):
-    """Counts the heads that are read."""
+class NoPath:
+    """Answers no request immediately."""
 
-    heads = 0
-
-    def admit(self, head: Request) -> Admission:
-        self.heads += 1
-        return super().admit(head)
+    paths = ()
 
 
-def test_thousands_of_requests_of_one_read_are_read_in_steps():
-    handler, limits = Counting(), HttpLimits()
-    session = HttpSession(handler, limits, remote_address="peer", wake=lambda: None, now=0.0, now_ns=0)
+@pytest.mark.parametrize("immediate", [NoPath(), None])
+def test_thousands_of_requests_of_one_read_are_read_in_steps(immediate):
+    handler = Echo()
+    session = HttpSession(
+        handler, HttpLimits(), remote_address="peer", wake=lambda: None, now=0.0, now_ns=0, immediate=immediate
+    )
     requests = [b"POST /x HTTP/1.1\r\nHost:\r\nContent-Length: 4\r\n\r\n%04d" % number for number in range(1300)]
     session.receive_data(b"".join(requests), 0.0, 0)
     steps, replies = [handler.heads], []
@@ -283,6 +306,6 @@ def test_a_body_of_many_lines_is_read_in_two_steps():
     session = HttpSession(handler, HttpLimits(), remote_address="peer", wake=lambda: None, now=0.0, now_ns=0)
     session.receive_data(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n" + body, 0.0, 0)
     assert (session.has_unread, session.data_to_send(0.0)) == (True, b"")
-    session.read_on(0.0, 0)
-    session.read_on(0.0, 0)
+    for _ in ("the head and the first lines", "the rest", "the answer"):
+        session.read_on(0.0, 0)
     assert (session.has_unread, session.data_to_send(0.0)[-60_004:]) == (False, b"\r\n\r\n" + body)
