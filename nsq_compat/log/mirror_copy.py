@@ -10,6 +10,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Final
 
 import google_crc32c
@@ -28,6 +29,7 @@ CHUNK: Final = 1 << 19
 """Bytes that are compared, and copied, at once."""
 _SUM_OF_ZEROS: Final = google_crc32c.value(bytes(CHUNK))
 _OPEN_FILES: Final = 64
+_SYNCED_TOGETHER: Final = 4
 _APPLIED_AT_ONCE: Final = 128
 """Changes, of which each takes up to 30 us."""
 _MAX_FILE: Final = 1 << 40
@@ -93,21 +95,31 @@ class MirrorCopy:
                 pause()
                 self._require_open(times_closed)
 
-    def sync(self) -> None:
-        """Make everything applied so far durable, if the copy `syncs`."""
+    def sync(self, run: Callable[[Sequence[Callable[[], None]]], object]) -> None:
+        """Make everything applied so far durable, if the copy `syncs`.
+
+        `run` calls the functions that it is given, at the same time if it can: the file system then writes its journal
+        once for several files. It raises their errors.
+        """
         paths, self._unsynced = self._unsynced, set()
         folders, self._unsynced_folders = self._unsynced_folders, set()
         try:
-            for path in sorted(paths):
-                with suppress(FileNotFoundError), opened(self._files, path, os.O_RDWR) as fd:
-                    self._files.fdatasync(fd)
-            for path in sorted(folders):
-                with suppress(FileNotFoundError):
-                    self._files.fsync_folder(path)
-        except OSError:
+            run([partial(self._sync_files, part) for part in _parts(paths)])
+            run([partial(self._sync_folders, part) for part in _parts(folders)])
+        except BaseException:
             self._unsynced |= paths
             self._unsynced_folders |= folders
             raise
+
+    def _sync_files(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with suppress(FileNotFoundError), opened(self._files, path, os.O_RDWR) as fd:
+                self._files.fdatasync(fd)
+
+    def _sync_folders(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with suppress(FileNotFoundError):
+                self._files.fsync_folder(path)
 
     def units(self) -> dict[str, dict[str, int]]:
         """The sizes of all files by unit and path."""
@@ -229,6 +241,12 @@ class MirrorCopy:
     def _close_one(self, path: str) -> None:
         self._paths.pop(path[len(self._folder) + 1 :], None)
         self._files.close(self._open.pop(path))
+
+
+def _parts(paths: Iterable[str]) -> list[list[str]]:
+    ordered = sorted(paths)
+    parts = (ordered[first::_SYNCED_TOGETHER] for first in range(_SYNCED_TOGETHER))
+    return [part for part in parts if part]
 
 
 def units_in(files: Files, folder: str) -> list[str]:

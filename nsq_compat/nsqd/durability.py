@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 import gevent
@@ -53,26 +54,41 @@ def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     If the calling greenlet is killed meanwhile, it ends after the work has ended, so that another writer of the same
     file can follow.
     """
+    return in_threads([partial(work, *args, **kwargs)])[0]
 
-    def outcome() -> T | Exception:
+
+def in_threads(works: Sequence[Callable[[], T]]) -> list[T]:
+    """As `in_thread`, of several at the same time. After all have ended it raises the first error."""
+
+    def outcome(work: Callable[[], T]) -> T | Exception:
         # An exception that leaves a thread is printed by gevent with a traceback, although it is handled.
         try:
-            return work(*args, **kwargs)
+            return work()
         except Exception as error:
             return error
 
-    running: Any = gevent.get_hub().threadpool.spawn(outcome)
+    pool: Any = gevent.get_hub().threadpool
+    running: list[Any] = []
+    results: list[T] = []
+    failure: Exception | None = None
     try:
-        result: T | Exception = running.get()
+        for work in works:
+            running.append(pool.spawn(outcome, work))
+        for each in running:
+            result: T | Exception = each.get()
+            if not isinstance(result, Exception):
+                results.append(result)
+            elif failure is None:
+                failure = result
     except gevent.GreenletExit:
-        running.wait()
+        gevent.wait(running)
         raise
-    if isinstance(result, Exception):
+    if failure is not None:
         try:
-            raise result
+            raise failure
         finally:
-            del result, running  # they would be in a cycle with the traceback
-    return result
+            del failure, result, running, each  # they would be in a cycle with the traceback
+    return results
 
 
 def wait_for(begin: Callable[[Done], None]) -> None:

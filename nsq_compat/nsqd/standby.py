@@ -35,7 +35,7 @@ from nsq_compat.log.reading import sorted_ids
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.log.storage import Storage
 from nsq_compat.net.event_loop import yield_to_loop
-from nsq_compat.nsqd.durability import in_thread
+from nsq_compat.nsqd.durability import in_thread, in_threads
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.go_json import INT64, STRING, Fields, loads_object, loads_untyped
 from nsq_compat.protocol.mirror import decode_changes
@@ -281,7 +281,7 @@ class Standby:
                 raise ValueError("its messages were taken over")
             copy.apply(decode_changes(body), pause=yield_to_loop, remove=_remove_in_thread)
             if self._syncs:
-                in_thread(copy.sync)
+                copy.sync(in_threads)
             return b"OK"
         if verb == "files":
             mirrored.note_complete(False)

@@ -1,8 +1,11 @@
 """A standby's copy: what it refuses, and that changes of the files arrive. ``faults.test_model`` has histories."""
 
+import errno
 import json
 import os
 import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import cast
@@ -24,6 +27,11 @@ from tests.broker import DataPath
 
 SEGMENT = "nsq_compat/t.topic/log.00000000000000000001"
 CHECKPOINT = "nsq_compat/t.topic/checkpoint"
+
+
+def one_by_one(works: Sequence[Callable[[], None]]) -> None:
+    for work in works:
+        work()
 
 
 class Pair:
@@ -262,8 +270,46 @@ def test_many_files_are_open_at_most(pair):
     pair.copy.apply([Change(mirror.MAKE_FOLDER, "nsq_compat/t.topic")])
     pair.copy.apply([Change(mirror.WRITE, path, 0, b"x") for path in paths])
     assert len(os.listdir("/proc/self/fd")) - before <= 64
-    pair.copy.sync()
+    pair.copy.sync(one_by_one)
     assert read_file(cast(Files, OsFiles()), str(pair.paths[1] / paths[0])) == b"x"
+
+
+class CountedFiles(OsFiles):
+    """Counts the syncs by path. The first sync of `fails` fails."""
+
+    def __init__(self, fails: str) -> None:
+        self.synced: Counter[str] = Counter()
+        self.fails = fails
+        self._paths: dict[int, str] = {}
+
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:  # type: ignore[override]
+        fd = super().open(path, flags, mode)
+        self._paths[fd] = path
+        return fd
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+        self.synced[self._paths[fd]] += 1
+        if self._paths[fd] == self.fails and self.synced[self.fails] == 1:
+            raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.interpreted
+def test_what_could_not_be_synced_is_synced_again(pair):
+    paths = [f"nsq_compat/t.topic/log.{number:020}" for number in range(10)]
+    synced = {str(pair.paths[1] / path) for path in paths}
+    files = CountedFiles(fails=min(synced))
+    copy = MirrorCopy(cast(Files, files), str(pair.paths[1]), syncs=True)
+    copy.apply([Change(mirror.MAKE_FOLDER, "nsq_compat/t.topic")])
+    copy.apply([Change(mirror.WRITE, path, 0, b"x") for path in paths])
+    with pytest.raises(OSError, match="Input/output error"):
+        copy.sync(one_by_one)
+    copy.sync(one_by_one)
+    assert set(files.synced) == synced
+    before = files.synced.copy()
+    copy.sync(one_by_one)
+    assert files.synced == before
+    assert files.synced[files.fails] == 2
+    copy.close()
 
 
 @pytest.mark.parametrize("kind", [mirror.WRITE, mirror.ZEROS, mirror.TRUNCATE, mirror.REMOVE, mirror.RENAME])

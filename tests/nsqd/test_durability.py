@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import gevent
@@ -20,7 +21,7 @@ from nsq_compat.log.metadata import load_metadata, read_metadata
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.net.event_loop import MAX_ENDINGS
 from nsq_compat.nsqd.daemon import CollectionExemption
-from nsq_compat.nsqd.durability import Checkpoints, MetadataFile, in_thread
+from nsq_compat.nsqd.durability import Checkpoints, MetadataFile, in_thread, in_threads
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.values import QueueLimits
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
@@ -68,6 +69,40 @@ def test_a_killed_greenlet_ends_when_its_thread_has():
     gevent.spawn_later(0.01, go_on.set)
     greenlet.kill()
     assert done == [True]
+
+
+def test_works_in_threads_run_together_and_the_first_error_comes_when_all_have_ended():
+    met = threading.Barrier(3)
+    ended = []
+
+    def work(number: int) -> int:
+        met.wait(20)
+        ended.append(number)
+        if number == 1:
+            raise OSError(number)
+        return number
+
+    with pytest.raises(OSError, match="1"):
+        in_threads([partial(work, number) for number in range(3)])
+    assert sorted(ended) == [0, 1, 2]
+    assert in_threads([partial(int, text) for text in "123"]) == [1, 2, 3]
+
+
+def test_a_killed_greenlet_ends_when_all_its_threads_have():
+    begun, go_on, done = threading.Semaphore(0), threading.Event(), []
+
+    def work() -> None:
+        begun.release()
+        assert go_on.wait(20)
+        done.append(True)
+
+    greenlet = gevent.spawn(in_threads, [work] * 3)
+    for _ in range(3):
+        while not begun.acquire(blocking=False):
+            gevent.sleep(0.001)
+    gevent.spawn_later(0.01, go_on.set)
+    greenlet.kill()
+    assert done == [True] * 3
 
 
 @pytest.fixture
