@@ -25,9 +25,6 @@ from nsq_compat.protocol.schema import UniformBodies
 MAX_LINE: Final = 16384
 """nsqd: the size of its read buffer, which limits a line with its newline. A longer line closes the connection."""
 
-MAX_DOCUMENT_SIZE: Final = 1 << 15
-"""Bytes of an IDENTIFY or AUTH body. Decoding 5 MB takes 0.2 s (docs/differences.md: document-size)."""
-
 _MAX_KNOWN_LINES: Final = 256
 """Admitted lines remembered for a connection."""
 
@@ -430,8 +427,8 @@ class CommandReader:
         if body.multiple:
             return BatchBody(spec, tokens, body, self._max_msg_size, self._max_body_size)
         limit = body.max_size or (self._max_msg_size if body.is_message else self._max_body_size)
-        if body.is_document:
-            limit = min(limit, MAX_DOCUMENT_SIZE)
+        if body.document_limit:
+            limit = min(limit, body.document_limit)
         return SizedBody(spec, tokens, body, limit)
 
     def _read_body(self, body: SizedBody, end: int) -> Command | None:

@@ -111,7 +111,7 @@ _SCALARS: Final[Mapping[type, Callable[[Any], str]]] = {
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
-_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+_SURROGATES: Final = re.compile("[\ud800-\udfff]+")
 _MAX_INT64_LENGTH: Final = 20  # characters, including the sign
 
 
@@ -220,7 +220,7 @@ def _integer_of(bits: int) -> Kind:
 def _read_string(value: Any) -> str:
     if not isinstance(value, str):
         raise JsonError("not a string")
-    return _SURROGATES.sub("\ufffd", value)
+    return _SURROGATES.sub(lambda run: "\ufffd" * (run.end() - run.start()), value)
 
 
 def _read_bool(value: Any) -> bool:

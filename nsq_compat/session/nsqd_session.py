@@ -51,6 +51,8 @@ MAX_COMMANDS: Final = 128
 SENT_APART: Final = 1 << 14
 """Bytes of a message from which on joining it with others costs more than passing it to the system as it is."""
 _MIRROR_EFFORT: Final = 32
+_IDENTIFY_BYTES: Final = 64
+"""The bytes of an IDENTIFY body that count as one command."""
 _DPUB_EFFORT: Final = 8
 """The number of commands a DPUB or HPUB counts for: it is a log write of its own, of about 20 us."""
 
@@ -478,6 +480,7 @@ class NsqdSession(Conversation):
         self._replies.append(CLOSE_WAIT)
 
     def _identify(self, command: SimpleCommand) -> None:
+        self._effort += len(command.body) // _IDENTIFY_BYTES
         request = decode_identify(command.body)
         log.info("[%s] IDENTIFY: %s", self.peer, shortened(str(request)))
         self._settings = negotiation.negotiate(request, self._settings, self._limits)

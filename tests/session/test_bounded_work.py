@@ -37,6 +37,18 @@ def test_a_read_full_of_dpubs_is_executed_in_smaller_parts(nsqd):
     assert max(after - before for before, after in pairwise([0, *published])) <= MAX_COMMANDS / 4
 
 
+def test_large_settings_are_read_in_parts(nsqd):
+    client = nsqd.connect()
+    settings = b'{"client_id":"%b"}' % (b"\xff" * 8000)
+    client.session.receive_data((b"IDENTIFY\n" + struct.pack(">i", len(settings)) + settings) * 8, nsqd.now, nsqd.now_ns)
+    calls = 1
+    while client.session.has_unread:
+        client.session.read_on(nsqd.now, nsqd.now_ns)
+        calls += 1
+    assert calls >= 4
+    assert client.session.owed_replies == 8 * len(b"\0\0\0\6\0\0\0\0OK")
+
+
 def test_fins_that_are_refused_count_one_by_one(nsqd):
     client = nsqd.connect().subscribes()
     client.session.receive_data(BAD_FIN * 1000, nsqd.now, nsqd.now_ns)
