@@ -114,6 +114,7 @@ class ConnectionSettings:
         if isinstance(options, ssl.SSLContext):
             return options
         context = ssl.create_default_context(cafile=options.get("ca_certs") if options else None)
+        context.hostname_checks_common_name = False  # RFC 9525; Go's clients do not look at it either
         if options is None:
             return context
         if unknown := set(options) - _TLS_OPTIONS - {"ssl_version"}:

@@ -79,6 +79,9 @@ def begin_epoch(files: Files, data_path: str) -> Identity:
         values = json.loads(read_file(files, os.path.join(our_folder(data_path), _FILE)))
         all_ends = values.pop("ends", None)
         found = Identity(**values)
+        for name, default in asdict(Identity()).items():
+            if name != "ends" and type(getattr(found, name)) is not type(default):
+                raise TypeError(f"{name} is {getattr(found, name)!r}")
         if all_ends is not None:
             found.ends = {
                 topic: FoundEnd(offset, after, [FileEnd(*each) for each in ends])

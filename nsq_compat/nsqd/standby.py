@@ -417,7 +417,7 @@ class Standby:
         mirrored.save()
         self._pause(state)
         failure: OSError | None = None
-        for name in names:
+        for name in sorted(names, key=self._broker.topics.__contains__):  # merging takes memory, so it comes last
             try:
                 if name in self._broker.topics:
                     self._merge(mirrored, name)

@@ -83,6 +83,7 @@ def test_a_secret_is_text_or_bytes(secret, sent):
 def test_without_tls_options_authority_and_name_are_checked():
     context = ConnectionSettings(tls_v1=True).tls_context()
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert not context.hostname_checks_common_name
 
 
 def test_tls_options_of_pynsq():

@@ -51,7 +51,22 @@ def test_what_a_start_has_found_stays_known_and_so_does_a_start_of_the_machine(t
         assert begin_epoch(OsFiles(), str(tmp_path)).may_lack_files
 
 
-@pytest.mark.parametrize("damaged", ["", "[]", "3", '{"unknown": 1}', '{"ends": []}', '{"ends": {"t": 1}}'])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "",
+        "[]",
+        "3",
+        '{"unknown": 1}',
+        '{"ends": []}',
+        '{"ends": {"t": 1}}',
+        '{"epoch": "1"}',
+        '{"forgotten": []}',
+        '{"boot": 3}',
+        '{"may_lack_files": null}',
+        '{"identity": ["x"]}',
+    ],
+)
 def test_a_damaged_file_is_refused(tmp_path, damaged):
     (tmp_path / "nsq_compat").mkdir()
     (tmp_path / "nsq_compat" / "identity").write_text(damaged)

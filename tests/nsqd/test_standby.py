@@ -151,6 +151,17 @@ def test_messages_come_once_when_the_checkpoint_after_a_merge_fails(node):
     assert not os.path.exists(topic_folder(str(node.copy), "a"))
 
 
+def test_topics_that_need_no_merge_are_taken_over_first(node):
+    node.has_copy("a", "b", "c")
+    node.start()
+    node.broker.topic("a")
+    node.failures = [Killed()]
+    with pytest.raises(Killed):
+        node.standby.adopt(PRIMARY)
+    assert sorted(node.broker.topics) == ["a", "b", "c"]
+    assert node.depth("b") == node.depth("c") == 2
+
+
 def test_a_topic_that_cannot_be_taken_over_does_not_keep_the_others_from_it(node):
     node.has_copy("a", "b")
     checkpoint = Path(topic_folder(str(node.copy), "a")) / "checkpoint"

@@ -296,7 +296,8 @@ def _environ(request: HttpRequest, base: str, path: str) -> dict[str, Any]:
     host, _, port = headers.get("host", "").partition(":")
     peer, _, _ = request.remote_address.rpartition(":")
     return {
-        "REQUEST_METHOD": request.method,
+        # The server answers HEAD as GET, without the body.
+        "REQUEST_METHOD": "GET" if request.method == "HEAD" else request.method,
         "SCRIPT_NAME": base,
         "PATH_INFO": path,
         "QUERY_STRING": request.query.decode("latin-1"),

@@ -156,6 +156,11 @@ def ask(application, target, base="/", method="GET", body=b"", headers=None):
     return WsgiHandler(application, base).respond(request)
 
 
+def test_the_body_for_head_is_that_for_get(application):
+    assert ask(application, "/", method="HEAD").body == b"hello"
+    assert application.environ["REQUEST_METHOD"] == "GET"
+
+
 def test_the_response_is_joined_without_content_length(application):
     response = ask(application, "/")
     assert (response.status, response.reason, response.body) == (302, "Found", b"hello")
