@@ -40,7 +40,9 @@ def test_a_read_full_of_dpubs_is_executed_in_smaller_parts(nsqd):
 def test_large_settings_are_read_in_parts(nsqd):
     client = nsqd.connect()
     settings = b'{"client_id":"%b"}' % (b"\xff" * 8000)
-    client.session.receive_data((b"IDENTIFY\n" + struct.pack(">i", len(settings)) + settings) * 8, nsqd.now, nsqd.now_ns)
+    client.session.receive_data(
+        (b"IDENTIFY\n" + struct.pack(">i", len(settings)) + settings) * 8, nsqd.now, nsqd.now_ns
+    )
     calls = 1
     while client.session.has_unread:
         client.session.read_on(nsqd.now, nsqd.now_ns)
