@@ -60,6 +60,8 @@ class MirrorCopy:
         """Of the open files, by the path in the data path."""
         self._unsynced: set[str] = set()
         self._unsynced_folders: set[str] = set()
+        self._failed: set[str] = set()
+        """Files of which a sync has failed. The system reports that once, and takes the data for written."""
 
     def apply(
         self,
@@ -95,12 +97,15 @@ class MirrorCopy:
                 pause()
                 self._require_open(times_closed)
 
-    def sync(self, run: Callable[[Sequence[Callable[[], None]]], object]) -> None:
+    def sync(
+        self, run: Callable[[Sequence[Callable[[], None]]], object], *, pause: Callable[[], None] = lambda: None
+    ) -> None:
         """Make everything applied so far durable, if the copy `syncs`.
 
         `run` calls the functions that it is given, at the same time if it can: the file system then writes its journal
-        once for several files. It raises their errors.
+        once for several files. It raises their errors. `pause`: as in `apply`.
         """
+        self._write_again(pause)
         paths, self._unsynced = self._unsynced, set()
         folders, self._unsynced_folders = self._unsynced_folders, set()
         try:
@@ -114,7 +119,25 @@ class MirrorCopy:
     def _sync_files(self, paths: Iterable[str]) -> None:
         for path in paths:
             with suppress(FileNotFoundError), opened(self._files, path, os.O_RDWR) as fd:
-                self._files.fdatasync(fd)
+                try:
+                    self._files.fdatasync(fd)
+                except OSError:
+                    self._failed.add(path)
+                    raise
+
+    def _write_again(self, pause: Callable[[], None]) -> None:
+        """Write what a sync that failed has not. Not in a thread, because a take-over moves the files."""
+        times_closed = self._times_closed
+        for path in sorted(self._failed):
+            with suppress(FileNotFoundError), opened(self._files, path, os.O_RDWR) as fd:
+                offset, size = 0, self._files.size(path)
+                while (offset := max(offset, self._files.next_data(fd, offset))) < size:
+                    data = read_up_to(self._files, fd, CHUNK, offset)
+                    write_all(self._files, fd, data, offset)
+                    offset += len(data)
+                    pause()
+                    self._require_open(times_closed)
+            self._failed.discard(path)
 
     def _sync_folders(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -199,6 +222,9 @@ class MirrorCopy:
             if path in self._unsynced:
                 self._unsynced.remove(path)
                 self._unsynced.add(new)
+            if path in self._failed:
+                self._failed.remove(path)
+                self._failed.add(new)
         elif change.kind == mirror.REMOVE:
             with suppress(FileNotFoundError):
                 self._files.unlink(path)

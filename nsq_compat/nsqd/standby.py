@@ -281,7 +281,7 @@ class Standby:
                 raise ValueError("its messages were taken over")
             copy.apply(decode_changes(body), pause=yield_to_loop, remove=_remove_in_thread)
             if self._syncs:
-                copy.sync(in_threads)
+                copy.sync(in_threads, pause=yield_to_loop)
             return b"OK"
         if verb == "files":
             mirrored.note_complete(False)

@@ -24,6 +24,7 @@ from nsq_compat.log.segment import encode_segment_header, salted
 from nsq_compat.protocol import message, mirror
 from nsq_compat.protocol.mirror import Change
 from tests.broker import DataPath
+from tests.faults.disk import SimulatedDisk
 
 SEGMENT = "nsq_compat/t.topic/log.00000000000000000001"
 CHECKPOINT = "nsq_compat/t.topic/checkpoint"
@@ -310,6 +311,26 @@ def test_what_could_not_be_synced_is_synced_again(pair):
     assert files.synced == before
     assert files.synced[files.fails] == 2
     copy.close()
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_what_a_sync_that_failed_has_not_written_is_written_again(renamed):
+    disk = SimulatedDisk()
+    disk.mkdir("/nsq_compat")
+    disk.fsync_folder("/")
+    copy = MirrorCopy(disk, "/", syncs=True)
+    content = bytes(range(1, 256)) * 5000
+    copy.apply([Change(mirror.MAKE_FOLDER, "nsq_compat/t.topic"), Change(mirror.WRITE, SEGMENT, 0, content)])
+    disk.failing_syncs = 1
+    with pytest.raises(OSError, match="broken"):
+        copy.sync(one_by_one)
+    path = SEGMENT
+    if renamed:
+        path = CHECKPOINT
+        copy.apply([Change(mirror.RENAME, SEGMENT, data=path.encode())])
+    copy.sync(one_by_one)
+    copy.close()
+    assert disk.power_cut(Random(1)).content(f"/{path}") == content
 
 
 @pytest.mark.parametrize("kind", [mirror.WRITE, mirror.ZEROS, mirror.TRUNCATE, mirror.REMOVE, mirror.RENAME])
