@@ -301,10 +301,10 @@ def sizes_of(files: Files, folder: str, unit: str) -> dict[str, int]:
 # --- The primary ------------------------------------------------------------------------------------------------------
 
 
-def catch_up(files: Files, data_path: str, changes: Changes) -> Steps:
+def catch_up(files: Files, data_path: str, changes: Changes, *, pause: Callable[[], None] = lambda: None) -> Steps:
     """Complete the copy, unit by unit, and make each live. Raises ``OSError``, and ``ValueError`` for a wrong answer.
 
-    Log files in ``changes.equal`` are not compared; more are added.
+    Log files in ``changes.equal`` are not compared; more are added. `pause` may let others run.
     """
     theirs = mirror.sizes_in((yield command("files")))
     for unit in theirs:
@@ -312,7 +312,12 @@ def catch_up(files: Files, data_path: str, changes: Changes) -> Steps:
             raise ValueError(f"the standby has a copy of {unit!r}, which is not mirrored")
     copied: set[str] = set()
     while missing := (theirs.keys() | set(units_in(files, data_path))) - copied:
+        growth: dict[str, int] = {}
         for unit in sorted(missing):
+            ours = sizes_of(files, data_path, unit)
+            growth[unit] = sum(ours.values()) - sum(theirs.get(unit, {}).values())
+            pause()
+        for unit in sorted(growth, key=growth.__getitem__):  # the standby's disk may have no room before some shrink
             copying = _Copying(files, data_path, unit, theirs.get(unit), changes.equal)
             yield from copying.steps(changes)
             copied.add(unit)

@@ -29,7 +29,7 @@ from nsq_compat.log.identity import FoundEnd, Identity
 from nsq_compat.log.mirror_copy import catch_up
 from nsq_compat.log.mirrored_files import ROUNDS, Changes, Confirmations
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.event_loop import LoopTick
+from nsq_compat.net.event_loop import LoopTick, yield_to_loop
 from nsq_compat.net.sockets import Dialer
 from nsq_compat.net.tls import StandardTls
 from nsq_compat.nsqd.durability import wait_for
@@ -318,7 +318,7 @@ class Mirror:
         self._confirmations.resolve()
 
     def _copy(self, session: MirrorSession) -> None:
-        steps = catch_up(self._files, self._data_path, self._changes)
+        steps = catch_up(self._files, self._data_path, self._changes, pause=yield_to_loop)
         on_the_way: deque[AsyncResult[bytes]] = deque()
         try:
             with suppress(StopIteration):

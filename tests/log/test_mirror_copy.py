@@ -6,6 +6,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import cast
@@ -180,6 +181,30 @@ def test_a_topic_that_was_created_again_with_files_of_the_same_size_replaces_the
     pair.create_again(b"new")
     pair.catch_up()
     pair.assert_equal()
+
+
+def test_topics_that_have_become_smaller_are_copied_first(pair):
+    sizes = {"grown": (1, 3000), "gone": (2000, None), "same": (9000, 9000), "smaller": (5000, 10), "zero": (4000, 10)}
+    for number in (0, 1):
+        for topic, each in sizes.items():
+            folder = pair.paths[1 - number] / f"nsq_compat/{topic}.topic"
+            if (size := each[number]) is not None:
+                folder.mkdir()
+                (folder / f"log.{number + 1:020}").write_bytes(bytes(size))
+    first: dict[str, None] = {}
+    steps = catch_up(pair.files, str(pair.paths[0]), pair.changes)
+    step = next(steps)
+    with suppress(StopIteration):
+        while True:
+            answer = b"[]"
+            if isinstance(step, list):
+                first |= dict.fromkeys(change.path.split("/")[1] for change in step)
+            elif step.startswith(b"MIRROR files"):
+                answer = json.dumps(pair.copy.units()).encode()
+            step = steps.send(answer)
+    names = [name.removesuffix(".topic") for name in first]
+    assert names[:3] == ["smaller", "zero", "gone"]
+    assert names[-1] == "grown"
 
 
 def test_a_topic_is_created_again_while_it_is_copied(pair):
