@@ -174,6 +174,21 @@ def _deadline() -> Deadline:
     return deadline
 
 
+def verifying_tls(ca_file: str | None = None) -> ssl.SSLContext:
+    """Verification of servers' certificates, with the authorities in a PEM file, by default with the system's."""
+    return as_before_3_13(ssl.create_default_context(cafile=ca_file))
+
+
+def as_before_3_13(context: ssl.SSLContext) -> ssl.SSLContext:
+    """The context, which verifies as earlier Pythons and Go do.
+
+    From 3.13 on, it would refuse a certificate that does not name the key of its authority, as those of many private
+    authorities do not.
+    """
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
 def bounded_session(connections: int = 10, tls: ssl.SSLContext | None = None) -> requests.Session:
     """A session for requests inside a `Deadline`. At most `connections` are kept open to each host.
 
@@ -404,7 +419,7 @@ class _WatchedTls(_Watched, HTTPSConnection):
         context = self.ssl_context
         if context is None:
             # It checks the name if it requires a certificate.
-            context = create_urllib3_context(cert_reqs=resolve_cert_reqs(self.cert_reqs))
+            context = as_before_3_13(create_urllib3_context(cert_reqs=resolve_cert_reqs(self.cert_reqs)))
             # As Go's. A server could ask for signatures without end, of some milliseconds each with RSA.
             context.post_handshake_auth = False
             if self.ca_certs or self.ca_cert_dir:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self, TypedDict
 
 from nsq_compat import __version__
+from nsq_compat.bounded_http import verifying_tls
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from nsq_compat.protocol.identify import IdentifyRequest
 
@@ -113,7 +114,7 @@ class ConnectionSettings:
         options = self.tls_options
         if isinstance(options, ssl.SSLContext):
             return options
-        context = ssl.create_default_context(cafile=options.get("ca_certs") if options else None)
+        context = verifying_tls(options.get("ca_certs") if options else None)
         context.hostname_checks_common_name = False  # RFC 9525; Go's clients do not look at it either
         if options is None:
             return context

@@ -69,6 +69,7 @@ def client_tls(root_ca_file: str, min_version: int, certificate: str = "", key: 
     import ssl
 
     context = ssl.create_default_context(cafile=root_ca_file or None)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # see `bounded_http.as_before_3_13`
     if certificate:
         # Without this argument, OpenSSL asks for the password of an encrypted key at the terminal.
         context.load_cert_chain(certificate, key or None, password="")

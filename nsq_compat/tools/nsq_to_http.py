@@ -11,7 +11,6 @@ ignored.
 import logging
 import random
 import re
-import ssl
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import requests
 from requests.exceptions import InvalidHeader
 
 from nsq_compat import NSQ_VERSION
-from nsq_compat.bounded_http import FAILURES, MAX_REDIRECTS, Deadline, bounded_session, reason_of
+from nsq_compat.bounded_http import FAILURES, MAX_REDIRECTS, Deadline, bounded_session, reason_of, verifying_tls
 from nsq_compat.cli.kinds import DURATION, FLOAT, INTEGER, STRING, choice
 from nsq_compat.cli.options import option, repeated
 from nsq_compat.client import Message
@@ -155,7 +154,7 @@ class HttpSender:
         self._request_timeout = seconds(options.http_client_request_timeout)
         connect_timeout = min(seconds(options.http_client_connect_timeout), self._request_timeout)
         self._timeouts = (connect_timeout, self._request_timeout)
-        tls = ssl.create_default_context()
+        tls = verifying_tls()
         # For a system that has no authorities of its own.
         tls.load_verify_locations(requests.utils.DEFAULT_CA_BUNDLE_PATH)
         self._session = bounded_session(options.n, tls)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, TypeVar
 
 from nsq_compat import __version__
+from nsq_compat.bounded_http import verifying_tls
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.identify import IdentifyRequest
 from nsq_compat.session.client_session import (
@@ -315,7 +316,7 @@ def lookupd_access(options: ConnectionOptions, lookupds: Iterable[str]) -> HttpA
 
 
 def _tls_context(options: ConnectionOptions) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=options.tls_ca_file or None)
+    context = verifying_tls(options.tls_ca_file or None)
     if options.tls_cert_file:
         # Without a password, OpenSSL asks for that of an encrypted key at the terminal.
         context.load_cert_chain(options.tls_cert_file, options.tls_key_file or None, password="")
