@@ -12,7 +12,7 @@ from nsq_compat.bounded_http import reason_of
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings, split_address
 from nsq_compat.protocol import command_writer
-from nsq_compat.protocol.errors import NsqError, one_line
+from nsq_compat.protocol.errors import NsqError, one_line, shortened
 from nsq_compat.session.client_session import (
     Answered,
     ClientSession,
@@ -244,10 +244,10 @@ class Link:
 
     def _note_opened(self) -> None:
         response = self._session.response
-        version = one_line(response.version) if response else ""
+        version = shortened(one_line(response.version)) if response else ""
         log.info("[%s] connected%s", self.address, f" to nsqd v{version}" if version else "")
         if response is not None:
-            text = one_line(response.encode().decode("utf-8", "replace"))
+            text = shortened(one_line(response.encode().decode("utf-8", "replace")))
             log.debug("[%s] IDENTIFY response: %s", self.address, text)
 
     def _not_opened(self, error: Exception, is_connected: bool) -> ConnectionLost:

@@ -78,7 +78,7 @@ def one_line(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Text that a client chose, for a log line: a client must not fill the disk with lines of 16 KiB."""
+    """Text that a peer chose, for a log line: it must not fill the disk with long ones."""
     return text if len(text) <= _MAX_LOGGED else f"{text[:_MAX_LOGGED]}..."
 
 

@@ -437,6 +437,12 @@ def test_texts_of_nsqd_are_one_printable_line(make_nsqd, connect, told, caplog):
     assert all(message.isprintable() for message in caplog.messages)
 
 
+def test_little_of_a_long_version_is_logged(make_nsqd, connect, caplog):
+    caplog.set_level("DEBUG")
+    connect(make_nsqd(version="1" * 100_000).address, ("t", "c"))
+    assert max(map(len, caplog.messages)) < 2000
+
+
 def test_compressed_data_is_decoded_in_small_parts():
     link = Link("a:1", ConnectionSettings(deflate=True))
     codec, body = Deflate(6), bytes(1 << 20)
