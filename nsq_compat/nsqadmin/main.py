@@ -14,6 +14,7 @@ from nsq_compat import missing_package, version_text
 from nsq_compat.cli.flags import exit_checked, exit_fatal, load_access, read_options, warn_of_options
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import configure
+from nsq_compat.net import resolver
 from nsq_compat.net.process import Supervisor, on_hangup, raise_descriptor_limit, stop_signal, tune_gc
 from nsq_compat.net.sockets import ListenError, check_address
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions, validate
@@ -51,6 +52,7 @@ def main() -> None:
     from nsq_compat.nsqadmin.daemon import Daemon, make_provider, open_sessions, read_users
 
     raise_descriptor_limit()
+    resolver.install()
     stop = stop_signal()
     try:
         validate(options)

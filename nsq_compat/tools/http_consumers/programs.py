@@ -18,6 +18,7 @@ from functools import partial
 
 from nsq_compat.cli.kinds import DURATION, INTEGER, STRING, STRINGS
 from nsq_compat.cli.options import option
+from nsq_compat.net import resolver
 from nsq_compat.net.process import raise_descriptor_limit, stop_signal
 from nsq_compat.net.sockets import ListenError, listen
 from nsq_compat.protocol.durations import MILLISECOND, SECOND, seconds
@@ -110,6 +111,7 @@ class _Stop:
     def __init__(self) -> None:
         log_plainly()
         raise_descriptor_limit()
+        resolver.install()
         self.failure = ""
         self.event = stop_signal()
 
