@@ -325,6 +325,29 @@ def test_a_primary_that_is_back_at_once_with_an_empty_disk_is_taken_over(machine
     assert is_in_sync(again)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_log_of_a_primary_can_be_read_also_while_publishes_are_refused(machines, level):
+    standby = machines.standby()
+    options = (f"--durability={level}", "--mirror-lost=refuse", "--mirror-timeout=100ms")
+    primary = machines.primary(standby, *options)
+    primary.publishes(b"0", b"1", b"2")
+
+    def reads() -> tuple[int, dict[str, str]]:
+        answer = primary.asks("GET", "/topic/read?topic=t&from=1")
+        assert answer.status == 200
+        assert json.loads(primary.http("topic/offsets", topic="t")[1])["next"] == 3
+        return len(answer.body), answer.headers["X-NSQ-Next-Offset"]
+
+    before = reads()
+    assert before[1] == "3"
+    standby.kill()
+    wait_until(partial(is_lost, primary))
+    assert reads() == before
+    primary.kill()
+    primary = machines.start(f"--mirror-to={standby.tcp_address}", *options, data_path=primary.data_path)
+    assert reads() == before
+
+
 def test_checkpoints_are_written_while_publishes_are_refused(machines):
     standby = machines.standby()
     primary = machines.primary(standby, "--mirror-lost=refuse", "--mirror-timeout=100ms", "--sync-timeout=50ms")
