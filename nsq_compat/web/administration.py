@@ -141,10 +141,8 @@ class Administration:
                 self._broker.check_channel(topic, name)
                 return self._topic_log.create_channel(topic, name, when)
             self._broker.channel(topic, name)
-        except CreationRefused as failure:
+        except (CreationRefused, Exiting, OSError) as failure:
             raise refusal_of(failure) from None
-        except (Exiting, OSError):
-            raise ApiError(503, "EXITING") from None
         return EMPTY
 
     def _change_channel(self, change: Callable[[Topic, str], None], request: Request) -> Response:

@@ -310,8 +310,8 @@ def _settings_of(topic: Topic, retention: Retention | None) -> Mapping[str, Any]
 def _durable_end(topic: Topic, log: TopicLog, wanted: int) -> int:
     """The offset at which reading ends. At level ``fsync`` it waits for a sync if it would end before `wanted`.
 
-    What a power cut could remove is not shown: other messages would have its offsets then. It does not wait for a standby.
-    Raises ``ApiError``.
+    What a power cut could remove is not shown: other messages would have its offsets then. No standby is waited
+    for. Raises ``ApiError``.
     """
     end, store = topic.next_offset, topic.store
     if store is None or not store.syncs:

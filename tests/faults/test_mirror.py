@@ -332,7 +332,7 @@ def test_the_log_of_a_primary_can_be_read_also_while_publishes_are_refused(machi
     primary = machines.primary(standby, *options)
     primary.publishes(b"0", b"1", b"2")
 
-    def reads() -> tuple[int, dict[str, str]]:
+    def reads() -> tuple[int, str]:
         answer = primary.asks("GET", "/topic/read?topic=t&from=1")
         assert answer.status == 200
         assert json.loads(primary.http("topic/offsets", topic="t")[1])["next"] == 3
@@ -343,6 +343,7 @@ def test_the_log_of_a_primary_can_be_read_also_while_publishes_are_refused(machi
     standby.kill()
     wait_until(partial(is_lost, primary))
     assert reads() == before
+    assert primary.http("channel/create", b"", topic="t", channel="new") == (503, b'{"message":"NOT_MIRRORED"}')
     primary.kill()
     primary = machines.start(f"--mirror-to={standby.tcp_address}", *options, data_path=primary.data_path)
     assert reads() == before
