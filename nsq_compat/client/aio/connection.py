@@ -17,8 +17,10 @@ import logging
 import math
 import os
 import socket
+import threading
 from collections.abc import Iterable, Iterator
-from typing import Final, cast
+from concurrent.futures import Future
+from typing import Any, Final, cast
 
 from nsq_compat.client.link import ENDS, TURN_SECONDS, ConnectionLost, Link, NotExecuted, Observer, why
 from nsq_compat.client.message import Message
@@ -281,8 +283,8 @@ async def connect(host: str, port: int) -> socket.socket:
     loop = asyncio.get_running_loop()
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except socket.gaierror:  # a name, which asyncio resolves in a thread
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        found = await _resolved(host, port)
     failure = OSError(f"{host} has no address")
     for family, kind, protocol, _, address in found:
         connecting = socket.socket(family, kind, protocol)
@@ -298,3 +300,21 @@ async def connect(host: str, port: int) -> socket.socket:
         else:
             return connecting
     raise failure
+
+
+async def _resolved(host: str, port: int) -> list[Any]:
+    """The addresses of a name, found in a thread of its own.
+
+    Names that DNS does not answer would take up the few threads that asyncio has for all of the program.
+    """
+    found: Future[list[Any]] = Future()
+    found.set_running_or_notify_cancel()  # it is not cancelled with the task that awaits it
+
+    def resolve() -> None:
+        try:
+            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except Exception as error:  # the top of a thread
+            found.set_exception(error)
+
+    threading.Thread(target=resolve, name=f"resolving {host}", daemon=True).start()
+    return await asyncio.wrap_future(found)

@@ -1,9 +1,13 @@
 """What only the connection on an event loop has. The rest is tested with consumers and producers."""
 
 import asyncio
+import socket
+import threading
+
+import pytest
 
 from nsq_compat.client.aio import connection as connections
-from nsq_compat.client.aio.connection import Connection
+from nsq_compat.client.aio.connection import Connection, connect
 from nsq_compat.client.link import Observer
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings
@@ -51,3 +55,33 @@ async def test_bytes_that_become_many_messages_take_turns_with_other_tasks(monke
     assert observer.bodies == bodies
     connection.abort()
     connection.connection_lost(None)
+
+
+async def test_names_without_an_answer_hold_up_no_other_work(monkeypatch):
+    end, system = threading.Event(), socket.getaddrinfo
+
+    def getaddrinfo(host, port, family=0, type=0, proto=0, flags=0):
+        is_name = not flags & socket.AI_NUMERICHOST
+        if is_name and host.startswith("silent"):
+            end.wait(30)
+        return system("127.0.0.1" if is_name else host, port, family, type, proto, flags)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        waiting = [asyncio.create_task(connect(f"silent{number}", port)) for number in range(100)]
+        try:
+            await asyncio.sleep(0)
+            async with asyncio.timeout(20):
+                assert await asyncio.to_thread(lambda: "done") == "done"
+                (await connect("good", port)).close()
+        finally:
+            end.set()
+            for each in waiting:
+                each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_name_that_does_not_exist_is_an_error():
+    with pytest.raises(socket.gaierror):
+        await connect("no such name", 1)
