@@ -344,11 +344,22 @@ class _Watched(HTTPConnection):
     """A connection that is watched by the deadline of the thread that uses it."""
 
     response_class = _Response
+    is_last_request = False
+    """Whether the request asked the server to close the connection. Some do so without saying it."""
 
     def request(self, *args: Any, **kwargs: Any) -> None:
         if self.sock is not None:
             _deadline().watch(self.sock)
         super().request(*args, **kwargs)
+
+    def putheader(self, header: str | bytes, *values: Any) -> None:
+        if header in ("Connection", b"Connection"):
+            self.is_last_request = values[0] in ("close", b"close")
+        super().putheader(header, *values)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.is_last_request = False
+        super().close()
 
     # Not connect(), which returns only after the TLS handshake.
     def _new_conn(self) -> socket.socket:
@@ -435,9 +446,16 @@ class _WatchedTls(_Watched, HTTPSConnection):
         self.is_verified = context.verify_mode == ssl.CERT_REQUIRED
 
 
-class _HttpPool(HTTPConnectionPool):
+class _Pool(HTTPConnectionPool):
+    def _put_conn(self, conn: Any) -> None:
+        if conn is not None and conn.is_last_request:
+            conn.close()  # RFC 9112, 9.6: no further request on this connection
+        super()._put_conn(conn)
+
+
+class _HttpPool(_Pool):
     ConnectionCls = _Watched
 
 
-class _HttpsPool(HTTPSConnectionPool):
+class _HttpsPool(_Pool, HTTPSConnectionPool):
     ConnectionCls = _WatchedTls

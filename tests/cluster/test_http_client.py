@@ -101,6 +101,27 @@ def test_cookies_are_not_kept(client, daemon):
     assert not client._session.cookies
 
 
+@pytest.mark.parametrize("says_close", [False, True])
+def test_a_connection_has_one_request_also_if_the_server_does_not_say_that_it_closes_it(client, daemon, says_close):
+    ports = []
+
+    def answer(handler):
+        ports.append(handler.client_address[1])
+        handler.protocol_version = "HTTP/1.1"
+        handler.send_response(200)
+        handler.send_header("Content-Length", "2")
+        if says_close:
+            handler.send_header("Connection", "close")
+        handler.end_headers()
+        handler.wfile.write(b"{}")
+        handler.close_connection = False  # it would answer another request
+
+    daemon.does("stats", answer)
+    for _ in range(3):
+        client.get(daemon.address, "stats")
+    assert len(set(ports)) == 3
+
+
 # --- Concurrent requests ----------------------------------------------------------------------------------------------
 
 
