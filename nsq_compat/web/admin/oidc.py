@@ -51,6 +51,8 @@ _MAX_USED: Final = 10_000
 _MAX_NAME: Final = 64
 _MAX_TEXT: Final = 300
 _MAX_ROLES: Final = 10_000
+_MAX_HEADER: Final = 64 * 1024
+"""Bytes of the head of an ID token, which may have the certificates of its key (`x5c`)."""
 _ALGORITHMS: Final = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"),
 )
@@ -176,6 +178,7 @@ class Provider:
         # Without a name, the registry would permit its own choice, in which symmetric algorithms are.
         algorithms = [name for name in _ALGORITHMS if name in supported] or _ALGORITHMS
         registry = JWSRegistry(algorithms=algorithms, strict_check_header=False)
+        registry.max_header_length = _MAX_HEADER
         options: Any = {
             "iss": {"essential": True, "value": settings.issuer},
             "aud": {"essential": True, "value": settings.client_id},

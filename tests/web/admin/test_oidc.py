@@ -5,6 +5,7 @@ import threading
 import pytest
 from joserfc import jws, jwt
 from joserfc.jwk import ECKey, OctKey
+from joserfc.jws import JWSRegistry
 
 from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.web.admin import oidc
@@ -137,12 +138,14 @@ def log_in(provider, daemon):
     }
     daemon.says(".well-known/openid-configuration", described)
 
-    def log_in(key, keys):
+    def log_in(key, keys, **more):
         daemon.says("keys", keys)
         _, attempt = provider.begin("http://localhost/login/callback")
         claims = {"iss": issuer, "aud": "nsqadmin", "sub": "1", "nonce": attempt["nonce"], "iat": 1000, "exp": 2000}
-        head = {"alg": "ES256"} | ({"kid": key.kid} if key.kid else {})
-        daemon.says("token", {"access_token": "a", "id_token": jwt.encode(head, claims, key)})
+        head = {"alg": "ES256", **more} | ({"kid": key.kid} if key.kid else {})
+        registry = JWSRegistry()
+        registry.max_header_length = 100_000
+        daemon.says("token", {"access_token": "a", "id_token": jwt.encode(head, claims, key, registry=registry)})
         answer = {"state": attempt["state"], "code": "x"}
         return provider.finish(attempt, answer, "http://localhost/login/callback").role
 
@@ -186,9 +189,14 @@ def test_an_answer_without_keys_is_not_kept(log_in, keys):
     assert log_in(key, published(key)) is Role.VIEWER
 
 
+def test_an_id_token_may_have_the_certificates_of_its_key(log_in):
+    key = key_of("signing")
+    assert log_in(key, published(key), x5c=["A" * 2000] * 3) is Role.VIEWER
+
+
 def test_an_id_token_of_many_levels_is_refused(log_in, monkeypatch):
     key = key_of("signing")
-    monkeypatch.setattr(jwt, "encode", lambda head, claims, key: jws.serialize_compact(head, "[" * 100_000, key))
+    monkeypatch.setattr(jwt, "encode", lambda head, claims, key, **_: jws.serialize_compact(head, "[" * 100_000, key))
     with pytest.raises(LoginFailed, match="is not valid"):
         log_in(key, published(key))
 
