@@ -35,6 +35,8 @@ class Request(NamedTuple):
     client_is_gone: Callable[[], bool] = _never
     """Whether the client has closed the connection or its sending side, also if nothing has been read since, or may not
     make the request any more."""
+    lost_body: bool = False
+    """There was a body, which was dropped (`Admission.is_dropped`)."""
 
 
 class BodyStream(Protocol):

@@ -350,5 +350,6 @@ class RequestReader:
         self.phase = Phase.IDLE
         keep_alive = self._parser.should_keep_alive()
         self.finished = not keep_alive
-        self._ready.append(self._head._replace(body=bytes(self._body), keep_alive=keep_alive))
+        lost_body = self._drops_body and self.body_size > 0
+        self._ready.append(self._head._replace(body=bytes(self._body), keep_alive=keep_alive, lost_body=lost_body))
         self._body = b""

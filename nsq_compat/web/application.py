@@ -297,6 +297,9 @@ class Application:
         elif (refusal := self._refusal(request, route)) is not None:
             response, logged = refusal, True
             self.refused += 1
+        elif request.lost_body and route.permission:  # its token came into force while the body was received
+            response, logged = error(401, "UNAUTHORIZED"), True
+            self.refused += 1
         else:
             response, logged = _respond(self._while_permitted(request, route), route.handler), route.logged
             stream = response.stream

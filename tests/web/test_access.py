@@ -9,7 +9,8 @@ import pytest
 from nsq_compat.policy.access import PERMISSIONS, Tokens, hash_of
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.registry.registration_policy import RegistrationPolicy
-from nsq_compat.session.http_message import Request, Response
+from nsq_compat.session.http_message import HttpLimits, Request, Response
+from nsq_compat.session.http_request_reader import RequestReader
 from nsq_compat.web.access import TokenCheck, bearer
 from nsq_compat.web.application import IGNORED_BODY_LIMIT, Application, Route
 from nsq_compat.web.metrics import Metrics
@@ -175,6 +176,25 @@ def test_a_body_is_not_received_before_the_token_is_known(nsqd: Application):
         assert admitted(header) == (IGNORED_BODY_LIMIT, True)
     assert admitted(None, "/nope") == (IGNORED_BODY_LIMIT, True)
     assert nsqd.admit(Request("GET", b"/ping", "/ping", b"", {}, b"", "")).is_dropped
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 3\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n3\r\n"])
+def test_a_token_that_comes_into_force_within_a_request_does_not_permit_it(framing):
+    """The body was dropped, so a publisher would have an OK for messages that are lost."""
+    access, daemon = Access(), Daemon()
+    access.tokens, late = Tokens(""), access.tokens
+    api = NsqdApi(daemon, refuse=TokenCheck(access, "nsqd", now=lambda: 0.0))  # type: ignore[arg-type]
+    reader = RequestReader(api.admit, HttpLimits(), "127.0.0.1:5")
+    head = b"POST /mpub?topic=t HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer publish\r\n"
+    end = b"\r\n0\r\n\r\n" if b"chunked" in framing else b""
+    assert reader.receive_data(head + framing + b"a\n") == []
+    access.tokens = late
+    (request,) = reader.receive_data(b"b" + end)
+    assert isinstance(request, Request)
+    assert api.respond(request).status == 401
+    (request,) = reader.receive_data(head + framing + b"a\nb" + end)
+    assert isinstance(request, Request)
+    assert api.respond(request).status == 200
 
 
 def test_unknown_paths_and_redirects_are_those_of_nsqd(nsqd):
