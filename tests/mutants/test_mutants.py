@@ -34,7 +34,10 @@ def run_checks(daemon: str, module: str, mutant: str, *checks: str) -> str:
     command += [f"--{daemon}={mutated}", *(f"conformance/behaviours/{check}" for check in checks)]
     # Lost messages never arrive, and other plugins take half a second to load.
     hasty = os.environ | {"CONFORMANCE_PATIENCE": "3", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(command, cwd=ROOT, env=hasty, capture_output=True, text=True, check=False).stdout
+    run = subprocess.run(
+        command, cwd=ROOT, env=hasty, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    return run.stdout
 
 
 @pytest.mark.parametrize(("module", "mutant", "check"), CAUGHT)

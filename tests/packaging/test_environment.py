@@ -98,9 +98,8 @@ def test_a_silent_step_shows_that_it_is_still_working(checkout: Path) -> None:
     run = source_and_run(checkout, f"touch err; {{ {step}; }} | PROGRESS_SECONDS=0.01 show_progress 2>err")
     assert run.returncode == 0
     lines = (checkout / "err").read_text().split("\n")
-    assert lines[0] == "one"
     assert "   still working after 0 s" in lines
-    assert lines[-2:] == ["two", "three"]
+    assert [line for line in lines if not line.startswith("   still working after")] == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize(("no_color", "shown"), [("", "\x1b[1;36m== hello\x1b[0m\r\n"), ("1", "== hello\r\n")])

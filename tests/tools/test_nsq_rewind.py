@@ -107,6 +107,7 @@ def test_an_nsqd_that_does_not_answer_leaves_all_as_they_are(rewind, topic, two)
 def test_nsqd_are_found_by_nsqlookupd(run, lookupd, announced_nsqd):
     announced_nsqd.create_channel("t", "c")
     announced_nsqd.publish("t", b"1", b"2")
+    wait_until(lambda: announced_nsqd.waiting("t") == 2)  # the topic asks nsqlookupd for its channels first
     announced_nsqd.asks("POST", "/channel/empty?topic=t&channel=c")
     wait_until(lambda: lookupd.asks("GET", "/lookup?topic=t").status == 200)
     flags = ("--topic=t", "--channel=c", "--to=oldest", "--execute", f"--lookupd-http-address={lookupd.http_address}")
