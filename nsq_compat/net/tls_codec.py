@@ -39,10 +39,11 @@ class Tls(Codec):
 
 
 _HEADER_SIZE: Final = 5
-RECORDS_IN_PART: Final = 32
-MAX_IDLE_RECORDS: Final = 64
-"""Records without data in one call of `decode`. Updating a key takes 20 us and 27 bytes, and OpenSSL goes on until
-there is data: a read of such records would hold up all other clients for 50 ms. Clients send one of them in hours."""
+RECORDS_IN_PART: Final = 16
+MAX_IDLE_RECORDS: Final = 32
+"""Records without data in one call of `decode`. Updating a key takes 20 us and 27 bytes, as much again if the client
+asks for an update of ours, and OpenSSL goes on until there is data: a read of such records would hold up all other
+clients for 50 ms, and hundreds of connections may receive them at once. Clients send one of them in hours."""
 TOO_MANY_IDLE_RECORDS: Final = "tls: too many non-advancing records"
 MAX_HANDSHAKE_RECORDS: Final = 128
 """Records before the end of a handshake, which has fewer than ten. A step with 64 KiB of records of one byte would hold
