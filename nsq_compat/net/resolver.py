@@ -17,12 +17,22 @@ MAX_NAMES: Final = 512
 _IDLE_SECONDS: Final = 10
 
 
+class _Pool(ThreadPool):
+    def adjust(self) -> None:
+        """Without a limit of the system's that is lower, each call has a thread; otherwise it waits for one."""
+        try:
+            super().adjust()
+        except RuntimeError:  # gevent would count the call for ever, and start no thread for others
+            if not self.size:
+                raise
+
+
 class Resolver(ThreadResolver):
     """IP addresses need no thread, and a name needs one thread however many ask for it."""
 
     def __init__(self) -> None:
         super().__init__(gevent.get_hub())
-        self.pool = ThreadPool(MAX_NAMES, idle_task_timeout=_IDLE_SECONDS)
+        self.pool = _Pool(MAX_NAMES, idle_task_timeout=_IDLE_SECONDS)
         self._asked: dict[tuple[Any, ...], AsyncResult[Any]] = {}
 
     def getaddrinfo(self, host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> Any:

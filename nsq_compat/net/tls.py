@@ -91,6 +91,7 @@ class StandardTls(Tls):
         self._records = Records()
         self._unread: list[bytes] = []  # came with the end of the handshake
         self._reads = 0  # records with data
+        self._records_each = 1  # of which one has data
 
     def do_handshake(self, data: bytes) -> bool:
         begun = self._records.begun
@@ -107,6 +108,7 @@ class StandardTls(Tls):
             except ssl.SSLError as error:
                 raise self._refusal(error) from None
             self._unread = parts[number:]
+            self._records_each = 2 if self._tls.version() == "TLSv1" else 1
             return True
         return False
 
@@ -148,7 +150,7 @@ class StandardTls(Tls):
                 yield piece
                 if not piece:
                     return
-            idle += RECORDS_IN_PART - (self._reads - reads)
+            idle += max(0, RECORDS_IN_PART - (self._reads - reads) * self._records_each)
             if idle > MAX_IDLE_RECORDS:
                 self._refused = True
                 raise TlsError(TOO_MANY_IDLE_RECORDS)

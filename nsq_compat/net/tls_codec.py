@@ -43,7 +43,8 @@ RECORDS_IN_PART: Final = 16
 MAX_IDLE_RECORDS: Final = 32
 """Records without data in one call of `decode`. Updating a key takes 20 us and 27 bytes, as much again if the client
 asks for an update of ours, and OpenSSL goes on until there is data: a read of such records would hold up all other
-clients for 50 ms, and hundreds of connections may receive them at once. Clients send one of them in hours."""
+clients for 50 ms, and hundreds of connections may receive them at once. Clients send one of them in hours. But with TLS
+1.0, which has no such updates, OpenSSL's clients send an empty record before each with data."""
 TOO_MANY_IDLE_RECORDS: Final = "tls: too many non-advancing records"
 MAX_HANDSHAKE_RECORDS: Final = 128
 """Records before the end of a handshake, which has fewer than ten. A step with 64 KiB of records of one byte would hold

@@ -78,7 +78,7 @@ class LenientTls(Tls):
     def decode(self, data: bytes) -> Iterator[bytes]:
         parts = self._records.cut(data)
         parts, self._unread = self._unread + parts, []
-        idle = 0
+        idle, records_each = 0, 2 if self._tls.get_protocol_version() == SSL.TLS1_VERSION else 1
         for part in parts:
             self._write_incoming(part)
             idle += RECORDS_IN_PART
@@ -86,7 +86,7 @@ class LenientTls(Tls):
                 yield piece
                 if not piece:
                     return
-                idle -= 1
+                idle = max(0, idle - records_each)
             if idle > MAX_IDLE_RECORDS:
                 self._refused = True
                 raise TlsError(TOO_MANY_IDLE_RECORDS)

@@ -7,6 +7,7 @@ from typing import Any
 import gevent
 import pytest
 from gevent import socket as gevent_socket
+from gevent import threadpool
 
 from nsq_compat.net import resolver
 
@@ -60,6 +61,23 @@ def test_a_name_is_asked_for_once_at_a_time(asked):
     waiting[0].kill()
     assert asked == {"silent": 1, "good": 1}
     gevent.killall(waiting)
+
+
+def test_names_wait_for_a_thread_if_the_system_permits_few(asked, monkeypatch):
+    used: Any = gevent.get_hub().resolver
+    start: Any = vars(threadpool)["start_new_thread"]
+    started: list[object] = []
+
+    def start_few(*args):
+        if len(started) == 3:
+            raise RuntimeError("can't start new thread")
+        started.append(start(*args))
+
+    monkeypatch.setattr(threadpool, "start_new_thread", start_few)
+    waiting = [gevent.spawn(gevent_socket.getaddrinfo, f"name{number}", 80) for number in range(20)]
+    with gevent.Timeout(PATIENCE):
+        assert [each.get() for each in waiting] == [[ADDRESS]] * 20
+    assert used.pool.size == 3
 
 
 def test_an_ip_address_needs_no_thread(asked):

@@ -284,6 +284,18 @@ def test_thousands_of_short_records_are_read(pair, cut):
     assert heard_in_cuts(pair.server, wire, cut) == b"NOP\n" * 1000
 
 
+@pytest.mark.parametrize("cut", [1 << 16, 999])
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1 is deprecated")
+def test_empty_records_of_tls_1_0_before_each_with_data_are_read(authority, certificates, cut):
+    """OpenSSL's clients send them, against an attack on CBC."""
+    context = authority.trusting(authority.client, authority.client_key)
+    context.set_ciphers("ECDHE+AES:@SECLEVEL=0")
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1
+    pair = Pair(certificates, TlsClient(context)).do_handshake()
+    wire = b"".join(pair.client.encode(b"NOP\n") for _ in range(1000))
+    assert heard_in_cuts(pair.server, wire, cut) == b"NOP\n" * 1000
+
+
 @pytest.mark.parametrize("cut", [27 * 1000, 27 * 48])
 def test_a_client_that_updates_its_key_again_and_again_is_refused_before_all_is_read(updates, cut):
     server, records = updates

@@ -316,5 +316,8 @@ async def _resolved(host: str, port: int) -> list[Any]:
         except Exception as error:  # the top of a thread
             found.set_exception(error)
 
-    threading.Thread(target=resolve, name=f"resolving {host}", daemon=True).start()
+    try:
+        threading.Thread(target=resolve, name=f"resolving {host}", daemon=True).start()
+    except RuntimeError as error:  # the system permits no more
+        raise OSError(f"{host}: {error}") from None
     return await asyncio.wrap_future(found)

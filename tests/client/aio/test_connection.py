@@ -85,3 +85,12 @@ async def test_names_without_an_answer_hold_up_no_other_work(monkeypatch):
 async def test_a_name_that_does_not_exist_is_an_error():
     with pytest.raises(socket.gaierror):
         await connect("no such name", 1)
+
+
+async def test_without_a_thread_for_a_name_its_node_is_not_reached(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(OSError, match="localhost: can't start new thread"):
+        await connect("localhost", 1)
