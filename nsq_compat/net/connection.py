@@ -227,7 +227,7 @@ class Connection(Generic[Session]):
             self._decode(self._plain(data, self._tls))
         has_answered = False
         if not session.awaits_publish:
-            if self._tick.due and session.upgrade is None:
+            if (self._tick.due or self._compression is not None) and session.upgrade is None:
                 self.wake()
             else:
                 has_answered = self.flush()
@@ -355,11 +355,11 @@ class Connection(Generic[Session]):
         """Let other connections run; return whether this one is still open."""
         self._stop_watching()
         if not self._is_closed:
-            yield_to_loop(self._network)
+            yield_to_loop(self.client)
         return not self._is_closed
 
     @property
-    def _network(self) -> str:
+    def client(self) -> str:
         """The network of the client; long work for it is done in the turns of that."""
         return network_of(self.peer.rpartition(":")[0].strip("[]"))
 
@@ -419,11 +419,14 @@ class Connection(Generic[Session]):
         try:
             for number, piece in enumerate(pieces):
                 if number:
-                    yield_to_loop(self._network)
+                    yield_to_loop(self.client)
                 if self.session.closing or self._is_closed:
                     return
                 self._feed(piece)
-                self.flush()
+                if number or self.session.upgrade is not None:
+                    self.flush()
+                else:  # compressing may take long, and hundreds of connections may have read in this iteration
+                    self.wake()
                 self._prepare_next_read()
         except (CompressionError, TlsError) as error:
             self._stop_decoding(error)
@@ -615,7 +618,7 @@ class Connection(Generic[Session]):
         finally:
             writable.close()
             self._writable = self._writer = None
-        self.flush_when_due()
+        self.wake()
         self._hub.loop.run_callback(self._resume_reader)
 
     # --- Time ---------------------------------------------------------------------------------------------------------
@@ -632,7 +635,7 @@ class Connection(Generic[Session]):
         if self._is_shut:
             self.abort()
         self._alarm_at = float("inf")
-        self.flush_when_due()
+        self.wake()
 
     # --- The end ------------------------------------------------------------------------------------------------------
 

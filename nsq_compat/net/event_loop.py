@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 MAX_FLUSHES: Final = 64
 """Connections flushed before the loop polls its sockets again. At about 10 us each, they take less than 1 ms."""
+_MAX_FLUSH_SECONDS: Final = 0.004
+"""Time for flushes in one iteration. The last one may exceed it: compressing a large message takes long."""
 _MAX_ALARM_SECONDS: Final = 0.004
 """Time for alarms in one iteration. The last one may exceed it; the others run in the next iteration."""
 _LAG_INTERVAL: Final = 0.25
@@ -29,6 +31,10 @@ _LAG_INTERVAL: Final = 0.25
 
 class Flushable(Protocol):
     """A connection with something to send."""
+
+    @property
+    def client(self) -> str:
+        """Whose it is: clients take turns where flushes take long."""
 
     def flush_when_due(self) -> None:
         """Send it. Must not raise, because other connections follow."""
@@ -39,6 +45,9 @@ class LoopTick:
 
     A connection sets `is_reading` while it reads from its socket, and then calls `run` if there is work. Code that adds
     work at other times calls `schedule`.
+
+    If flushes take long, the connections that remain, and those that follow, are flushed in later iterations, in which
+    clients take turns: one client with hundreds of connections that compress does not hold up another one.
     """
 
     def __init__(self, loop: Any) -> None:
@@ -47,6 +56,11 @@ class LoopTick:
         self.is_reading = False
         self._loop = loop
         self._is_scheduled = False
+        self._late: OrderedDict[str, deque[Flushable]] = OrderedDict()
+        # A timer fires once in an iteration. Fifty callbacks of a loop may run before it looks at the time.
+        self._timer = loop.timer(0)
+        self._iteration = -1
+        self._spent = 0.0  # in that iteration
 
     def call(self, callback: Callable[[], None]) -> None:
         """Call this before the connections are flushed."""
@@ -81,11 +95,50 @@ class LoopTick:
         finally:
             self.is_reading = False
             connections, self.due = self.due, []  # connections that are woken meanwhile are flushed after these
-            if len(connections) > MAX_FLUSHES:
-                connections, self.due = connections[:MAX_FLUSHES], connections[MAX_FLUSHES:]
-                self.schedule()
-            for connection in connections:
+            if self._late or not self._has_time():
+                self._put_off(connections)
+            else:
+                if len(connections) > MAX_FLUSHES:
+                    connections, self.due = connections[:MAX_FLUSHES], connections[MAX_FLUSHES:]
+                    self.schedule()
+                self._flush(connections)
+
+    def _flush(self, connections: list[Flushable]) -> None:
+        began = time.monotonic()
+        for number, connection in enumerate(connections, 1):
+            connection.flush_when_due()
+            if time.monotonic() - began + self._spent > _MAX_FLUSH_SECONDS:
+                self._put_off(connections[number:])
+                break
+        self._spent += time.monotonic() - began
+
+    def _has_time(self) -> bool:
+        if self._loop.iteration != self._iteration:
+            self._iteration, self._spent = self._loop.iteration, 0.0
+        return self._spent <= _MAX_FLUSH_SECONDS
+
+    def _put_off(self, connections: list[Flushable]) -> None:
+        if connections and not self._late:
+            self._timer.start(self._flush_late, update=False)
+        for connection in connections:
+            self._late.setdefault(connection.client, deque()).append(connection)
+
+    def _flush_late(self) -> None:
+        """Runs in the hub, once in an iteration while something was put off."""
+        self._timer.stop()
+        connections, self.due = self.due, []
+        self._put_off(connections)
+        began = time.monotonic()
+        try:
+            while self._late and time.monotonic() - began <= _MAX_FLUSH_SECONDS:
+                client, waiting = self._late.popitem(last=False)
+                connection = waiting.popleft()
+                if waiting:
+                    self._late[client] = waiting
                 connection.flush_when_due()
+        finally:
+            if self._late:
+                self._timer.start(self._flush_late, update=False)
 
 
 class AlarmClock:

@@ -34,8 +34,9 @@ SO_TIMESTAMPNS = 35
 
 
 class Sender:
-    def __init__(self, sent, name, then=lambda: None):
+    def __init__(self, sent, name, then=lambda: None, client=""):
         self._sent, self._name, self._then = sent, name, then
+        self.client = client
 
     def flush_when_due(self):
         self._sent.append(self._name)
@@ -43,14 +44,31 @@ class Sender:
 
 
 class Loop:
-    """Asked to call back, it does when told to; `pendingcnt` as the test says."""
+    """Asked to call back, it does when told to; `pendingcnt` as the test says. It is its only timer."""
 
     def __init__(self):
         self.pendingcnt = 0
+        self.iteration = 0
+        self.late: Callable[[], None] | None = None
         self.asked: list[Callable[[], None]] = []
 
     def run_callback(self, func):
         self.asked.append(func)
+
+    def timer(self, after):
+        return self
+
+    def start(self, callback, update):
+        self.late = callback
+
+    def stop(self):
+        self.late = None
+
+    def iterates(self):
+        """As an iteration in which the timer is due."""
+        self.iteration += 1
+        callback, self.late = self.late, None
+        callback()
 
     def calls_back(self):
         [callback] = self.asked
@@ -101,6 +119,23 @@ def test_many_connections_are_flushed_in_order_over_several_callbacks(loop, tick
         loop.calls_back()
         assert sent == list(range(expected))
     assert not loop.asked
+
+
+def test_flushes_that_take_long_are_put_off_and_clients_take_turns(loop, tick):
+    sent: list[object] = []
+    for number in range(3):
+        adds(tick, Sender(sent, number, lambda: time.sleep(0.005), "greedy"))
+    loop.calls_back()
+    assert sent == [0]
+    adds(tick, Sender(sent, "other", client="other"))
+    loop.iterates()
+    assert sent == [0, 1]
+    loop.iterates()
+    assert sent == [0, 1, "other", 2]
+    assert loop.late is None
+    if loop.asked:
+        loop.calls_back()
+    assert sent == [0, 1, "other", 2]
 
 
 def test_a_connection_added_during_a_flush_is_flushed_at_the_next_one(loop, tick):
