@@ -36,6 +36,8 @@ When = str | int | datetime | timedelta
 
 MAX_ANSWER_BYTES: Final = 1 << 30
 """A part has a message at least, and nsqd does not announce its --max-msg-size."""
+_MAX_JSON_BYTES: Final = 1 << 20
+"""Of an answer that is no part of a log. JSON takes up to thirty times its size, and is parsed in one go."""
 _WAIT_SECONDS: Final = 20.0
 """Time for which nsqd waits for the next message before it answers with none."""
 _FIRST_DELAY: Final = 0.2
@@ -353,7 +355,8 @@ class _Node:
 
     def offsets(self, at: str) -> Routine[dict[str, int]]:
         """The answer of /topic/offsets."""
-        answer = loaded((yield from self._get("/topic/offsets", {"at": at})).body)
+        body = (yield from self._get("/topic/offsets", {"at": at})).body
+        answer = loaded(body) if len(body) <= _MAX_JSON_BYTES else None
         if not isinstance(answer, dict) or not all(_is_offset(answer.get(key)) for key in ("first", "next", "offset")):
             raise ValueError("the answer has no offsets; is this nsqd's HTTP address?")
         return answer
@@ -415,6 +418,8 @@ def _is_offset(value: object) -> bool:
 
 def _load(body: bytes) -> dict[str, Any]:
     """The JSON object of a refusal; empty if it is none."""
+    if len(body) > _MAX_JSON_BYTES:
+        return {}
     with suppress(ValueError):
         value = loaded(body)
         if isinstance(value, dict):

@@ -19,6 +19,8 @@ from pyspark_nsq.options import ReadOptions
 log = logging.getLogger(__name__)
 
 _MAX_RESPONSE_BYTES = 32 << 20
+_MAX_VALUES = 1_000_000
+"""Of an answer. They take many times its size, and the process does nothing else while they are parsed."""
 # Polls of /stats within one second while a topic still copies messages to its channels.
 _MAX_POLLS = 50
 _MAX_WARNINGS = 5
@@ -67,6 +69,8 @@ def ask(address: str, path: str, timeout: float, access: HttpAccess = NO_ACCESS,
     if status == 404:
         return None
     try:
+        if sum(map(body.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+            raise ValueError("the answer has too many values")
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise HttpFailed(f"http://{address}/{path}: {error}") from None

@@ -343,6 +343,7 @@ def serve() -> Iterator[Callable[..., str]]:
 
 
 OFFSETS: Answer = (200, {}, b'{"first":0,"next":2,"offset":2}')
+LONG = b'{%b,"more":[' + b"[]," * 400_000 + b"[]]}"
 FRAME = b"\0\0\0\x1f\0\0\0\2" + bytes(8) + b"\0\1" + b"0" * 16 + b"a"
 
 
@@ -375,6 +376,8 @@ def test_all_of_a_topic_that_is_created_later_is_after_the_end(serve):
         ({"offsets": (200, {}, b"<html>")}, "the answer is not JSON"),
         ({"offsets": (200, {}, b"[" * 100_000)}, "the answer has too many levels"),
         ({"offsets": (500, {}, b"[" * 100_000)}, "answered 500"),
+        ({"offsets": (200, {}, LONG % b'"first":0,"next":1,"offset":1')}, "the answer has no offsets"),
+        ({"offsets": (500, {}, LONG % b'"message":"NOT_READ"')}, "answered 500 $"),
         ({"offsets": (500, {}, b'{"message":"INTERNAL_ERROR"}')}, "answered 500 INTERNAL_ERROR"),
         ({"offsets": (200, {}, b'{"first":0,"next":1,"offset":9223372036854775808}')}, "the answer has no offsets"),
         ({"offsets": (200, {}, b'{"first":-1,"next":1,"offset":0}')}, "the answer has no offsets"),

@@ -108,6 +108,13 @@ def test_a_slow_answer_ends_at_the_deadline(answer):
         ask(server.address, "stats", DEADLINE)
 
 
+def test_an_answer_of_tiny_values_is_refused():
+    body = b"[" + b"0," * 1_000_001 + b"0]"
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with HostileServer(lambda server: iter([answer])) as server, pytest.raises(HttpFailed, match="too many values"):
+        ask(server.address, "stats", 30)
+
+
 def test_an_invalid_registration_is_skipped_and_logged_once(lookupd, caplog):
     bad = {"broadcast_address": "a b", "tcp_port": 1, "http_port": 2, "hostname": "web3"}
     good = {"broadcast_address": "::1", "tcp_port": 1, "http_port": 2}

@@ -198,7 +198,7 @@ class _Response:
             self.is_complete = True
             return
         is_http, before = False, len(self._body)
-        with suppress(httptools.HttpParserError):
+        with suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):  # no other protocol was asked for
             self._parser.feed_data(data)
             is_http = True
         if not is_http:

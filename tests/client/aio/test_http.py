@@ -139,8 +139,9 @@ async def test_user_and_password_of_a_url_are_sent(serve, requests):
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n" + bytes(2000), AnswerTooLarge, "larger than 1000 bytes"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, AnswerTooLarge, "the headers are larger"),
         (TRAILERS + b"x" * 100_000, AnswerTooLarge, "the headers are larger"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\r\nx", HTTPException, "no answer in HTTP"),
     ],
-    ids=["ssh", "cut body", "cut headers", "large body", "large headers", "large trailers"],
+    ids=["ssh", "cut body", "cut headers", "large body", "large headers", "large trailers", "another protocol"],
 )
 async def test_an_invalid_answer_is_a_failure_with_a_reason(serve, raw, error, reason):
     with pytest.raises(error) as failure:
