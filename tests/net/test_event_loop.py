@@ -68,6 +68,7 @@ class Loop:
         """As an iteration in which the timer is due."""
         self.iteration += 1
         callback, self.late = self.late, None
+        assert callback is not None, "the timer was started"
         callback()
 
     def calls_back(self):
