@@ -425,8 +425,8 @@ class Connection(Generic[Session]):
                 self._feed(piece)
                 if number or self.session.upgrade is not None:
                     self.flush()
-                else:  # compressing may take long, and hundreds of connections may have read in this iteration
-                    self.wake()
+                else:
+                    self._flush_in_time()
                 self._prepare_next_read()
         except (CompressionError, TlsError) as error:
             self._stop_decoding(error)
@@ -550,6 +550,16 @@ class Connection(Generic[Session]):
         except Exception as error:  # the top of a callback, as `run` is the top of a greenlet
             self._fail(error)
 
+    def _flush_in_time(self) -> None:
+        """Flush now if this iteration has time for it, and otherwise in the turn of the client.
+
+        Compressing may take long, and hundreds of connections may have something to send.
+        """
+        if self._tick.has_time():
+            self._tick.flush([self])
+        else:
+            self.wake()
+
     def flush(self) -> bool:
         """Send one batch of what the session has; the next batch follows in the next iteration.
 
@@ -618,7 +628,7 @@ class Connection(Generic[Session]):
         finally:
             writable.close()
             self._writable = self._writer = None
-        self.wake()
+        self._flush_in_time()
         self._hub.loop.run_callback(self._resume_reader)
 
     # --- Time ---------------------------------------------------------------------------------------------------------
@@ -635,7 +645,7 @@ class Connection(Generic[Session]):
         if self._is_shut:
             self.abort()
         self._alarm_at = float("inf")
-        self.wake()
+        self._flush_in_time()
 
     # --- The end ------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
@@ -95,15 +95,16 @@ class LoopTick:
         finally:
             self.is_reading = False
             connections, self.due = self.due, []  # connections that are woken meanwhile are flushed after these
-            if self._late or not self._has_time():
+            if not self.has_time():
                 self._put_off(connections)
             else:
                 if len(connections) > MAX_FLUSHES:
                     connections, self.due = connections[:MAX_FLUSHES], connections[MAX_FLUSHES:]
                     self.schedule()
-                self._flush(connections)
+                self.flush(connections)
 
-    def _flush(self, connections: list[Flushable]) -> None:
+    def flush(self, connections: Sequence[Flushable]) -> None:
+        """Flush them in this iteration, as far as there is time."""
         began = time.monotonic()
         for number, connection in enumerate(connections, 1):
             connection.flush_when_due()
@@ -112,12 +113,13 @@ class LoopTick:
                 break
         self._spent += time.monotonic() - began
 
-    def _has_time(self) -> bool:
+    def has_time(self) -> bool:
+        """Whether connections may be flushed in this iteration."""
         if self._loop.iteration != self._iteration:
             self._iteration, self._spent = self._loop.iteration, 0.0
-        return self._spent <= _MAX_FLUSH_SECONDS
+        return not self._late and self._spent <= _MAX_FLUSH_SECONDS
 
-    def _put_off(self, connections: list[Flushable]) -> None:
+    def _put_off(self, connections: Sequence[Flushable]) -> None:
         if connections and not self._late:
             self._timer.start(self._flush_late, update=False)
         for connection in connections:
