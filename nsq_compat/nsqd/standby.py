@@ -54,6 +54,7 @@ _POLL_SECONDS: Final = 0.5
 _RETRY_SECONDS: Final = 10.0
 """Until a take-over that failed is tried again by itself."""
 _MAX_HELLO_BYTES: Final = 1 << 16
+_MAX_ADDRESS: Final = 255
 _MAX_COPIES: Final = 64
 """Each may have 64 files open."""
 _READERS: Final = 2
@@ -105,6 +106,8 @@ class Mirrored:
         self.copy = MirrorCopy(files, folder, syncs=syncs)
         self.session: object | None = None
         """The connection of the primary."""
+        self.node_id = -1
+        """Of the primary that is connected."""
         self.last_seen = time.time()
         self.lost_at = time.monotonic()
         self.retry_at = 0.0
@@ -242,8 +245,11 @@ class Standby:
             raise ValueError("no identity")
         if identity == self._identity:
             raise ValueError("an nsqd cannot be its own standby")
+        if len(hello["broadcast_address"]) > _MAX_ADDRESS:
+            raise ValueError(f"a broadcast address of {len(hello['broadcast_address'])} characters")
         if hello["node_id"] == self._broker.limits.node_id:
             raise ValueError(f"both nsqds have --node-id={hello['node_id']}, so two messages could get the same id")
+        self._check_node_id(identity, hello)
         if identity not in self.mirrors and len(self.mirrors) >= _MAX_COPIES:
             raise ValueError(f"there are {_MAX_COPIES} copies of other nsqds in {self._folder}; delete the old ones")
         mirrored = self.mirrors.get(identity) or self._open(identity)
@@ -256,13 +262,26 @@ class Standby:
         state.broadcast_address = hello["broadcast_address"]
         state.tcp_port, state.http_port = hello["tcp_port"], hello["http_port"]
         mirrored.copy.close()  # what an earlier connection still applies ends
-        mirrored.session = session
+        mirrored.session, mirrored.node_id = session, hello["node_id"]
         mirrored.last_seen = time.time()
         mirrored.save()
         if mirrored.session is not session:
             raise ValueError("its topics are taken over now, or it has another connection")
         log.info("MIRROR(%s): connected, epoch %d", mirrored.name, epoch)
         return self._answer(state)
+
+    def _check_node_id(self, identity: str, hello: Mapping[str, Any]) -> None:
+        """Raise ``ValueError`` if another primary that is connected has the node id.
+
+        One with the same address may be this machine, before it lost its disk.
+        """
+        name = f"{hello['broadcast_address']}:{hello['tcp_port']}"
+        for each in self.mirrors.values():
+            is_other = each.session is not None and each.state.identity != identity and each.name != name
+            if is_other and each.node_id == hello["node_id"]:
+                raise ValueError(
+                    f"{each.name} has --node-id={each.node_id} as well, so two messages could get the same id"
+                )
 
     def _answer(self, state: MirrorState) -> bytes:
         answer = {

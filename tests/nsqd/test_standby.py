@@ -187,10 +187,11 @@ def test_the_rest_of_a_merged_copy_is_deleted_and_not_taken_over(node):
     assert sorted(os.listdir(node.copy / "nsq_compat")) == ["a.topic"]
 
 
-def hello(node: Node, identity: str, node_id: int = 1) -> object:
+def hello(node: Node, identity: str, node_id: int = 1, address: str = "") -> object:
     """The session of a primary that has connected."""
     session = object()
-    body = json.dumps({"identity": identity, "epoch": 1, "node_id": node_id}).encode()
+    facts = {"identity": identity, "epoch": 1, "node_id": node_id, "broadcast_address": address}
+    body = json.dumps(facts).encode()
     node.standby.execute(session, "hello", "", body)
     return session
 
@@ -200,6 +201,23 @@ def test_a_primary_with_the_same_node_id_is_refused(node):
     with pytest.raises(FatalClientError, match="E_MIRROR_FAILED MIRROR failed both nsqds have --node-id=2"):
         hello(node, PRIMARY, node_id=2)
     assert not node.copy.exists()
+
+
+def test_two_primaries_with_one_node_id_are_not_connected_together(node):
+    node.start()
+    first = hello(node, PRIMARY, node_id=1, address="first")
+    with pytest.raises(FatalClientError, match="E_MIRROR_FAILED MIRROR failed first:0 has --node-id=1 as well"):
+        hello(node, 32 * "3", node_id=1, address="second")
+    hello(node, PRIMARY, node_id=1, address="first")
+    hello(node, 32 * "4", node_id=1, address="first")  # its disk was lost
+    hello(node, 32 * "3", node_id=3, address="second")
+    assert first is not node.standby.mirrors[PRIMARY].session
+
+
+def test_a_primary_cannot_fill_the_log_with_its_address(node):
+    node.start()
+    with pytest.raises(FatalClientError, match="a broadcast address of 256 characters"):
+        hello(node, PRIMARY, address=256 * "a")
 
 
 def test_copies_are_limited_in_number(node, monkeypatch):
