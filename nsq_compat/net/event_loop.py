@@ -34,7 +34,7 @@ class Flushable(Protocol):
 
     @property
     def client(self) -> str:
-        """Whose it is: clients take turns where flushes take long."""
+        """The address of the other side. Addresses take turns where flushes take long."""
 
     def flush_when_due(self) -> None:
         """Send it. Must not raise, because other connections follow."""
