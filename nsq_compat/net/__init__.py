@@ -4,6 +4,7 @@
     connection    one socket and its session
     event_loop    work at the end of an iteration, alarms, the loop's lag, busy polling, long work in steps
     sockets       sockets for addresses: listening, connecting, resolving names
+    resolver      names of hosts, for programs that connect to any number of them
     tls_codec     TLS as a codec
     tls           TLS with the standard library; NSQ's names of versions and suites
     tls_lenient   TLS that accepts any client certificate, with pyOpenSSL

@@ -26,6 +26,7 @@ Invariants:
   again, by the greenlet. Each piece is answered before the next, and other connections run in between.
 - At most `event_loop.MAX_ENDINGS` connections end in one iteration, even if thousands of clients disconnect at once,
   and at most `event_loop.MAX_HANDSHAKE_STEPS` steps of TLS handshakes are taken.
+- Flushes take a few milliseconds of an iteration, and addresses take turns in the rest (`event_loop.LoopTick`).
 - Nothing that a client sends or omits affects another connection.
 """
 
