@@ -176,13 +176,14 @@ def test_what_a_consumer_sees_of_a_message_stays_the_same(machines):
         producer.defers(b"deferred", 8000)
         consumer.subscribes(ready=10)
         taken = {message.body: message for message in consumer.takes(4)}
-        consumer.finishes([taken[b"finished"]])
         consumer.requeues(taken[b"failed"], 0)
         consumer.requeues(taken[b"put off"], 8000)
         again = consumer.takes(1)
         assert [each.body for each in again] == [b"failed"]
         copy = standby.data_path / "nsq_compat" / "mirrors" / mirror(standby)["primaries"][0]["identity"]
-        wait_until(lambda: standby.checkpoint_says_unfinished("t", "c", copy) == 4)
+        wait_until(lambda: standby.checkpoint_says_unfinished("t", "c", copy) == 5)
+        consumer.finishes([taken[b"finished"]])
+        wait_until(lambda: standby.checkpoint_says_unfinished("t", "c", copy) == 4)  # and so all of the above
         lose(primary)
     assert adopt(standby) == ["t"]
     assert {each["channel_name"]: each["paused"] for each in standby.channels("t")} == {"c": False, "paused": True}
