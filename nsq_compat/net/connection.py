@@ -26,7 +26,7 @@ Invariants:
   again, by the greenlet. Each piece is answered before the next, and other connections run in between.
 - At most `event_loop.MAX_ENDINGS` connections end in one iteration, even if thousands of clients disconnect at once,
   and at most `event_loop.MAX_HANDSHAKE_STEPS` steps of TLS handshakes are taken.
-- Flushes take a few milliseconds of an iteration, and addresses take turns in the rest (`event_loop.LoopTick`).
+- Reads take a few milliseconds of an iteration, and so do flushes; addresses take turns (`event_loop.TimeLimit`).
 - Nothing that a client sends or omits affects another connection.
 """
 
@@ -279,6 +279,29 @@ class Connection(Generic[Session]):
             self._stop_watching()
             return
         tick = self._tick
+        if not tick.reads.has_time():
+            self._readable.stop()
+            tick.reads.put_off(self.client, self._read_in_turn)
+            return
+        self._read_now(tick)
+        if tick.due or tick.calls:
+            tick.run()
+
+    def _read_in_turn(self) -> None:
+        """Read what was put off, unless the reader waits for something else meanwhile."""
+        if self._is_closed:
+            return
+        if not (self._watching and self._reader_waits):
+            self._stop_watching()  # so that the reader starts it again
+            return
+        tick = self._tick
+        self._readable.start(self._on_readable)
+        self._read_now(tick)
+        if tick.due or tick.calls:
+            tick.schedule()
+
+    def _read_now(self, tick: LoopTick) -> None:
+        began = _monotonic()
         tick.is_reading = True
         try:
             if not self._in_loop:
@@ -293,8 +316,7 @@ class Connection(Generic[Session]):
             self._fail(error)
         finally:
             tick.is_reading = False
-            if tick.due or tick.calls:
-                tick.run()
+            tick.reads.spend(_monotonic() - began)
 
     def _read_at_once(self) -> bool:
         """Read in the event loop although the session may wait; return whether the greenlet is not needed."""
@@ -556,7 +578,7 @@ class Connection(Generic[Session]):
 
         Compressing may take long, and hundreds of connections may have something to send.
         """
-        if self._tick.has_time():
+        if self._tick.flushes.has_time():
             self._tick.flush([self])
         else:
             self.wake()

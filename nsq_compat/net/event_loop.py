@@ -24,9 +24,93 @@ MAX_FLUSHES: Final = 64
 """Connections flushed before the loop polls its sockets again. At about 10 us each, they take less than 1 ms."""
 _MAX_FLUSH_SECONDS: Final = 0.004
 """Time for flushes in one iteration. The last one may exceed it: compressing a large message takes long."""
+_MAX_READ_SECONDS: Final = 0.004
+"""Time for reads in one iteration. The last one may exceed it: executing what was read may take long."""
 _MAX_ALARM_SECONDS: Final = 0.004
 """Time for alarms in one iteration. The last one may exceed it; the others run in the next iteration."""
 _LAG_INTERVAL: Final = 0.25
+
+
+class TurnQueue:
+    """Runs callbacks in later iterations of the event loop, in each for about `seconds` and at least one.
+
+    Clients take turns, and each has its callbacks run in FIFO order: a client with hundreds of connections holds up
+    another one by a single callback. `client` is any text that identifies one.
+    """
+
+    def __init__(self, loop: Any, seconds: float = 0.0) -> None:
+        self._waiting: OrderedDict[str, deque[Callable[[], object]]] = OrderedDict()
+        self._seconds = seconds
+        # A timer fires once in an iteration. A thousand of the callbacks of a loop may run before sockets are served.
+        self._timer = loop.timer(0)
+        self._is_set = False
+
+    def __bool__(self) -> bool:
+        """Whether something waits."""
+        return bool(self._waiting)
+
+    def add(self, client: str, callback: Callable[[], object]) -> None:
+        """Call it in a later iteration, when it is the client's turn. It should raise nothing."""
+        self._waiting.setdefault(client, deque()).append(callback)
+        self._set_timer()
+
+    def remove(self, client: str, callback: Callable[[], object]) -> None:
+        """Do not call it, if it still waits."""
+        callbacks = self._waiting.get(client, deque())
+        if callback in callbacks:
+            callbacks.remove(callback)
+            if not callbacks:
+                del self._waiting[client]
+
+    def _next(self) -> None:
+        """Runs in the hub, once in an iteration while something waits."""
+        self._is_set = False
+        self._timer.stop()
+        began = time.monotonic()
+        try:
+            while self._waiting:
+                client, callbacks = self._waiting.popitem(last=False)
+                callback = callbacks.popleft()
+                if callbacks:
+                    self._waiting[client] = callbacks
+                callback()
+                if time.monotonic() - began > self._seconds:
+                    break
+        finally:
+            if self._waiting:
+                self._set_timer()
+
+    def _set_timer(self) -> None:
+        if not self._is_set:
+            self._is_set = True
+            self._timer.start(self._next, update=False)
+
+
+class TimeLimit:
+    """Limits the time that work of one kind takes in an iteration; what follows is put off, and clients take turns."""
+
+    def __init__(self, loop: Any, seconds: float) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._iteration = -1
+        self._spent = 0.0  # in that iteration
+        self._late = TurnQueue(loop, seconds)
+
+    def has_time(self) -> bool:
+        """Whether there is time for more in this iteration, and nothing was put off that has to come first."""
+        # Hot: runs for every read and every flush.
+        iteration = self._loop.iteration
+        if iteration != self._iteration:
+            self._iteration, self._spent = iteration, 0.0
+        return self._spent <= self._seconds and not self._late
+
+    def spend(self, seconds: float) -> None:
+        """Note how long something has taken."""
+        self._spent += seconds
+
+    def put_off(self, client: str, callback: Callable[[], object]) -> None:
+        """Call it in a later iteration, when it is the client's turn."""
+        self._late.add(client, callback)
 
 
 class Flushable(Protocol):
@@ -46,21 +130,18 @@ class LoopTick:
     A connection sets `is_reading` while it reads from its socket, and then calls `run` if there is work. Code that adds
     work at other times calls `schedule`.
 
-    If flushes take long, the connections that remain, and those that follow, are flushed in later iterations, in which
-    clients take turns: one client with hundreds of connections that compress does not hold up another one.
+    Reads and flushes take some time of an iteration. One client with hundreds of connections that have much to execute
+    or to compress does not hold up another one.
     """
 
     def __init__(self, loop: Any) -> None:
         self.due: list[Flushable] = []
         self.calls: list[Callable[[], None]] = []
         self.is_reading = False
+        self.reads = TimeLimit(loop, _MAX_READ_SECONDS)
+        self.flushes = TimeLimit(loop, _MAX_FLUSH_SECONDS)
         self._loop = loop
         self._is_scheduled = False
-        self._late: OrderedDict[str, deque[Flushable]] = OrderedDict()
-        # A timer fires once in an iteration. Fifty callbacks of a loop may run before it looks at the time.
-        self._timer = loop.timer(0)
-        self._iteration = -1
-        self._spent = 0.0  # in that iteration
 
     def call(self, callback: Callable[[], None]) -> None:
         """Call this before the connections are flushed."""
@@ -95,7 +176,7 @@ class LoopTick:
         finally:
             self.is_reading = False
             connections, self.due = self.due, []  # connections that are woken meanwhile are flushed after these
-            if not self.has_time():
+            if not self.flushes.has_time():
                 self._put_off(connections)
             else:
                 if len(connections) > MAX_FLUSHES:
@@ -108,39 +189,16 @@ class LoopTick:
         began = time.monotonic()
         for number, connection in enumerate(connections, 1):
             connection.flush_when_due()
-            if time.monotonic() - began + self._spent > _MAX_FLUSH_SECONDS:
+            now = time.monotonic()
+            self.flushes.spend(now - began)
+            began = now
+            if not self.flushes.has_time():
                 self._put_off(connections[number:])
                 break
-        self._spent += time.monotonic() - began
-
-    def has_time(self) -> bool:
-        """Whether connections may be flushed in this iteration."""
-        if self._loop.iteration != self._iteration:
-            self._iteration, self._spent = self._loop.iteration, 0.0
-        return not self._late and self._spent <= _MAX_FLUSH_SECONDS
 
     def _put_off(self, connections: Sequence[Flushable]) -> None:
-        if connections and not self._late:
-            self._timer.start(self._flush_late, update=False)
         for connection in connections:
-            self._late.setdefault(connection.client, deque()).append(connection)
-
-    def _flush_late(self) -> None:
-        """Runs in the hub, once in an iteration while something was put off."""
-        self._timer.stop()
-        connections, self.due = self.due, []
-        self._put_off(connections)
-        began = time.monotonic()
-        try:
-            while self._late and time.monotonic() - began <= _MAX_FLUSH_SECONDS:
-                client, waiting = self._late.popitem(last=False)
-                connection = waiting.popleft()
-                if waiting:
-                    self._late[client] = waiting
-                connection.flush_when_due()
-        finally:
-            if self._late:
-                self._timer.start(self._flush_late, update=False)
+            self.flushes.put_off(connection.client, connection.flush_when_due)
 
 
 class AlarmClock:
@@ -373,60 +431,10 @@ class CallbackQueue:
             self._timer.start(self._next, update=False)
 
 
-class StepQueue:
-    """Lets greenlets continue one by one, one in each iteration of the event loop.
-
-    Clients take turns, and each has its greenlets continued in FIFO order: a client with hundreds of requests for long
-    answers holds up another one by a single step.
-    """
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub: Any = hub
-        self._waiting: OrderedDict[str, deque[Callable[[], object]]] = OrderedDict()
-        self._timer = self._hub.loop.timer(0)  # as in `CallbackQueue`
-        self._is_set = False
-
-    def wait(self, client: str) -> None:
-        """Return in a later iteration, when it is the calling greenlet's turn."""
-        switch = gevent.getcurrent().switch
-        self._waiting.setdefault(client, deque()).append(switch)
-        self._set_timer()
-        try:
-            self._hub.switch()
-        except BaseException:  # killed, or timed out, while it waited
-            steps = self._waiting.get(client, deque())
-            if switch in steps:
-                steps.remove(switch)
-                if not steps:
-                    del self._waiting[client]
-            raise
-
-    def _next(self) -> None:
-        """Runs in the hub, once in an iteration while something waits."""
-        self._is_set = False
-        self._timer.stop()
-        if not self._waiting:
-            return
-        client, steps = self._waiting.popitem(last=False)
-        step = steps.popleft()
-        if steps:
-            self._waiting[client] = steps
-        try:
-            step()
-        finally:
-            if self._waiting:
-                self._set_timer()
-
-    def _set_timer(self) -> None:
-        if not self._is_set:
-            self._is_set = True
-            self._timer.start(self._next, update=False)
-
-
 MAX_HANDSHAKE_STEPS: Final = 16
 """Steps of TLS handshakes in one iteration, at 0.5 to 1 ms each with RSA; thousands of clients may begin at once."""
 
-_Queues = tuple[StepQueue, CallbackQueue, CallbackQueue, CallbackQueue]
+_Queues = tuple[TurnQueue, CallbackQueue, CallbackQueue, CallbackQueue]
 _queues: "WeakKeyDictionary[Hub, _Queues]" = WeakKeyDictionary()
 
 
@@ -438,7 +446,7 @@ def _queues_of_this_loop() -> _Queues:
         ended, streams, handshaking = (
             CallbackQueue(hub, limit) for limit in (MAX_ENDINGS, MAX_TURNS, MAX_HANDSHAKE_STEPS)
         )
-        found = _queues[hub] = StepQueue(hub), ended, streams, handshaking
+        found = _queues[hub] = TurnQueue(hub.loop), ended, streams, handshaking
     return found
 
 
@@ -450,7 +458,14 @@ def yield_to_loop(client: str | None = None) -> None:
     greenlet: Any = gevent.getcurrent()
     if client is not None:
         greenlet.works_for = client
-    _queues_of_this_loop()[0].wait(getattr(greenlet, "works_for", ""))
+    client = getattr(greenlet, "works_for", "")
+    steps, switch = _queues_of_this_loop()[0], greenlet.switch
+    steps.add(client, switch)
+    try:
+        get_hub().switch()
+    except BaseException:  # killed, or timed out, while it waited
+        steps.remove(client, switch)
+        raise
 
 
 class ClientLocks:

@@ -127,16 +127,46 @@ def test_flushes_that_take_long_are_put_off_and_clients_take_turns(loop, tick):
     for number in range(3):
         adds(tick, Sender(sent, number, lambda: time.sleep(0.005), "greedy"))
     loop.calls_back()
-    assert sent == [0]
     adds(tick, Sender(sent, "other", client="other"))
+    loop.calls_back()
+    assert sent == [0]
     loop.iterates()
     assert sent == [0, 1]
     loop.iterates()
     assert sent == [0, 1, "other", 2]
     assert loop.late is None
-    if loop.asked:
-        loop.calls_back()
-    assert sent == [0, 1, "other", 2]
+
+
+class Reader:
+    """As a connection of which reads take 5 ms."""
+
+    def __init__(self, tick, read, name, client):
+        self._tick, self._read, self._name, self._client = tick, read, name, client
+
+    def is_readable(self):
+        if self._tick.reads.has_time():
+            self.reads()
+        else:
+            self._tick.reads.put_off(self._client, self.reads)
+
+    def reads(self):
+        self._read.append(self._name)
+        time.sleep(0.005)
+        self._tick.reads.spend(0.005)
+
+
+def test_reads_that_take_long_are_put_off_and_clients_take_turns(loop, tick):
+    read: list[object] = []
+    for name, client in ((0, "greedy"), (1, "greedy"), (2, "greedy"), ("other", "other")):
+        Reader(tick, read, name, client).is_readable()
+    assert read == [0]
+    for expected in (1, "other", 2):
+        assert not tick.reads.has_time(), "what was put off comes first"
+        loop.iterates()
+        assert read[-1] == expected
+    assert loop.late is None
+    loop.iteration += 1
+    assert tick.reads.has_time()
 
 
 def test_a_connection_added_during_a_flush_is_flushed_at_the_next_one(loop, tick):
