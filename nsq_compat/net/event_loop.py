@@ -387,16 +387,25 @@ class CallbackQueue:
     def call(self, callback: Callable[[], None]) -> None:
         """Call it in the hub, in this iteration or a later one, after this method has returned."""
         if self.take_slot():
-            self._hub.loop.run_callback(callback)
+            self._hub.loop.run_callback(self._call_in_time, callback)
         else:
-            self._waiting.append(callback)
-            self._set_timer()
+            self._call_later(callback)
+
+    def _call_in_time(self, callback: Callable[[], object]) -> None:
+        """Call it, unless others that took their slots before it have taken long."""
+        if time.monotonic() - self._began > MAX_SECONDS:
+            self._call_later(callback)
+        else:
+            callback()
+
+    def _call_later(self, callback: Callable[[], object]) -> None:
+        self._waiting.append(callback)
+        self._set_timer()
 
     def wait(self) -> None:
         """Return in a later iteration, when it is the calling greenlet's turn."""
         switch = gevent.getcurrent().switch
-        self._waiting.append(switch)
-        self._set_timer()
+        self._call_later(switch)
         try:
             self._hub.switch()
         except BaseException:  # killed, or timed out, while it waited

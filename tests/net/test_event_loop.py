@@ -411,6 +411,22 @@ def test_an_iteration_has_callbacks_up_to_a_number_and_for_a_limited_time(monkey
     assert sorted(map(iterations.count, set(iterations))) == [expected] * (6 // expected)
 
 
+def test_callbacks_that_are_queued_together_and_take_long_are_called_in_several_iterations():
+    hub = gevent.get_hub()
+    queue, iterations, all_called = CallbackQueue(hub, 8), list[int](), Event()
+
+    def callback() -> None:
+        iterations.append(hub.loop.iteration)
+        time.sleep(event_loop.MAX_SECONDS)
+        if len(iterations) == 4:
+            all_called.set()
+
+    for _ in range(4):
+        queue.call(callback)
+    assert all_called.wait(10)
+    assert len(set(iterations)) == 4
+
+
 def test_clients_with_long_work_take_turns_whatever_number_of_requests_each_has():
     order: list[str] = []
 
