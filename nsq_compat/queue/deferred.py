@@ -68,6 +68,7 @@ class Deferred:
         self._size = 0  # bytes of `_frames`
         self._unlocated: dict[bytes, bytes] = {}  # by key, to be located together; never many
         self._recent: dict[bytes, bytes] = {}  # locations of the last released messages
+        self._shared: list[bytes] | None = None  # sorted keys of `_frames`, once `share_with` has needed them
 
     def __len__(self) -> int:
         return len(self._keys) + len(self._unlocated)
@@ -205,21 +206,31 @@ class Deferred:
         self._keys = keys
 
     def share_with(self, other: "Deferred") -> int:
-        """Add a copy of all messages to another channel's; returns how many do not fit there."""
+        """Add a copy of all messages to another channel's; returns how many do not fit there.
+
+        There may be millions, and hundreds of channels. Nothing may be added to this one any more.
+        """
         self._locate_gathered()
         if other._fetch is None:  # it has room for some of the frames in memory
-            here = sorted(key for key in self._keys if entry_id(key) in self._frames)
-            shared = here[: max(0, other._memory - len(other))]
-            for key in shared:
-                other._keep(entry_id(key), self._frames[entry_id(key)])
-            other.restore(shared.copy(), 0.0)
-            return len(self) - len(shared)
+            if self._shared is None:
+                self._shared = sorted(key for key in self._keys if entry_id(key) in self._frames)
+            shared = self._shared[: max(0, other._memory - len(other))]
+            other._keep_all({message_id: self._frames[message_id] for message_id in map(entry_id, shared)})
+            left_out = len(self) - len(shared)
+            other.take_over(shared)
+            return left_out
         surplus: dict[bytes, bytes] = {}
-        for message_id, frame in self._frames.items():
-            if other.room_after(1, len(frame)) >= 0:
-                other._keep(message_id, frame)
-            else:
-                surplus[message_id] = frame
+        if other.room_after(len(self._frames), self._size) >= 0:
+            other._keep_all(self._frames)
+        else:
+            for message_id, frame in self._frames.items():
+                if other.room_after(1, len(frame)) >= 0:
+                    other._keep(message_id, frame)
+                else:
+                    surplus[message_id] = frame
+        if not surplus:
+            other.take_over(self._keys.copy())
+            return 0
         for key in self._keys:
             surplus_frame = None if key_location(key) else surplus.get(entry_id(key))
             if surplus_frame is None:
@@ -252,6 +263,13 @@ class Deferred:
     def _keep(self, message_id: bytes, frame: bytes) -> None:
         self._size += len(frame) - len(self._frames.get(message_id, b""))
         self._frames[message_id] = frame
+
+    def _keep_all(self, frames: Mapping[bytes, bytes]) -> None:
+        if self._frames:
+            for message_id, frame in frames.items():
+                self._keep(message_id, frame)
+        else:
+            self._frames, self._size = dict(frames), sum(map(len, frames.values()))
 
     def _forget(self, message_id: bytes) -> None:
         frame = self._frames.pop(message_id, None)

@@ -76,7 +76,7 @@ def test_sharing_adds_the_same_messages_to_another_and_keeps_them(deferred, make
         assert deferred.share_with(other) == 0
     assert (len(deferred), deferred.release(10.0, PLENTY)) == (3, [c, a, b])
     for other in others:
-        assert (len(other), other.release(10.0, PLENTY)) == (4, [c, before, a, b])
+        assert (len(other), other.release(10.0, PLENTY)) == (4, [c, a, b, before])
 
 
 def test_emptying_drops_everything(deferred, make_frames):
@@ -142,6 +142,25 @@ def test_large_frames_that_are_shared_do_not_take_more_than_16_mib(make_frames):
     first.share_with(second)
     assert in_memory(second) <= 17
     assert len(second) == 40
+
+
+def test_hundreds_of_channels_share_the_keys(make_frames):
+    frames = make_frames(*[b"%d" % number for number in range(PLENTY)])
+    log = Log(*frames)
+    held = Deferred(log.fetch, memory=PLENTY // 2, locate=log.locate)
+    for number, frame in enumerate(reversed(frames)):
+        held.add([frame], due=2000.0 - number, locations=[NOWHERE])
+    logged = Deferred(log.fetch, memory=PLENTY // 2, locate=log.locate)
+    ephemeral = Deferred(memory=PLENTY)
+    assert (held.share_with(logged), held.share_with(ephemeral)) == (0, PLENTY - PLENTY // 2)
+    ours = set(map(id, held.keys()))
+    for other, expected in ((logged, PLENTY), (ephemeral, PLENTY // 2)):
+        assert len([key for key in other.keys() if id(key) in ours]) == len(other) == expected
+    released: list[bytes] = []
+    while logged.next_due() < NEVER:
+        released += logged.release(2000.0, PLENTY)
+    assert released == list(frames)
+    assert ephemeral.release(2000.0, PLENTY) == list(frames[PLENTY // 2 :])
 
 
 def test_a_log_that_cannot_be_read_costs_nothing(make_frames):
