@@ -203,11 +203,11 @@ class Connection(Generic[Session]):
         elif self._received:
             self._feed_received()
         else:
-            self._read()
+            self._read(_monotonic())
         if self._writer is not None or self.session.has_unread or self.session.upgrade is not None:
             self._prepare_next_read()
 
-    def _read(self) -> None:
+    def _read(self, now: float) -> None:
         """Receive once, feed the session, and send its replies, or schedule them after the messages."""
         try:
             data = self._receive_available()
@@ -221,7 +221,7 @@ class Connection(Generic[Session]):
             return
         session = self.session
         if self._encode is None:
-            session.receive_data(data, _monotonic(), _time_ns())
+            session.receive_data(data, now, _time_ns())
         elif self._in_loop and self._tls is not None:
             self._decode_tls(self._tls, data)
         else:
@@ -278,12 +278,12 @@ class Connection(Generic[Session]):
         if not self._reader_waits:
             self._stop_watching()
             return
-        tick = self._tick
-        if not tick.reads.has_time():
+        tick, now = self._tick, _monotonic()
+        if not tick.reads.has_time(now):
             self._readable.stop()
-            tick.reads.put_off(self.client, self._read_in_turn)
+            tick.reads.add(self.client, self._read_in_turn)
             return
-        self._read_now(tick)
+        self._read_now(tick, now)
         if tick.due or tick.calls:
             tick.run()
 
@@ -296,19 +296,18 @@ class Connection(Generic[Session]):
             return
         tick = self._tick
         self._readable.start(self._on_readable)
-        self._read_now(tick)
+        self._read_now(tick, _monotonic())
         if tick.due or tick.calls:
             tick.schedule()
 
-    def _read_now(self, tick: LoopTick) -> None:
-        began = _monotonic()
+    def _read_now(self, tick: LoopTick, now: float) -> None:
         tick.is_reading = True
         try:
             if not self._in_loop:
-                if not self._read_at_once():
+                if not self._read_at_once(now):
                     self._resume_reader()
             else:
-                self._read()
+                self._read(now)
                 if self._writer is not None or self.session.has_unread or self.session.upgrade is not None:
                     self._needs_reader = True
                     self._resume_reader()
@@ -316,9 +315,8 @@ class Connection(Generic[Session]):
             self._fail(error)
         finally:
             tick.is_reading = False
-            tick.reads.spend(_monotonic() - began)
 
-    def _read_at_once(self) -> bool:
+    def _read_at_once(self, now: float) -> bool:
         """Read in the event loop although the session may wait; return whether the greenlet is not needed."""
         session = self.session
         if not session.reads_at_once or self._encode is not None or self._writer is not None:
@@ -332,7 +330,7 @@ class Connection(Generic[Session]):
         except OSError as error:
             self._end_input(partial(self._fail, error))
             return True
-        if not data or not session.receive_at_once(data, _monotonic(), _time_ns()):
+        if not data or not session.receive_at_once(data, now, _time_ns()):
             self._received = data
             return False
         self._answer()
@@ -578,7 +576,7 @@ class Connection(Generic[Session]):
 
         Compressing may take long, and hundreds of connections may have something to send.
         """
-        if self._tick.flushes.has_time():
+        if self._tick.flushes.has_time(_monotonic()):
             self._tick.flush([self])
         else:
             self.wake()

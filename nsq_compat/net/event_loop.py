@@ -45,10 +45,6 @@ class TurnQueue:
         self._timer = loop.timer(0)
         self._is_set = False
 
-    def __bool__(self) -> bool:
-        """Whether something waits."""
-        return bool(self._waiting)
-
     def add(self, client: str, callback: Callable[[], object]) -> None:
         """Call it in a later iteration, when it is the client's turn. It should raise nothing."""
         self._waiting.setdefault(client, deque()).append(callback)
@@ -86,31 +82,25 @@ class TurnQueue:
             self._timer.start(self._next, update=False)
 
 
-class TimeLimit:
-    """Limits the time that work of one kind takes in an iteration; what follows is put off, and clients take turns."""
+class TimeLimit(TurnQueue):
+    """Limits the time for work of one kind to `seconds` since the first of it in an iteration.
+
+    What there is no time for is added to the queue, and clients take turns.
+    """
 
     def __init__(self, loop: Any, seconds: float) -> None:
+        super().__init__(loop, seconds)
         self._loop = loop
-        self._seconds = seconds
         self._iteration = -1
-        self._spent = 0.0  # in that iteration
-        self._late = TurnQueue(loop, seconds)
+        self._until = 0.0  # in that iteration
 
-    def has_time(self) -> bool:
-        """Whether there is time for more in this iteration, and nothing was put off that has to come first."""
+    def has_time(self, now: float) -> bool:
+        """Whether there is time for more in this iteration, and nothing waits that has to come first."""
         # Hot: runs for every read and every flush.
         iteration = self._loop.iteration
         if iteration != self._iteration:
-            self._iteration, self._spent = iteration, 0.0
-        return self._spent <= self._seconds and not self._late
-
-    def spend(self, seconds: float) -> None:
-        """Note how long something has taken."""
-        self._spent += seconds
-
-    def put_off(self, client: str, callback: Callable[[], object]) -> None:
-        """Call it in a later iteration, when it is the client's turn."""
-        self._late.add(client, callback)
+            self._iteration, self._until = iteration, now + self._seconds
+        return now <= self._until and not self._waiting
 
 
 class Flushable(Protocol):
@@ -176,7 +166,7 @@ class LoopTick:
         finally:
             self.is_reading = False
             connections, self.due = self.due, []  # connections that are woken meanwhile are flushed after these
-            if not self.flushes.has_time():
+            if not self.flushes.has_time(time.monotonic()):
                 self._put_off(connections)
             else:
                 if len(connections) > MAX_FLUSHES:
@@ -186,19 +176,15 @@ class LoopTick:
 
     def flush(self, connections: Sequence[Flushable]) -> None:
         """Flush them in this iteration, as far as there is time."""
-        began = time.monotonic()
-        for number, connection in enumerate(connections, 1):
-            connection.flush_when_due()
-            now = time.monotonic()
-            self.flushes.spend(now - began)
-            began = now
-            if not self.flushes.has_time():
+        for number, connection in enumerate(connections):
+            if number and not self.flushes.has_time(time.monotonic()):
                 self._put_off(connections[number:])
                 break
+            connection.flush_when_due()
 
     def _put_off(self, connections: Sequence[Flushable]) -> None:
         for connection in connections:
-            self.flushes.put_off(connection.client, connection.flush_when_due)
+            self.flushes.add(connection.client, connection.flush_when_due)
 
 
 class AlarmClock:
