@@ -250,6 +250,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[bytes]]:
         daemon.publishes(*BODIES[:150])
         with daemon.client() as consumer:
             messages = consumer.subscribes(ready=20).takes(20)
+            wait_until(lambda: daemon.checkpoint_says_unfinished("t", "c") == 150)
             consumer.finishes(messages[:10])
             wait_until(lambda: daemon.checkpoint_says_unfinished("t", "c") == 140)
             daemon.publishes(*BODIES[150:])

@@ -81,8 +81,9 @@ def fill(nsqd: Daemon) -> Client:
         producer.publishes_together(WAITING, b"orders")
         producer.publishes(b"held", topic=b"held")
         producer.publishes(b"for no channel", topic=b"bare")
-    # Last, because publishes alone write no further checkpoint.
-    consumer.finishes([messages[b"finished"]]).requeues(messages[b"requeued"], LATER_MS)
+    # Last, because publishes alone write no further checkpoint, and one that knows of the FIN should know all.
+    consumer.requeues(messages[b"requeued"], LATER_MS)
+    consumer.finishes([messages[b"finished"]])
     wait_until(lambda: nsqd.channel_stats("orders", "archive")["deferred_count"] == 2)
     return consumer
 
