@@ -104,6 +104,7 @@ class Connection(Generic[Session]):
     ) -> None:
         hub = gevent.get_hub()
         self.peer = peer
+        self._client: str | None = None
         self._hub = hub
         self._socket = client
         self._recv = client.recv
@@ -382,7 +383,9 @@ class Connection(Generic[Session]):
     @property
     def client(self) -> str:
         """The network of the client; long work for it is done in the turns of that."""
-        return network_of(self.peer.rpartition(":")[0].strip("[]"))
+        if self._client is None:
+            self._client = network_of(self.peer.rpartition(":")[0].strip("[]"))
+        return self._client
 
     def _apply_back_pressure(self) -> None:
         owed = self.session.owed_replies + (self._tls.pending if self._tls is not None else 0)

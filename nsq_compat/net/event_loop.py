@@ -24,7 +24,7 @@ MAX_FLUSHES: Final = 64
 """Connections flushed before the loop polls its sockets again. At about 10 us each, they take less than 1 ms."""
 _MAX_FLUSH_SECONDS: Final = 0.004
 """Time for flushes in one iteration. The last one may exceed it: compressing a large message takes long."""
-_MAX_READ_SECONDS: Final = 0.004
+_MAX_READ_SECONDS: Final = 0.01
 """Time for reads in one iteration. The last one may exceed it: executing what was read may take long."""
 _MAX_ALARM_SECONDS: Final = 0.004
 """Time for alarms in one iteration. The last one may exceed it; the others run in the next iteration."""
@@ -47,7 +47,10 @@ class TurnQueue:
 
     def add(self, client: str, callback: Callable[[], object]) -> None:
         """Call it in a later iteration, when it is the client's turn. It should raise nothing."""
-        self._waiting.setdefault(client, deque()).append(callback)
+        callbacks = self._waiting.get(client)
+        if callbacks is None:
+            callbacks = self._waiting[client] = deque()
+        callbacks.append(callback)
         self._set_timer()
 
     def remove(self, client: str, callback: Callable[[], object]) -> None:

@@ -101,7 +101,6 @@ def peer_of(name: object) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=1024)
-@lru_cache(maxsize=1024)
 def network_of(host: str) -> str:
     """An IPv4 address or a name, or the network of 64 bits of an IPv6 address; "" for a unix socket.
 
