@@ -138,7 +138,7 @@ def test_flushes_that_take_long_are_put_off_and_clients_take_turns(loop, tick):
 
 
 class Reader:
-    """As a connection of which reads take 5 ms."""
+    """As a connection of which reads take 12 ms."""
 
     def __init__(self, tick, read, name, client):
         self._tick, self._read, self._name, self._client = tick, read, name, client
@@ -151,7 +151,7 @@ class Reader:
 
     def reads(self):
         self._read.append(self._name)
-        time.sleep(0.005)
+        time.sleep(0.012)
 
 
 def test_reads_that_take_long_are_put_off_and_clients_take_turns(loop, tick):
