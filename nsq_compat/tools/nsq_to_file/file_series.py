@@ -114,20 +114,24 @@ class FileNames:
         if options.gzip and not filename_format.endswith(_GZIP_SUFFIX):
             filename_format += _GZIP_SUFFIX
         short = hostname.split(".")[0]
-        self._format = filename_format
+        self._format = "/".join(each for each in filename_format.split("/") if each != ".")
         self._datetime_format = options.datetime_format
         host = (options.host_identifier or short).replace("<SHORT_HOST>", short).replace("<HOSTNAME>", hostname)
         self._values = {"HOST": host, "PID": str(pid), "REV": REVISION}
 
     def name(self, topic: str, now_ns: int) -> Name:
-        """The name of a topic's file that is opened now. Raises ``BadFormat`` if it leads out of the directory."""
+        """The name of a topic's file that is opened now. Raises ``BadFormat`` if it is not below its folders."""
         values = {**self._values, "TOPIC": topic, "DATETIME": datetime_text(self._datetime_format, now_ns)}
         template = _TOKEN.sub(lambda token: values[token[1]], self._format).lstrip("/")
+        parts = template.split("/")
         # A topic may be named "..", and publishing must not give write access outside of the output directory.
-        if ".." in template.split("/"):
+        if ".." in parts:
             raise BadFormat(f"{template} leads out of the output directory")
-        if template.rpartition("/")[2] in ("", "."):  # to open it would fail, and end the program
+        if parts[-1] in ("", "."):  # to open it would fail, and end the program
             raise BadFormat(f"{template} is a directory")
+        # So would the file of another topic, whose folder has the name of this file.
+        if "." in parts:
+            raise BadFormat(f"{template} is not in a folder of its own")
         return Name(template)
 
     def recognize(self, path: str) -> tuple[str, Name, int] | None:

@@ -72,7 +72,15 @@ def test_a_topic_cannot_lead_out_of_the_folder():
 def test_a_file_cannot_have_the_name_of_its_folder(filename_format):
     with pytest.raises(BadFormat, match="is a directory"):
         names(filename_format, needs_revisions=False).name(".", NOW_NS)
-    assert names("<TOPIC>/x", needs_revisions=False).name(".", NOW_NS).template == "./x"
+
+
+def test_a_topic_cannot_put_a_file_where_another_has_its_folder():
+    with pytest.raises(BadFormat, match="folder of its own"):
+        names("<TOPIC>/<DATETIME><REV>.log").name(".", NOW_NS)
+    with pytest.raises(BadFormat, match="folder of its own"):
+        names("<DATETIME>/<TOPIC>/x<REV>").name(".", NOW_NS)
+    assert names("./a/./<TOPIC>/x<REV>").name("t", NOW_NS).template == "a/t/x<REV>"
+    assert names("<TOPIC>.log<REV>").name(".", NOW_NS).template == "..log<REV>"
 
 
 @pytest.mark.parametrize(
