@@ -94,10 +94,11 @@ class FrameReader:
     """Reads the frames of one connection.
 
     `max_frame_size` limits a frame's size field (type and data, in bytes), and is checked before the rest is awaited.
+    It may be changed after `hand_back`.
     """
 
     def __init__(self, max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
-        self._max_frame_size = max_frame_size
+        self.max_frame_size = max_frame_size
         self._buffer = ReceiveBuffer(FRAME_HEADER.size)
 
     @property
@@ -115,7 +116,7 @@ class FrameReader:
     def receive_block(self, data: bytes) -> FrameBlock:
         """All complete frames at once. Raises ``FrameError``, also for a message shorter than its header."""
         # Hot: runs for every message that a Spark task receives.
-        buffer, unpack_header, max_size = self._buffer, FRAME_HEADER.unpack_from, self._max_frame_size
+        buffer, unpack_header, max_size = self._buffer, FRAME_HEADER.unpack_from, self.max_frame_size
         header_size, to_type = FRAME_HEADER.size, _TYPE_OFFSET
         message_type, with_headers, min_size = FRAME_TYPE_MESSAGE, FRAME_TYPE_MESSAGE_WITH_HEADERS, _MIN_MESSAGE_SIZE
         others: list[tuple[int, Frame]] = []
@@ -150,7 +151,7 @@ class FrameReader:
 
     def _frames(self) -> Iterator[Frame]:
         # Hot: runs for every message that a consumer receives. The locals save lookups.
-        buffer, unpack_header, max_size = self._buffer, FRAME_HEADER.unpack_from, self._max_frame_size
+        buffer, unpack_header, max_size = self._buffer, FRAME_HEADER.unpack_from, self.max_frame_size
         header_size, to_type = FRAME_HEADER.size, _TYPE_OFFSET
         data, position = buffer.gather(), 0
         end = len(data)

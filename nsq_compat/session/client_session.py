@@ -39,6 +39,8 @@ DEFAULT_MAX_RDY_COUNT: Final = 2500
 """Used if nsqd does not name a limit."""
 
 _DEFAULT_DEFLATE_LEVEL = 6
+_MAX_OPENING_FRAME: Final = 64 << 10
+"""Bytes of a frame before the connection is open. Answers are small then, and JSON of megabytes takes seconds."""
 _MAX_ERROR: Final = 1024
 """Bytes of an error that are kept, because errors are logged. NSQ's are much shorter."""
 _NON_FATAL = frozenset({E_FIN_FAILED, E_REQ_FAILED, E_TOUCH_FAILED})
@@ -121,7 +123,8 @@ class ClientSession:
         """nsqd has granted messages with headers."""
         self._request = request
         self._auth_secret = auth_secret
-        self._reader = FrameReader(max_frame_size)
+        self._reader = FrameReader(min(_MAX_OPENING_FRAME, max_frame_size))
+        self._max_frame_size = max_frame_size
         self._keeps_frames = keeps_frames
         self._codec: Codec | None = None
         self._out = [command_writer.MAGIC, command_writer.identify(request)]
@@ -222,7 +225,7 @@ class ClientSession:
             if messages:
                 self._add_messages(messages, events)
                 messages = []
-            codec = self._codec
+            codec, was_open = self._codec, self.is_open
             self._receive_frame(frame, events)
             if self.tls_wanted or self._codec is not codec:
                 rest = self._reader.hand_back()
@@ -231,8 +234,9 @@ class ClientSession:
                 if rest:
                     self._decode(rest, events)
                 return
-            if self._keeps_frames and self.is_open:
-                self._read_block(self._reader.hand_back(), events)
+            if self.is_open and not was_open:  # frames are read in another way
+                if rest := self._reader.hand_back():
+                    self._read(rest, events)
                 return
         if messages:
             self._add_messages(messages, events)
@@ -329,6 +333,7 @@ class ClientSession:
     def _open(self, auth: bytes, events: list[Event]) -> None:
         assert self.response is not None, "IDENTIFY is answered before the connection opens"
         self.is_open = True
+        self._reader.max_frame_size = self._max_frame_size
         self._out += self._queued
         self._queued.clear()
         events.append(Opened(self.response, auth))

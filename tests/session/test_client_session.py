@@ -383,3 +383,21 @@ def test_invalid_frames_are_a_protocol_error(data):
     session = opened()
     with pytest.raises(ProtocolError):
         session.receive_data(data)
+
+
+@pytest.mark.parametrize("keeps_frames", [False, True])
+def test_frames_are_small_until_the_connection_is_open(keeps_frames):
+    # To parse 16 MiB of JSON takes two seconds and half a gigabyte.
+    session = ClientSession(REQUEST, keeps_frames=keeps_frames)
+    with pytest.raises(ProtocolError, match="invalid frame size"):
+        session.receive_data(b"\0\1\0\1\0\0\0\0")
+    session = ClientSession(REQUEST, keeps_frames=keeps_frames)
+    (large,) = message_frames([b"x" * 1_000_000])
+    assert len(flat(session.receive_data(agreed() + large))) == 2
+
+
+def test_frames_are_small_until_nsqd_has_authorized_the_client():
+    session = ClientSession(REQUEST, auth_secret=b"secret")
+    session.receive_data(agreed(auth_required=True))
+    with pytest.raises(ProtocolError, match="invalid frame size"):
+        session.receive_data(response_frame(b" " * 70_000))
