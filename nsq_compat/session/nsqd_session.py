@@ -442,8 +442,11 @@ class NsqdSession(Conversation):
         self._require(command.spec, *command.tokens[1:3])
         topic, channel = (name.decode("ascii") for name in command.tokens[1:3])
         try:
+            found = self._broker.channel(self._broker.topic(topic), channel)
+            # Creating these may have waited for the disk or the standby, and the permission been taken away meanwhile.
+            self._require(command.spec, *command.tokens[1:3])
             self.subscription = Subscription(
-                self._broker.channel(self._broker.topic(topic), channel),
+                found,
                 msg_timeout=self._delivery.msg_timeout / 1000,
                 touch_timeout=self._settings.msg_timeout / 1000,
                 locality=negotiation.locality(self._delivery, self._limits),

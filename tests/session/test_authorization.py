@@ -429,6 +429,17 @@ def test_a_connection_that_ended_meanwhile_ends_quietly(nsqd, client, server):
     assert not channel.consumers
 
 
+def test_a_permission_that_is_taken_away_while_the_topic_is_created_permits_no_subscription(nsqd, authed, monkeypatch):
+    def created_slowly(name, make=nsqd.broker.topic):
+        topic = make(name)
+        assert authed.session.may_continue(lambda secret: grants({**ALL, "topic": "other"}))
+        return topic
+
+    monkeypatch.setattr(nsqd.broker, "topic", created_slowly)
+    authed.says(b"SUB t c\n").hears(b'E_UNAUTHORIZED AUTH failed for SUB on "t" "c"').and_is_closed()
+    assert not nsqd.broker.topics["t"].channels["c"].consumers
+
+
 def test_a_decision_is_made_once_for_each_topic_until_the_authorizations_are_renewed(monkeypatch):
     asked = []
     answers = iter([grants(ALL), grants({**ALL, "topic": "other"})])
