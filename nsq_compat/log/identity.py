@@ -33,8 +33,9 @@ class FoundEnd(NamedTuple):
 
 @dataclass
 class Identity:
-    """A random identity, and an epoch that grows with each start.
+    """A random identity, an epoch that grows with each start, and a random `run` of each start.
 
+    `known_as` has, by the identity of a standby, the last run of this nsqd that has compared its data with the copy.
     `forgotten` has, by the identity of a standby, its last take-over of which this nsqd has forgotten the messages.
     `ends` has, by topic, what a start has found, until it is compared with what the standby has. `may_lack_files`: the
     machine has started since nsqd ran before, so files that were not synced may be missing.
@@ -44,6 +45,8 @@ class Identity:
     epoch: int = 0
     forgotten: dict[str, str] = field(default_factory=dict)
     boot: str = ""
+    run: str = ""
+    known_as: dict[str, str] = field(default_factory=dict)
     may_lack_files: bool = False
     ends: dict[str, FoundEnd] | None = None
 
@@ -92,6 +95,7 @@ def begin_epoch(files: Files, data_path: str) -> Identity:
     except (AttributeError, TypeError) as error:
         raise ValueError(str(error)) from None
     found.epoch += 1
+    found.run = os.urandom(8).hex()
     boot = _boot_id()
     found.may_lack_files |= found.boot not in ("", boot)
     found.boot = boot

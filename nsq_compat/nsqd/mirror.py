@@ -293,13 +293,17 @@ class Mirror:
 
     def _catch_up(self, session: MirrorSession) -> None:
         began = time.monotonic()
-        hello = {"identity": self._identity.identity, "epoch": self._identity.epoch, **self._describe()}
+        own = self._identity
+        runs = [own.run, *own.known_as.values()]
+        hello = {"identity": own.identity, "epoch": own.epoch, "runs": runs, **self._describe()}
         answer = object_in(_ask(session, command("hello", json.dumps(hello).encode())))
         if answer.get("run") != self._run_of_standby:
             self._run_of_standby = answer.get("run")
             self._changes.equal.clear()
+        if answer.get("knows_run") is False:  # the copy is of a run that this data path does not know
+            own.may_lack_files = True
         self._forget_adopted(session, answer)
-        self._compare_ends(session)
+        self._compare_ends(session, str(answer.get("identity", "")))
         self.was_asked.set()
         self._note(State.CATCHING_UP)
         # What was lost with an earlier connection is in the copy.
@@ -361,10 +365,11 @@ class Mirror:
             self._save()
         _ask(session, command("forgotten"))
 
-    def _compare_ends(self, session: MirrorSession) -> None:
+    def _compare_ends(self, session: MirrorSession, standby: str) -> None:
         """Have the standby take over what it has and the last start has not found, before the copy is changed.
 
-        At --durability=os, a machine that loses its power loses what was written last.
+        At --durability=os, a machine that loses its power loses what was written last. A data path that was copied, or
+        restored, lacks what was written since.
         """
         if self._identity.ends is None:
             return
@@ -380,6 +385,7 @@ class Mirror:
             self._forget_adopted(session, answer, {topic: end.next_offset for topic, end in behind.items()})
         self._identity.ends = None
         self._identity.may_lack_files = False
+        self._identity.known_as[standby] = self._identity.run
         self._save()
 
     def _save(self) -> None:

@@ -37,7 +37,7 @@ from nsq_compat.log.storage import Storage
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.nsqd.durability import in_thread, in_threads
 from nsq_compat.protocol.errors import FatalClientError
-from nsq_compat.protocol.go_json import INT64, STRING, Fields, loads_object, loads_untyped
+from nsq_compat.protocol.go_json import INT64, STRING, Fields, list_of, loads_object, loads_untyped
 from nsq_compat.protocol.mirror import decode_changes
 from nsq_compat.protocol.names import is_ephemeral, is_valid_name
 from nsq_compat.queue.backlog import prepare
@@ -62,6 +62,7 @@ _READERS: Final = 2
 _HELLO: Final[Fields] = {
     "identity": STRING,
     "epoch": INT64,
+    "runs": list_of(STRING),
     "node_id": INT64,
     "broadcast_address": STRING,
     "tcp_port": INT64,
@@ -83,6 +84,8 @@ class MirrorState:
 
     identity: str
     epoch: int = 0
+    run: str = ""
+    """The start of the primary that was connected last."""
     broadcast_address: str = ""
     tcp_port: int = 0
     http_port: int = 0
@@ -258,7 +261,10 @@ class Standby:
             raise ValueError("its topics are being taken over")
         if epoch < state.epoch:
             raise ValueError(f"epoch {epoch} is over, this is epoch {state.epoch}")
-        state.epoch = epoch
+        run, knows_run = hello["runs"][0] if hello["runs"] else "", state.run in ("", *hello["runs"])
+        if epoch == state.epoch and not knows_run:
+            raise ValueError(f"another nsqd with a copy of its data path was here in epoch {epoch}")
+        state.epoch, state.run = epoch, run
         state.broadcast_address = hello["broadcast_address"]
         state.tcp_port, state.http_port = hello["tcp_port"], hello["http_port"]
         mirrored.copy.close()  # what an earlier connection still applies ends
@@ -268,7 +274,7 @@ class Standby:
         if mirrored.session is not session:
             raise ValueError("its topics are taken over now, or it has another connection")
         log.info("MIRROR(%s): connected, epoch %d", mirrored.name, epoch)
-        return self._answer(state)
+        return self._answer(state, knows_run=knows_run)
 
     def _check_node_id(self, identity: str, hello: Mapping[str, Any]) -> None:
         """Raise ``ValueError`` if another primary that is connected has the node id.
@@ -283,10 +289,12 @@ class Standby:
                     f"{each.name} has --node-id={each.node_id} as well, so two messages could get the same id"
                 )
 
-    def _answer(self, state: MirrorState) -> bytes:
+    def _answer(self, state: MirrorState, *, knows_run: bool = True) -> bytes:
+        """`knows_run`: the primary has been the run that was connected last, or follows it."""
         answer = {
             "identity": self._identity,
             "run": self._run,
+            "knows_run": knows_run,
             "takeover": state.takeover,
             "adopted": state.adopted,
             "channels": state.channels,

@@ -505,6 +505,22 @@ def test_a_primary_that_has_lost_its_power_serves_without_its_standby_and_loses_
     assert everything(primary) == later
 
 
+def test_what_an_older_data_path_lacks_comes_from_the_standby(machines, tmp_path):
+    standby = machines.standby()
+    primary = machines.primary(standby)
+    primary.create_channel("t", "c")
+    primary.stop()
+    older = shutil.copytree(primary.data_path, tmp_path / "older")
+    primary = machines.primary(standby, data_path=primary.data_path)
+    primary.publishes(b"later")
+    primary.kill()
+    restored = machines.start(f"--mirror-to={standby.tcp_address}", data_path=older)
+    wait_until(partial(has_logged, restored, "another nsqd with a copy of its data path was here in epoch 2"))
+    restored.stop()
+    machines.primary(standby, data_path=older)
+    assert everything(standby) == [b"later"]
+
+
 def test_a_topic_that_was_created_again_without_the_standby_is_not_taken_for_lost(machines):
     standby = machines.standby()
     primary = machines.primary(standby, "--mirror-timeout=100ms")

@@ -190,10 +190,31 @@ def test_the_rest_of_a_merged_copy_is_deleted_and_not_taken_over(node):
 def hello(node: Node, identity: str, node_id: int = 1, address: str = "") -> object:
     """The session of a primary that has connected."""
     session = object()
-    facts = {"identity": identity, "epoch": 1, "node_id": node_id, "broadcast_address": address}
-    body = json.dumps(facts).encode()
-    node.standby.execute(session, "hello", "", body)
+    answer_to(node, session, identity=identity, node_id=node_id, broadcast_address=address)
     return session
+
+
+def answer_to(node: Node, session: object, **facts: object) -> dict[str, object]:
+    body = json.dumps({"epoch": 1, "identity": PRIMARY, **facts}).encode()
+    answer: dict[str, object] = json.loads(node.standby.execute(session, "hello", "", body))
+    return answer
+
+
+def test_of_two_primaries_with_one_data_path_the_second_is_refused(node):
+    node.start()
+    for _ in range(2):
+        assert answer_to(node, object(), node_id=1, epoch=4, runs=["a", "before"])["knows_run"]
+        with pytest.raises(FatalClientError, match="another nsqd with a copy of its data path was here in epoch 4"):
+            answer_to(node, object(), node_id=1, epoch=4, runs=["b", "before"])
+        node.start()  # the standby knows it also after a restart
+
+
+def test_a_primary_learns_that_the_copy_is_of_a_run_that_it_does_not_know(node):
+    node.start()
+    assert answer_to(node, object(), node_id=1, epoch=4, runs=["a"])["knows_run"]
+    assert answer_to(node, object(), node_id=1, epoch=5, runs=["b", "a"])["knows_run"]
+    assert not answer_to(node, object(), node_id=1, epoch=6, runs=["c", "a"])["knows_run"]
+    assert answer_to(node, object(), node_id=1, epoch=6, runs=["c", "a"])["knows_run"]
 
 
 def test_a_primary_with_the_same_node_id_is_refused(node):
