@@ -24,9 +24,9 @@ Invariants:
   a moment. Closing at once would make the kernel reset the connection and lose the error frame.
 - Data that inflates is decoded in pieces, and a session with more work than it does at once (`has_unread`) is called
   again, by the greenlet. Each piece is answered before the next, and other connections run in between.
-- At most `event_loop.MAX_ENDINGS` connections end in one iteration, even if thousands of clients disconnect at once,
-  and at most `event_loop.MAX_HANDSHAKE_STEPS` steps of TLS handshakes are taken.
-- Reads take a few milliseconds of an iteration, and so do flushes; addresses take turns (`event_loop.TimeLimit`).
+- At most `event_loop.MAX_ENDINGS` connections end in one iteration, even if thousands of clients disconnect at once.
+- Reads take a few milliseconds of an iteration, and so do flushes and steps of TLS handshakes; addresses take turns
+  (`event_loop.TimeLimit`).
 - Nothing that a client sends or omits affects another connection.
 """
 
@@ -537,10 +537,10 @@ class Connection(Generic[Session]):
         return None if self.session.closing or self._is_closed else tls
 
     def _has_handshake_turn(self) -> bool:
-        """Wait until few other handshakes go on in this iteration; return whether the connection is still open."""
-        if not handshakes().take_slot():
+        """Wait until this iteration has time for a step; return whether the connection is still open."""
+        if not handshakes().has_time(_monotonic()):
             self._stop_watching()
-            handshakes().wait()
+            handshakes().wait(self.client)
         return not self._is_closed and not self.session.closing
 
     def _receive(self) -> bytes:

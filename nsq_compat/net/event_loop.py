@@ -61,6 +61,16 @@ class TurnQueue:
             if not callbacks:
                 del self._waiting[client]
 
+    def wait(self, client: str) -> None:
+        """Return in a later iteration, when it is the client's turn. Must not be called in the hub."""
+        switch = gevent.getcurrent().switch
+        self.add(client, switch)
+        try:
+            get_hub().switch()
+        except BaseException:  # killed, or timed out, while it waited
+            self.remove(client, switch)
+            raise
+
     def _next(self) -> None:
         """Runs in the hub, once in an iteration while something waits."""
         self._is_set = False
@@ -348,7 +358,11 @@ MAX_TURNS: Final = 8
 
 
 MAX_SECONDS: Final = 0.01
-"""What callbacks of one queue may take in one iteration: a client can choose a key that makes its handshake slow."""
+"""What callbacks of one queue, or steps of TLS handshakes, may take in one iteration.
+
+A step takes 0.5 to 5 ms, depending on the server's key and on the curve and key that the client chooses, and thousands
+of clients may begin at once.
+"""
 
 
 class CallbackQueue:
@@ -414,7 +428,7 @@ class CallbackQueue:
                 self._set_timer()
 
     def _count_one(self) -> bool:
-        # Hot: runs for every connection that ends, and every step of a TLS handshake.
+        # Hot: runs for every connection that ends.
         iteration = self._hub.loop.iteration
         if iteration != self._iteration:
             self._iteration, self._count, self._began = iteration, 0, time.monotonic()
@@ -429,10 +443,7 @@ class CallbackQueue:
             self._timer.start(self._next, update=False)
 
 
-MAX_HANDSHAKE_STEPS: Final = 16
-"""Steps of TLS handshakes in one iteration, at 0.5 to 1 ms each with RSA; thousands of clients may begin at once."""
-
-_Queues = tuple[TurnQueue, CallbackQueue, CallbackQueue, CallbackQueue]
+_Queues = tuple[TurnQueue, CallbackQueue, CallbackQueue, TimeLimit]
 _queues: "WeakKeyDictionary[Hub, _Queues]" = WeakKeyDictionary()
 
 
@@ -441,10 +452,8 @@ def _queues_of_this_loop() -> _Queues:
     hub = get_hub()
     found = _queues.get(hub)
     if found is None:
-        ended, streams, handshaking = (
-            CallbackQueue(hub, limit) for limit in (MAX_ENDINGS, MAX_TURNS, MAX_HANDSHAKE_STEPS)
-        )
-        found = _queues[hub] = TurnQueue(hub.loop), ended, streams, handshaking
+        ended, streams = CallbackQueue(hub, MAX_ENDINGS), CallbackQueue(hub, MAX_TURNS)
+        found = _queues[hub] = TurnQueue(hub.loop), ended, streams, TimeLimit(hub.loop, MAX_SECONDS)
     return found
 
 
@@ -456,14 +465,7 @@ def yield_to_loop(client: str | None = None) -> None:
     greenlet: Any = gevent.getcurrent()
     if client is not None:
         greenlet.works_for = client
-    client = getattr(greenlet, "works_for", "")
-    steps, switch = _queues_of_this_loop()[0], greenlet.switch
-    steps.add(client, switch)
-    try:
-        get_hub().switch()
-    except BaseException:  # killed, or timed out, while it waited
-        steps.remove(client, switch)
-        raise
+    _queues_of_this_loop()[0].wait(getattr(greenlet, "works_for", ""))
 
 
 class ClientLocks:
@@ -497,6 +499,6 @@ def turns() -> CallbackQueue:
     return _queues_of_this_loop()[2]
 
 
-def handshakes() -> CallbackQueue:
-    """The queue of steps of TLS handshakes."""
+def handshakes() -> TimeLimit:
+    """The limit of steps of TLS handshakes."""
     return _queues_of_this_loop()[3]

@@ -105,8 +105,9 @@ class TlsClient:
 class Client(v2_client.Client):
     """A client in the test's own greenlet, which can upgrade its connection. Heartbeats are frames like others."""
 
-    def __init__(self, address, opening: bytes = b"", receive_buffer: int | None = None) -> None:
+    def __init__(self, address, opening: bytes = b"", receive_buffer: int | None = None, source: str = "") -> None:
         self._receive_buffer = receive_buffer
+        self._source = source
         # The same as the server's: they are proven by themselves, and the official clients have others.
         self.codecs: list[Codec | TlsClient] = []
         super().__init__(address, opening, timeout=PATIENCE)
@@ -117,6 +118,8 @@ class Client(v2_client.Client):
             connecting.setsockopt(gevent.socket.SOL_SOCKET, gevent.socket.SO_RCVBUF, self._receive_buffer)
         connecting.settimeout(PATIENCE)
         try:
+            if self._source:
+                connecting.bind((self._source, 0))
             connecting.connect(address)
         except OSError:
             connecting.close()
@@ -255,8 +258,8 @@ def connect(server: Server) -> Iterator[Callable[..., Client]]:
     """Makes clients; they have sent their magic unless told otherwise."""
     with ExitStack() as stack:
 
-        def connect(magic: bytes = b"  V2", receive_buffer: int | None = None) -> Client:
-            return stack.enter_context(Client(server.address, magic, receive_buffer))
+        def connect(magic: bytes = b"  V2", receive_buffer: int | None = None, source: str = "") -> Client:
+            return stack.enter_context(Client(server.address, magic, receive_buffer, source))
 
         yield connect
 
