@@ -391,9 +391,10 @@ class _Node:
             raise LogReadError(text, self.address)
         if answer.status == 410 and (found := _FIRST_OFFSET.search(reason)):
             raise OffsetGone(self.address, int(query.get("from") or query["at"]), int(found[1]))
+        text = f"answered {answer.status} {reason}".rstrip()
         if 400 <= answer.status < 500:
-            raise LogReadError(f"answered {answer.status} {reason}", self.address)
-        raise ValueError(f"answered {answer.status} {reason}")
+            raise LogReadError(text, self.address)
+        raise ValueError(text)
 
     def _use_tls_if_required(self, answer: Answer) -> bool:
         """Whether nsqd requires TLS, and names its port for it."""

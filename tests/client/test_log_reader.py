@@ -377,7 +377,7 @@ def test_all_of_a_topic_that_is_created_later_is_after_the_end(serve):
         ({"offsets": (200, {}, b"[" * 100_000)}, "the answer has too many levels"),
         ({"offsets": (500, {}, b"[" * 100_000)}, "answered 500"),
         ({"offsets": (200, {}, LONG % b'"first":0,"next":1,"offset":1')}, "the answer has no offsets"),
-        ({"offsets": (500, {}, LONG % b'"message":"NOT_READ"')}, "answered 500 $"),
+        ({"offsets": (500, {}, LONG % b'"message":"NOT_READ"')}, "answered 500$"),
         ({"offsets": (500, {}, b'{"message":"INTERNAL_ERROR"}')}, "answered 500 INTERNAL_ERROR"),
         ({"offsets": (200, {}, b'{"first":0,"next":1,"offset":9223372036854775808}')}, "the answer has no offsets"),
         ({"offsets": (200, {}, b'{"first":-1,"next":1,"offset":0}')}, "the answer has no offsets"),
