@@ -135,8 +135,12 @@ class OnDemand:
 
     def _send_ready(self) -> None:
         """Send every nsqd its RDY, if changed; under the lock. Before a FIN or REQ, so that it applies first."""
-        missing = sum(demand.missing for demand in self._demands)
-        missing = max(0, min(missing, self._max_in_flight - self.in_flight))
+        missing, room = 0, max(0, self._max_in_flight - self.in_flight)
+        for demand in self._demands:
+            if missing >= room:  # thousands may wait, and each looks four times a second
+                break
+            missing += demand.missing
+        missing = min(missing, room)
         counts = {connection: self._ready_counts.get(connection, 0) for connection in self._consumer.connections}
         for connection, before in counts.items():
             count = min(connection.in_flight + missing, connection.max_rdy_count) if missing else 0

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from nsq_compat.client import Consumer
-from nsq_compat.tools.http_consumers.on_demand import OnDemand
+from nsq_compat.tools.http_consumers.on_demand import Demand, OnDemand
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.client.waiting import wait_until
 from tests.tools.nsqd import Nsqd
@@ -75,6 +75,21 @@ def test_the_messages_handed_out_are_bounded(queue_of, nsqd, topic):
         queue.finish(held)
         wait_until(lambda: demand.missing == 1)
     queue.finish(demand.messages)
+
+
+def test_a_request_does_not_cost_more_if_thousands_wait(queue_of, nsqd, monkeypatch):
+    queue = queue_of(nsqd, max_in_flight=10)
+    asked = []
+
+    def missing(demand):
+        asked.append(demand)
+        return demand.count - len(demand.messages)
+
+    monkeypatch.setattr(Demand, "missing", property(missing))
+    with ExitStack() as waiting:
+        for _ in range(1000):
+            waiting.enter_context(queue.request(1, threading.Event()))
+        assert len(asked) < 20_000
 
 
 def test_requests_are_served_in_order(queue_of, nsqd, topic):
