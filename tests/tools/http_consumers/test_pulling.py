@@ -77,6 +77,13 @@ def test_several_messages_can_be_got_with_a_separator(pull, nsqd, topic):
     wait_until(lambda: nsqd.unfinished(topic) == 0)
 
 
+def test_a_request_cannot_put_so_many_messages_that_others_wait(pull, nsqd, topic):
+    # 2.6 million of them held up all clients for two seconds.
+    assert pull.ask("/mput?separator=a", b"ba" * 100_000) == (413, b"more than 100000 messages\n")
+    assert pull.ask("/mput?separator=a", b"ba" * 99_999) == (200, b"")
+    wait_until(lambda: nsqd.unfinished(topic) == 99_999)
+
+
 def test_a_connection_can_carry_many_requests(pull, nsqd, topic):
     nsqd.publish(topic, *(b"%d" % number for number in range(20)))
     got = []
