@@ -80,6 +80,11 @@ class Reserve:
             self._files.ftruncate(fd, 0)
 
 
+def free_reserve(files: Files, data_path: str) -> None:
+    """Give up the reserve of a data path that is not in use yet. Raises ``OSError``."""
+    Reserve(files, os.path.join(our_folder(data_path), _RESERVE)).give_up()
+
+
 class Durability(Enum):
     """The kind of failure that acknowledged messages survive."""
 

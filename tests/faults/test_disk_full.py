@@ -149,6 +149,19 @@ def test_an_nsqd_killed_with_a_full_disk_starts_with_all_messages(start: StartDa
     drain(daemon, set(acknowledged))
 
 
+@pytest.mark.parametrize("option", ["--mirror-accept", "--mirror-to=127.0.0.1:1"])
+def test_an_nsqd_with_mirroring_starts_with_a_full_disk(start: StartDaemon, disk, option):
+    daemon = start(option, "--mirror-timeout=100ms", data_path=disk)
+    daemon.create_channel("t", "c")
+    daemon.publishes(b"before")
+    daemon.kill()
+    fill(disk)
+    for _ in range(2):
+        daemon = start(option, "--mirror-timeout=100ms", data_path=disk)
+        daemon.kill()
+    drain(start(option, "--mirror-timeout=100ms", data_path=disk), {b"before"})
+
+
 def test_at_level_memory_a_full_disk_refuses_when_memory_is_used_up(start: StartDaemon, disk):
     daemon = start("--durability=memory", "--mem-queue-size=100", data_path=disk)
     daemon.create_channel("t", "c")
