@@ -105,6 +105,13 @@ class TooManyConnections(Exception):
 NO_LIMITS: Final = ConnectionLimits()
 
 
+def refuse(client: socket.socket, refusal: bytes) -> None:
+    """Send this, if the client still reads, and close the connection."""
+    with suppress(OSError):
+        client.send(refusal)
+    client.close()
+
+
 class Acceptor:
     """Accepts clients from a listening socket (TCP or unix), which it owns.
 
@@ -247,9 +254,7 @@ class TcpServer(Generic[Session]):
         try:
             key = self._limits.admit(host, time.monotonic())
         except TooManyConnections:
-            with suppress(OSError):  # if the client has gone, nothing has to be said
-                client.send(self._refusal)
-            client.close()
+            refuse(client, self._refusal)
             return
         if self._name in ("TCP", "TLS"):  # nsqd: HTTP clients are not logged
             log.info("TCP: new client(%s)", peer)
@@ -274,7 +279,7 @@ class TcpServer(Generic[Session]):
 
 
 _HTTP_BODY: Final = b'{"message":"TOO_MANY_CONNECTIONS"}'
-_HTTP_REFUSAL: Final = (
+HTTP_REFUSAL: Final = (
     b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json; charset=utf-8\r\nRetry-After: 1\r\n"
     b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(_HTTP_BODY), _HTTP_BODY)
 )
@@ -316,7 +321,7 @@ class HttpServer(TcpServer[HttpSession]):
             session_waits=False,
             tick=tick,
             limits=connection_limits,
-            refusal=_HTTP_REFUSAL if tls is None else b"",
+            refusal=HTTP_REFUSAL if tls is None else b"",
         )
 
     def stop(self, timeout: float) -> None:

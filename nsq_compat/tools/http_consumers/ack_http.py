@@ -24,7 +24,7 @@ from gevent.event import Event
 
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.event_loop import LoopTick
-from nsq_compat.net.server import Acceptor
+from nsq_compat.net.server import HTTP_REFUSAL, NO_LIMITS, Acceptor, ConnectionLimits, TooManyConnections, refuse
 from nsq_compat.net.sockets import address_of, peer_of
 from nsq_compat.session.ack_session import AckSession
 from nsq_compat.session.http_message import TEXT, Admission, HttpLimits, Request, Response, encode_response, http_date
@@ -206,11 +206,18 @@ class AckConnection:
 class AckHttpServer:
     """Owns a listening socket from here on, and every connection accepted from it."""
 
-    def __init__(self, listener: socket.socket, handler: AckHandler, limits: HttpLimits | None = None) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        handler: AckHandler,
+        limits: HttpLimits | None = None,
+        connection_limits: ConnectionLimits = NO_LIMITS,
+    ) -> None:
         self.address = address_of(listener)
         self._acceptor = Acceptor(listener, "HTTP", self._serve)
         self._handler = handler
         self._limits = limits or HttpLimits()
+        self._connection_limits = connection_limits
         self._tick = LoopTick(gevent.get_hub().loop)
         self._connections: dict[AckConnection, gevent.Greenlet[[], None]] = {}
 
@@ -228,6 +235,16 @@ class AckHttpServer:
         gevent.joinall(list(self._connections.values()), _ABORT_SECONDS)
 
     def _serve(self, client: socket.socket, name: object) -> None:
-        connection = AckConnection(client, peer_of(name)[0], self._handler, self._limits, self._tick)
+        peer, host = peer_of(name)
+        try:
+            key = self._connection_limits.admit(host, time.monotonic())
+        except TooManyConnections:
+            refuse(client, HTTP_REFUSAL)
+            return
+        connection = AckConnection(client, peer, self._handler, self._limits, self._tick)
         greenlet = self._connections[connection] = gevent.spawn(connection.run)
-        greenlet.link(lambda _: self._connections.pop(connection, None))
+        greenlet.link(lambda _: self._ended(connection, key))
+
+    def _ended(self, connection: AckConnection, key: str) -> None:
+        self._connection_limits.release(key)
+        self._connections.pop(connection, None)

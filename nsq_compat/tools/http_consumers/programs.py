@@ -20,6 +20,7 @@ from nsq_compat.cli.kinds import DURATION, INTEGER, STRING, STRINGS
 from nsq_compat.cli.options import option
 from nsq_compat.net import resolver
 from nsq_compat.net.process import raise_descriptor_limit, stop_signal
+from nsq_compat.net.server import ConnectionLimits
 from nsq_compat.net.sockets import ListenError, listen
 from nsq_compat.protocol.durations import MILLISECOND, SECOND, seconds
 from nsq_compat.session.http_message import HttpLimits
@@ -36,12 +37,18 @@ class HttpOptions(ReadingOptions):
     http_address: str = option(STRING, "0.0.0.0:8080", "host:port to listen on")
     max_in_flight: int = option(INTEGER, 100, "most messages in flight to one client")
     client_timeout: int = option(DURATION, 30 * SECOND, "how long a client may take to read a message")
+    max_connections_per_address: int = option(INTEGER, 0, "most connections of one address; by default no limit")
+    max_new_connections_per_second: int = option(
+        INTEGER, 0, "most connections that one address may begin in a second; by default no limit"
+    )
 
     def check(self, *rules: Rule) -> None:
         refuse(
             *self.address_rules(),
             *rules,
             *unless_positive(self, "max_in_flight", "client_timeout", text="must be > 0"),
+            (self.max_connections_per_address < 0, "--max-connections-per-address must not be negative"),
+            (self.max_new_connections_per_second < 0, "--max-new-connections-per-second must not be negative"),
         )
 
     def listen(self) -> socket.socket:
@@ -131,7 +138,9 @@ def _serve(
     with ExitStack() as running:
         for part in parts:
             running.enter_context(part)
-        server = AckHttpServer(listener, handler, HttpLimits(write_seconds=seconds(options.client_timeout)))
+        limits = HttpLimits(write_seconds=seconds(options.client_timeout))
+        of_address = ConnectionLimits(options.max_connections_per_address, options.max_new_connections_per_second)
+        server = AckHttpServer(listener, handler, limits, of_address)
         server.start()
         stop.event.wait()
         server.stop()

@@ -7,6 +7,7 @@ import gevent.socket
 import pytest
 from gevent.queue import Queue
 
+from nsq_compat.net.server import ConnectionLimits
 from nsq_compat.net.sockets import listen
 from nsq_compat.session.http_message import HttpLimits, Response
 from nsq_compat.tools.http_consumers.ack_http import AckHttpServer, ClientGone
@@ -94,6 +95,32 @@ def hear(caller, end):
         assert data, heard
         heard += data
     return heard
+
+
+def test_an_address_has_so_many_connections(handler, limits):
+    server = AckHttpServer(listen("127.0.0.1:0"), handler, limits, ConnectionLimits(per_address=2))
+    server.start()
+    host, port = server.address.split(":")
+
+    def call() -> gevent.socket.socket:
+        caller = gevent.socket.create_connection((host, int(port)), timeout=WITHIN)
+        ask(caller, "/small")
+        return caller
+
+    try:
+        with call() as first, call() as second:
+            for caller in (first, second):
+                assert hear(caller, b"small").startswith(b"HTTP/1.1 200")
+            with call() as third:
+                assert hear(third, b"}").startswith(b"HTTP/1.1 429 Too Many Requests")
+            first.close()
+            with gevent.Timeout(WITHIN):
+                while True:
+                    with call() as next_one:
+                        if next_one.recv(12) == b"HTTP/1.1 200":
+                            break
+    finally:
+        server.stop(0)
 
 
 def test_a_connection_carries_one_request_after_another(caller):
