@@ -102,15 +102,18 @@ def peer_of(name: object) -> tuple[str, str]:
 
 @lru_cache(maxsize=1024)
 def network_of(host: str) -> str:
-    """An IPv4 address or a name, or the network of 64 bits of an IPv6 address; "" for a unix socket.
+    """The network of 64 bits of an IPv6 address, because a client may use any address of it; else the same text.
 
-    A client may use any address of such a network.
+    That is an IPv4 address, or a name such as ``tls://host`` of an nsqlookupd; "" for a unix socket.
     """
     if ":" not in host:
         return host
     from ipaddress import ip_network  # 0.3 MB
 
-    return str(ip_network(f"{host.partition('%')[0]}/64", strict=False))
+    try:
+        return str(ip_network(f"{host.partition('%')[0]}/64", strict=False))
+    except ValueError:
+        return host
 
 
 def prepare_client(client: socket.socket) -> None:

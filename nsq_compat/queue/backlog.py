@@ -516,6 +516,9 @@ class Backlog:
             self._read_restored()
         frames = self._take_run(limit, max_bytes)
         while self._return_points and len(frames) < limit and (size := sum(map(len, frames))) < max_bytes:
+            # One block of the log at most: it takes some milliseconds, and may have a single message for the channel.
+            if frames and self._return_points[0][0] > self._passed and not self.cursor.window.length:
+                break
             try:
                 more = self._take_run(limit - len(frames), max_bytes - size)
             except OSError:

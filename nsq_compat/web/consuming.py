@@ -40,6 +40,8 @@ from nsq_compat.web.publishing import refusal_of, topic_of
 
 _MAX_BYTES: Final = 1 << 20
 """Bytes of messages in an answer, after which it has no more; a single message may be larger."""
+_MAX_SECONDS: Final = 0.004
+"""Time after which an answer gets no more messages. Each block that is read from the log takes some milliseconds."""
 _MAX_WAIT: Final = 60.0
 _IDLE_SECONDS: Final = 30.0
 """Time without a request and a message in flight after which the consumer of requests leaves the channel."""
@@ -219,12 +221,12 @@ class PolledConsumer(HttpConsumer):
             return is_gone()
 
         try:
-            frames = self._take_batch(most, now())
+            frames = self._take_batch(most, now)
             # A request that does not wait gets messages that have to be read, too, as after a restart.
             while not frames and not self.is_closed and ((left := until - now()) > 0 or self.channel.is_reading):
                 if not wait(may_go_on, left if left > 0 else _READ_SECONDS) or is_gone():
                     break
-                frames = self._take_batch(most, now())
+                frames = self._take_batch(most, now)
         finally:
             self._waiting -= 1
             self.ready_count -= most
@@ -235,16 +237,19 @@ class PolledConsumer(HttpConsumer):
                 self.channel.leave_wait_queue(self)
         return frames
 
-    def _take_batch(self, most: int, now: float) -> list[bytes]:
+    def _take_batch(self, most: int, now: Callable[[], float]) -> list[bytes]:
         self.is_awake = False
+        began = now()
         frames: list[bytes] = []
         size = 0
         most = min(most, self._room)
         while not self.is_closed and len(frames) < most and size < _MAX_BYTES:
-            more = self._take(most - len(frames), now)
+            more = self._take(most - len(frames), began)
             if not more:
                 break
             frames += more
+            if now() - began > _MAX_SECONDS:
+                break
             size += sum(map(len, more))
         return frames
 

@@ -112,6 +112,15 @@ def test_restored_messages_that_memory_has_no_room_for_count_as_backend_depth(ba
     assert (taken(backlog, 1), len(backlog), backlog.backend_depth) == ([b"a"], 4, 0)
 
 
+@pytest.mark.interpreted
+def test_one_call_reads_one_block_of_the_log(backlog, cursor, monkeypatch):
+    cursor.extend(frames(b"a", b"b", b"c"))
+    blocks = [cursor.window.take(1, PLENTY) for _ in range(3)]
+    monkeypatch.setattr(cursor, "_read_block", lambda: cursor.window.extend(blocks.pop(0)))
+    backlog.put_back(frames(b"x"))
+    assert [taken(backlog) for _ in range(3)] == [[b"a"], [b"b", b"x"], [b"c"]]
+
+
 def test_returned_messages_wait_for_no_more_messages_than_memory_holds(backlog, cursor):
     cursor.extend(frames(b"a", b"b", b"c", b"d"))
     taken(backlog, 1)

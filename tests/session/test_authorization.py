@@ -429,6 +429,7 @@ def test_a_connection_that_ended_meanwhile_ends_quietly(nsqd, client, server):
     assert not channel.consumers
 
 
+@pytest.mark.interpreted
 def test_a_permission_that_is_taken_away_while_the_topic_is_created_permits_no_subscription(nsqd, authed, monkeypatch):
     def created_slowly(name, make=nsqd.broker.topic):
         topic = make(name)

@@ -75,6 +75,20 @@ def test_a_request_that_does_not_wait_gets_messages_that_are_read_in_steps(call,
     assert len(daemon.waited) == 2
 
 
+@pytest.mark.interpreted
+def test_an_answer_gets_no_more_messages_once_these_take_long(call, daemon, archive, monkeypatch):
+    publish(call, b"a", b"b", b"c")
+    backlog = daemon.broker.topics["orders"].channels["archive"].backlog
+    take = backlog.take
+
+    def take_slowly(limit, max_bytes):
+        daemon.monotonic += 0.003
+        return take(1, max_bytes)
+
+    monkeypatch.setattr(backlog, "take", take_slowly)
+    assert [list(consume(call)) for _ in range(2)] == [[b"a", b"b"], [b"c"]]
+
+
 def test_a_message_has_its_id_timestamp_attempts_and_body(call, archive):
     publish(call, b"a")
     (message,) = json.loads(call.get(f"/channel/consume?{HERE}").body)["messages"]
