@@ -336,7 +336,7 @@ def next_header(
     """The header of the first sound group of these kinds that begins from `position` on and before `limit`.
 
     If the segment has no salt, a group must begin at `position`, because messages may contain what looks like a header.
-    Raises ``TooManyCandidates`` after `most` places that only look like one. Where a group begins, there are none.
+    Raises ``TooManyCandidates`` after `most` groups of other kinds, and places that only look like a group.
     """
     while position < limit:
         block = segment.pread(_PROBE, position)
@@ -355,6 +355,9 @@ def next_header(
                 return None
             if header.kind in kinds and header.end <= segment.end:
                 return header
+            most -= 1
+            if most < 0:
+                raise TooManyCandidates
             at = header.end - position
         position = position + at if at > len(block) - HEADER_SIZE else _behind(segment, block, position)
     return None

@@ -308,6 +308,17 @@ class Cursor:
     def _is_in_gap(self, seq: int) -> bool:
         return any(begin <= seq < stop for begin, stop in self.gaps)
 
+    def _outside_gaps(self) -> Callable[[int], bool]:
+        """Whether a number is in no gap, for numbers in their order. It looks at each gap once."""
+        gaps = deque(self.gaps)
+
+        def is_outside(seq: int) -> bool:
+            while gaps and gaps[0][1] <= seq:
+                gaps.popleft()
+            return not gaps or seq < gaps[0][0]
+
+        return is_outside
+
     def _skip(self, numbers: Sequence[int]) -> None:
         """Make gaps of these numbers, which are in none."""
         merged: list[tuple[int, int]] = []
@@ -357,10 +368,13 @@ class Cursor:
         if len(frames) < count and self.behind:
             assert self._log is not None, "messages that are not in memory are in the log"
             with suppress(BlockingIOError):  # these frames suffice
+                is_outside = self._outside_gaps()
                 for group in self._log.reader(self._numbers([self.window.length])[0]).read():
                     wanted = islice(enumerate(group.frames, group.first_seq), max(0, self.end - group.first_seq))
-                    fitting = (frame for seq, frame in wanted if not self._is_in_gap(seq))
-                    frames += islice(fitting, max(0, count - len(frames)))
+                    fitting = (frame for seq, frame in wanted if is_outside(seq))
+                    frames += islice(fitting, count - len(frames))
+                    if len(frames) == count:
+                        break
         return frames
 
     def _advance(self, count: int) -> None:

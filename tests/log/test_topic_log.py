@@ -345,6 +345,23 @@ def test_the_index_of_an_earlier_runs_segment_is_built_in_steps(large_writer):
     assert log.damage.records == 0
 
 
+def test_a_number_is_sought_in_steps_behind_thousands_of_deferred_messages():
+    writer = Writer(segment_size=8 << 20)
+    writer.publish()
+    for _ in range(3000):
+        writer.publish(due_ns=NOW_NS)
+    writer.publish()
+    log = writer.open()
+    [segment] = log.segments
+    with pytest.raises(BlockingIOError):
+        group_reader.seek_number(segment, 1, log.damage, in_steps=True)
+    (offset, first), _ = in_steps(lambda: group_reader.seek_number(segment, 1, log.damage, in_steps=True))
+    assert first <= 1
+    assert segment.index is not None
+    assert offset <= segment.end
+    assert sorted(numbers_read(log)) == [0, 1]
+
+
 def test_indexes_of_old_segments_are_not_kept_in_memory():
     writer = Writer(segment_size=1000)
     while len(writer.log.segments) < 20:

@@ -230,6 +230,18 @@ def test_a_cursor_at_its_end_moves_behind_dropped_messages(stream):
     assert list(cursor.gaps) == []
 
 
+@pytest.mark.interpreted
+def test_peeking_looks_at_each_gap_once(stream, monkeypatch):
+    cursor = stream.cursor(memory=1)
+    stream.publish(600)
+    cursor.move(0, 600, [(number, number + 1) for number in range(1, 500, 2)])
+    monkeypatch.setattr(Cursor, "_is_in_gap", Mock(side_effect=AssertionError("all gaps for each message")))
+    expected = [*range(0, 500, 2), *range(500, 600)]
+    for count in (1, 2, 100, 350):
+        assert numbers(cursor.peek(count)) == expected[:count]
+    assert all_of(cursor) == expected
+
+
 def test_numbers_mean_nothing_to_a_cursor_without_a_log(make_frames):
     cursor = Cursor(None, 2)
     cursor.extend(make_frames(b"0"))
