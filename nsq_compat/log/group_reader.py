@@ -73,6 +73,11 @@ _INDEXED_GROUPS: Final = 512
 _INDEXED_BYTES: Final = 1 << 22
 _SEARCHED_BYTES: Final = 1 << 22
 """Bytes of damage that one step searches for the next group, some 3 milliseconds of work."""
+_MAX_SEARCHES: Final = 64
+"""Of a segment, that are remembered. A full one has fewer places with as much damage as one step searches."""
+_SKIPPED_GROUPS: Final = 4096
+"""Control records that one step passes over, some 10 milliseconds of work."""
+_SKIPPED_BYTES: Final = 1 << 22
 _MESSAGE_ID: Final = MESSAGE_HEADER.slices["id"]
 
 
@@ -90,7 +95,8 @@ class GroupReader:
     `seq` is the number of the first message from `offset` on, -1 if unknown. `counts_all`: also report damage that cost
     no numbered message; otherwise a lost deferred message is reported when it is searched for by its id.
 
-    With `in_steps`, `read` raises ``BlockingIOError`` after a part of a long search past damage. The next call resumes.
+    With `in_steps`, `read` raises ``BlockingIOError`` after a part of a long search past damage, `read_messages` also
+    after one past control records. The next call resumes, also that of another reader.
 
     With `in_parts`, `read` returns a group of large frames in several parts, each as a group without its `place`. If
     the group is damaged, sound frames may come twice.
@@ -137,6 +143,14 @@ class GroupReader:
         while not groups and self.offset < self._segment.end:
             groups = self._read_large_frames(max_bytes) or self._read_block(max_bytes) or self._read_one(max_bytes)
         return groups
+
+    def read_messages(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
+        """As `read`, the groups of messages only. Many control records before them are not read."""
+        while groups := self.read(max_bytes):
+            if found := [each for each in groups if each.kind in MESSAGE_KINDS]:
+                return found
+            self.offset = skip_control_records(self._segment, self.offset, self._in_steps)
+        return []
 
     def _read_block(self, max_bytes: int) -> list[Group]:
         """Read the sound groups at the beginning of the next block."""
@@ -306,13 +320,16 @@ class GroupReader:
         """
         segment, salt, search = self._segment, self._segment.salt, (position, lowest)
         end = segment.end
-        position = self._segment.searches.pop(search, position)
+        position = segment.searches.get(search, position)
         stop = position + _SEARCHED_BYTES if self._in_steps else end
         while end - position >= HEADER_SIZE:
             if position >= stop:
-                self._segment.searches[search] = position
-                raise unfinished(self._segment)
-            block = self._segment.pread(BLOCK_SIZE, position)[: end - position]
+                # Stays when it is found: a call that continues may have several searches behind it.
+                segment.searches[search] = position
+                if len(segment.searches) > _MAX_SEARCHES:
+                    del segment.searches[next(iter(segment.searches))]
+                raise unfinished(segment)
+            block = segment.pread(BLOCK_SIZE, position)[: end - position]
             at = block.find(MAGIC_PREFIX)
             while 0 <= at <= len(block) - HEADER_SIZE:
                 if header := decode_header(block, at, position + at, salt):
@@ -467,13 +484,43 @@ def unfinished(segment: Segment) -> BlockingIOError:
     return BlockingIOError(errno.EAGAIN, "more has to be read", segment.path)
 
 
-def first_id_of(segment: Segment, damage: Damage) -> bytes | None:
-    """The smallest message id in a segment, None if it has no message. Raises ``OSError``."""
+def skip_control_records(segment: Segment, offset: int, in_steps: bool = False) -> int:
+    """The offset behind the control records that begin at `offset`, where a group begins. Raises ``OSError``.
+
+    A client that requeues messages can fill a segment with them, so where many of them end is remembered. With
+    `in_steps` as ``index_of``.
+    """
+    passed, left, stop = segment.passed, _SKIPPED_GROUPS, 0
+    while True:
+        begin = offset = passed.end_of(offset)
+        stop = stop or offset + _SKIPPED_BYTES
+        block = segment.pread(BLOCK_SIZE, offset)
+        header = decode_header(block, 0, offset, segment.salt)
+        while header is not None and header.kind not in MESSAGE_KINDS and header.end <= segment.end and left > 0:
+            offset = header.end
+            left -= 1
+            header = decode_header(block, offset - begin, offset, segment.salt)
+        if offset == begin:
+            return offset
+        passed.add(begin, offset)
+        if in_steps and (left <= 0 or offset >= stop):
+            raise unfinished(segment)
+        left = left or _SKIPPED_GROUPS
+
+
+def first_id_of(segment: Segment, damage: Damage, in_steps: bool = False) -> bytes | None:
+    """The smallest message id in a segment, None if it has no message. Raises ``OSError``.
+
+    With `in_steps` as ``index_of``.
+    """
     if segment.index is not None and segment.first_id is None:
         return segment.index.first_id
-    reader = GroupReader(segment, damage, counts_all=False)
-    while segment.first_id is None and (groups := reader.read(_SMALL_READ)):
-        segment.first_id = next((message_id(each.frames[0]) for each in groups if each.kind in MESSAGE_KINDS), None)
+    if segment.first_id is None and segment.searched_for_id < segment.end:
+        end = segment.end
+        begin = skip_control_records(segment, FIRST_GROUP, in_steps)
+        groups = GroupReader(segment, damage, begin, counts_all=False, in_steps=in_steps).read_messages(_SMALL_READ)
+        segment.first_id = message_id(groups[0].frames[0]) if groups else None
+        segment.searched_for_id = end
     return segment.first_id
 
 
@@ -484,7 +531,10 @@ def extend_index(segment: Segment, damage: Damage) -> bool:
         return True
     partial = segment.partial_index
     if partial is None:
-        first_id_of(segment, damage)  # remembers it: sound frames of a damaged group have no index entry
+        try:
+            first_id_of(segment, damage, in_steps=True)  # remembers it: a damaged group has no index entry
+        except BlockingIOError:
+            return False
         partial = segment.partial_index = Index(segment.first_seq)
     stop, left = partial.offset + _INDEXED_BYTES, _INDEXED_GROUPS
     while partial.offset < segment.end:

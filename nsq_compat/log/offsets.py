@@ -28,6 +28,7 @@ from nsq_compat.log.group_reader import (
     index_of,
     next_header,
     seek_number,
+    skip_control_records,
 )
 from nsq_compat.log.reading import ReadableLog
 from nsq_compat.log.segment import (
@@ -102,13 +103,15 @@ def _tick(first: First) -> int:
     return publish_tick(first.message_id)
 
 
-def first_of(segment: Segment) -> First | None:
-    """The first message of a segment; None if it has none. Raises ``OSError``."""
-    if segment.first is None and not segment.released and segment.searched < segment.end:
-        end = segment.end
-        found = _with_first(segment, next_header(segment, FIRST_GROUP, end, MESSAGE_KINDS))
+def first_of(log: ReadableLog, segment: Segment, *, in_steps: bool | None = None) -> First | None:
+    """The first message of a segment; None if it has none. Raises ``OSError``, and as ``last_before`` in steps."""
+    if segment.first is None and not segment.released and segment.searched_for_first < segment.end:
+        is_in_steps, end = log.in_steps if in_steps is None else in_steps, segment.end
+        begin = skip_control_records(segment, FIRST_GROUP, is_in_steps)
+        found = _with_first(segment, next_header(segment, begin, begin + 1, MESSAGE_KINDS))
+        found = found or _next_group(log, segment, begin, end, in_steps=is_in_steps)  # it is behind damage
         segment.first = found[1] if found is not None else None
-        segment.searched = end
+        segment.searched_for_first = end
     return segment.first
 
 
@@ -122,7 +125,7 @@ def oldest(log: ReadableLog) -> First | None:
     """The first retained message. Raises ``OSError``."""
     first = None
     for segment in retained(log):  # compiled, a generator expression would read all of them
-        first = first_of(segment)
+        first = first_of(log, segment)
         if first is not None:
             break
     if first is None or first.offset >= log.emptied_at:
@@ -138,14 +141,17 @@ def retained_from(log: ReadableLog, retention: Retention, now_ns: int) -> int:
         return 0
     first = 0
     while first + 1 < len(segments) and log.emptied_at:
-        following = first_of(segments[first + 1])
+        following = first_of(log, segments[first + 1])
         if following is None or following.offset > log.emptied_at:
             break
         first += 1
-    least = _first_since(segments, first, now_ns, retention.least_seconds) if retention.least_seconds else len(segments)
-    if retention.seconds is not None:
-        last = len(segments) - 1
-        first = _first_since(segments, first, now_ns, retention.seconds) if retention.seconds else last
+    least = len(segments)
+    if retention.least_seconds:
+        least = _first_since(log, segments, first, now_ns - int(retention.least_seconds * _NS_PER_SECOND))
+    if retention.seconds:
+        first = _first_since(log, segments, first, now_ns - int(retention.seconds * _NS_PER_SECOND))
+    elif retention.seconds is not None:
+        first = len(segments) - 1
     if retention.size is not None:
         size = 0
         for place in range(len(segments) - 1, first - 1, -1):
@@ -156,12 +162,11 @@ def retained_from(log: ReadableLog, retention: Retention, now_ns: int) -> int:
     return segments[min(first, least)].number
 
 
-def _first_since(segments: Sequence[Segment], first: int, now_ns: int, seconds: float) -> int:
-    """The place of the first segment, from `first` on, that has messages of the last `seconds`. Raises ``OSError``."""
-    since = now_ns - int(seconds * _NS_PER_SECOND)
+def _first_since(log: ReadableLog, segments: Sequence[Segment], first: int, since_ns: int) -> int:
+    """The place of the first segment, from `first` on, that has messages since that time. Raises ``OSError``."""
     while first + 1 < len(segments):
-        following = first_of(segments[first + 1])
-        if following is None or following.timestamp_ns > since:
+        following = first_of(log, segments[first + 1])
+        if following is None or following.timestamp_ns > since_ns:
             break
         first += 1
     return first
@@ -187,7 +192,7 @@ def last_before(log: ReadableLog, later: Later, *, in_steps: bool | None = None)
         middle = (low + high) // 2
         probe = middle
         first = None
-        while probe < high and (first := first_of(segments[probe])) is None:
+        while probe < high and (first := first_of(log, segments[probe], in_steps=in_steps)) is None:
             probe += 1
         if first is None or later.is_true(first):
             high, after = middle, first or after
@@ -227,7 +232,7 @@ def groups_since(log: ReadableLog, time_ns: int, kind: int) -> Iterator[Group]:
     place = last_before(log, published_since(time_ns))
     segments = [each for each in retained(log) if place is None or each.number >= place[0].number]
     for number, segment in enumerate(segments):
-        following = first_of(segments[number + 1]) if number + 1 < len(segments) else None
+        following = first_of(log, segments[number + 1]) if number + 1 < len(segments) else None
         limit = _NO_LIMIT if following is None else following.offset
         begin = FIRST_GROUP if place is None or number else place[1]
         reader = GroupReader(segment, Damage(quiet=True), begin, counts_all=False)
@@ -275,7 +280,7 @@ def number_at(log: ReadableLog, offset: int, end: int) -> int:
 
 def id_at(log: ReadableLog, offset: int) -> bytes:
     """The id of the message with this offset, b"" if the log does not have it. Raises ``OSError``."""
-    groups = OffsetReader(log, offset).read() if offset >= 0 else []
+    groups = OffsetReader(log, offset).read(NEAR) if offset >= 0 else []
     return message_id(groups[0].frames[0]) if groups and groups[0].offset == offset else b""
 
 
@@ -357,7 +362,7 @@ class OffsetReader:
         """Read the next groups, about `max_bytes`; none at the end, which may move. Raises ``OSError``.
 
         A gap between their offsets is damage, or was never written. If the log is read in steps, raises
-        ``BlockingIOError`` after a part of a long search past damage.
+        ``BlockingIOError`` after a part of a long search past damage or control records.
         """
         while True:
             if self._segment is None and not self._begin():
@@ -370,11 +375,7 @@ class OffsetReader:
                 continue
             following = self._after(segment)
             limit = self._limit(following)
-            found = [
-                self._trimmed(each)
-                for each in reader.read(max_bytes)
-                if each.kind in MESSAGE_KINDS and each.offset < limit
-            ]
+            found = [self._trimmed(each) for each in reader.read_messages(max_bytes) if each.offset < limit]
             groups = [each for each in found if each.frames]
             if groups:
                 self.offset = groups[-1].offset + len(groups[-1].frames)
@@ -441,12 +442,13 @@ class OffsetReader:
 
     def _limit(self, following: Segment | None) -> int:
         """The offset at which the next segment begins. Before it, later groups are failed writes."""
-        first = first_of(following) if following is not None else None
+        first = first_of(self._log, following) if following is not None else None
         return _NO_LIMIT if first is None else first.offset
 
     def _report_gap(self, segment: Segment, following: Segment, seq: int, limit: int) -> None:
         """Report that there are no messages from `offset` up to `limit`; `seq` is the first number that is missing."""
-        damage, first, after = self._log.damage, first_of(segment), first_of(following)
+        log = self._log
+        damage, first, after = log.damage, first_of(log, segment), first_of(log, following)
         if following.number == segment.number + 1 or first is None or after is None:
             damage.note_gap(segment.path, self.offset, limit)
         else:

@@ -28,6 +28,7 @@ from nsq_compat.log.group_reader import (
     first_id_of,
     index_of,
     seek_number,
+    skip_control_records,
     unfinished,
 )
 from nsq_compat.log.kept import Kept
@@ -61,6 +62,8 @@ _size_of: Final = struct.Struct(">I").unpack_from
 _SPANS_AT_ONCE: Final = 8
 """Parts of a segment, of about INDEX_STEP bytes each, that are searched to locate messages."""
 _NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
+_CONTROL_RECORDS: Final = 64
+"""That are passed one by one; many more may follow."""
 _LOOK_BACK: Final = (1 << 16, 1 << 18, 1 << 20)
 """Bytes read from the end of a segment to find its last messages: the next step if one does not suffice."""
 _MAX_LATEST_BYTES: Final = 1 << 21
@@ -169,10 +172,17 @@ class LogCursor:
 
 def _last_groups(segment: Segment, count: int, damage: Damage) -> list[Group]:
     found: list[Group] = []
+    if (index := segment.index) is not None and segment.end - index.next_offset > _LOOK_BACK[0]:
+        # Messages after the last entry are before where the next entry would be. Only control records follow.
+        reader = GroupReader(segment, damage, index.last_until(segment.end), counts_all=False)
+        while index.first_id is not None and reader.offset < index.next_offset and (groups := reader.read_messages()):
+            found += groups
+        if _messages(found) >= count or index.first_id is None:
+            return found
     for reader in readers_from_end(segment, segment.end, damage, _MAX_LATEST_BYTES):
         found = []
-        while groups := reader.read():
-            found += [group for group in groups if group.kind in MESSAGE_KINDS]
+        while groups := reader.read_messages():
+            found += groups
         if _messages(found) >= count:
             break
     return found
@@ -262,10 +272,14 @@ def sorted_ids(ids: Iterable[bytes], pause: Callable[[], None]) -> list[bytes]:
 
 
 def split_by_segment(
-    segments: Sequence[Segment], ids: Sequence[bytes], damage: Damage, chosen: Iterable[Segment] | None = None
+    segments: Sequence[Segment],
+    ids: Sequence[bytes],
+    damage: Damage,
+    chosen: Iterable[Segment] | None = None,
+    in_steps: bool = False,
 ) -> Iterator[tuple[Segment, Sequence[bytes]]]:
-    """Yield each segment, or each of the chosen ones, with the ids in its range."""
-    firsts = {segment: first_id_of(segment, damage) for segment in segments}
+    """Yield each segment, or each of the chosen ones, with the ids in its range. `in_steps` as for ``index_of``."""
+    firsts = {segment: first_id_of(segment, damage, in_steps) for segment in segments}
     begins = [first for first in firsts.values() if first is not None]
     for segment in firsts if chosen is None else chosen:
         first = firsts[segment]
@@ -299,20 +313,22 @@ def fetch_at(segment: Segment, wanted: Sequence[tuple[int, int]]) -> Iterator[by
         start = stop
 
 
-def fetch_in_span(segment: Segment, span: tuple[int, int], wanted: set[bytes], damage: Damage) -> dict[bytes, bytes]:
+def fetch_in_span(
+    segment: Segment, span: tuple[int, int], wanted: set[bytes], damage: Damage, in_steps: bool = False
+) -> dict[bytes, bytes]:
     """The frames of these messages, by id, as far as they can be read in a span that ``group_by_span`` returned.
 
-    Messages that a first search does not find are searched for past damage, which is reported.
+    Messages that a first search does not find are searched for past damage, which is reported. `in_steps` as for
+    ``index_of``.
     """
-    found = {each: frame for each, (_, frame) in find_in_span(segment, span, wanted).items()}
+    found = {each: frame for each, (_, frame) in find_in_span(segment, span, wanted, in_steps).items()}
     if len(found) == len(wanted):
         return found
     begin, end = span
-    reader = GroupReader(segment, damage, begin, counts_all=False)
-    while len(found) < len(wanted) and reader.offset < end and (groups := reader.read(_BLOCK)):
+    reader = GroupReader(segment, damage, begin, counts_all=False, in_steps=in_steps)
+    while len(found) < len(wanted) and reader.offset < end and (groups := reader.read_messages(_BLOCK)):
         for group in groups:
-            if group.kind in MESSAGE_KINDS:
-                found.update((each, frame) for frame in group.frames if (each := message_id(frame)) in wanted)
+            found.update((each, frame) for frame in group.frames if (each := message_id(frame)) in wanted)
     return found
 
 
@@ -327,13 +343,19 @@ def group_by_span(
     return spans.items()
 
 
-def find_in_span(segment: Segment, span: tuple[int, int], wanted: set[bytes]) -> dict[bytes, tuple[int, bytes]]:
-    """The offsets and frames of these messages, by id. Skips other groups unchecked, and stops at damage."""
+def find_in_span(
+    segment: Segment, span: tuple[int, int], wanted: set[bytes], in_steps: bool = False
+) -> dict[bytes, tuple[int, bytes]]:
+    """The offsets and frames of these messages, by id. Skips other groups unchecked, and stops at damage.
+
+    `in_steps` as for ``index_of``.
+    """
     found: dict[bytes, tuple[int, bytes]] = {}
     base, stop = span
     stop = min(stop, segment.end)
     block = b""
     at = 0
+    control_records = 0
     while len(found) < len(wanted) and base + at < stop:
         if at + _ID_END > len(block):
             base, at = base + at, 0
@@ -343,6 +365,11 @@ def find_in_span(segment: Segment, span: tuple[int, int], wanted: set[bytes]) ->
         magic, _, _, _, _, size, count, kind = unpack_header(block, at)
         if magic != GROUP_MAGIC:
             break
+        if kind not in MESSAGE_KINDS:
+            control_records += 1
+            if control_records % _CONTROL_RECORDS == 0:
+                base, at, block = skip_control_records(segment, base + at, in_steps), 0, b""
+                continue
         if count == 1 and (kind not in MESSAGE_KINDS or block[at + _ID_BEGIN : at + _ID_END] not in wanted):
             at += HEADER_SIZE + size  # if `size` is damaged, no group begins there
             continue
@@ -452,11 +479,11 @@ class ReadableLog:
             return found
         found |= self.kept.fetch(wanted, self.in_steps)
         if missing := [each for each in wanted if each not in found]:
-            parts = [*split_by_segment(self.segments, missing, self.damage)]
+            parts = [*split_by_segment(self.segments, missing, self.damage, in_steps=self.in_steps)]
             self._index(segment for segment, some in parts if some)  # first: a step raises, and then all is read again
             for segment, some in parts:
                 for span, wanted_here in group_by_span(segment, some, self.damage) if some else ():
-                    found |= fetch_in_span(segment, span, wanted_here, self.damage)
+                    found |= fetch_in_span(segment, span, wanted_here, self.damage, self.in_steps)
         if lost := [each for each in wanted if each not in found]:
             self._index(self.segments)  # counts the damage that has no ids
             self.damage.report_ids(self.folder, lost)
@@ -470,13 +497,13 @@ class ReadableLog:
         wanted = set(ids)
         groups = self.tail.holding(wanted) if self.tail is not None else []
         limits = [*(each.first_seq for each in self.segments[1:]), self.next_seq]
-        parts = split_by_segment(self.segments, sorted(wanted), self.damage)
+        parts = split_by_segment(self.segments, sorted(wanted), self.damage, in_steps=self.in_steps)
         for (segment, some), limit in zip(parts, limits, strict=True) if self.segments else ():
             if some:
                 self._index([segment])
             for (begin, end), _ in group_by_span(segment, some, self.damage) if some else ():
-                reader = GroupReader(segment, self.damage, begin, counts_all=False)
-                while reader.offset < end and (found := reader.read(_BLOCK)):
+                reader = GroupReader(segment, self.damage, begin, counts_all=False, in_steps=self.in_steps)
+                while reader.offset < end and (found := reader.read_messages(_BLOCK)):
                     groups += [each for each in found if each.first_seq < limit]  # not of a failed write
         return {
             seq: frame
@@ -490,7 +517,7 @@ class ReadableLog:
         """Return the locations that a bounded search finds, by id. It finds more if the ids are close together."""
         found: dict[bytes, bytes] = {}
         spans = _SPANS_AT_ONCE
-        for segment, some in split_by_segment(self.segments, sorted(ids), self.damage):
+        for segment, some in split_by_segment(self.segments, sorted(ids), self.damage, in_steps=self.in_steps):
             if not some:
                 continue
             self._index([segment])
@@ -498,7 +525,7 @@ class ReadableLog:
                 if not spans:
                     return found
                 spans -= 1
-                for each, (offset, frame) in find_in_span(segment, span, wanted).items():
+                for each, (offset, frame) in find_in_span(segment, span, wanted, self.in_steps).items():
                     found[each] = location_of(place_of(segment.number, offset), frame)
         return found
 

@@ -312,6 +312,28 @@ class Index:
         return begin, self._offsets[following] if following < len(self._offsets) else _NO_OFFSET
 
 
+class _Ranges:
+    """Ranges of offsets, of which those are remembered that are long or continue another one."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+
+    def add(self, begin: int, end: int) -> None:
+        """Add a range that begins in no other one, but may end in one."""
+        place = bisect_right(self._begins, begin)
+        if place and self._ends[place - 1] >= begin:
+            self._ends[place - 1] = max(end, self._ends[place - 1])
+        elif end - begin >= INDEX_STEP:
+            self._begins.insert(place, begin)
+            self._ends.insert(place, end)
+
+    def end_of(self, offset: int) -> int:
+        """The end of the range that contains this offset, else the offset."""
+        place = bisect_right(self._begins, offset)
+        return max(offset, self._ends[place - 1]) if place else offset
+
+
 class Segment:
     """A segment file. `end` is the offset of the next group, or the size of the file if an earlier run created it.
 
@@ -331,10 +353,12 @@ class Segment:
         self.index: Index | None = None  # of an earlier run's segment: built when it is needed
         self.partial_index: Index | None = None
         self.index_is_used = False  # since the last `forget_index`
-        self.searches: dict[tuple[int, int], int] = {}  # the offsets that unfinished searches in damage have reached
-        self.first_id: bytes | None = None  # cached by `first_id_of`
-        self.first: First | None = None  # cached by ``offsets.first_of``, which has searched up to `searched`
-        self.searched = 0
+        self.searches: dict[tuple[int, int], int] = {}  # the offsets that long searches in damage have reached
+        self.passed = _Ranges()  # of control records, found by `skip_control_records`
+        self.first_id: bytes | None = None  # cached by `first_id_of`, as is the offset up to which there is none
+        self.searched_for_id = FIRST_GROUP
+        self.first: First | None = None  # cached by ``offsets.first_of``, as is the offset up to which there is none
+        self.searched_for_first = FIRST_GROUP
         self.abandoned = False
         self.poisoned = False
         self.released = False
@@ -494,7 +518,8 @@ class Segment:
         self._descriptors.read_faults.forget(self)
         self.released = True
         self.index, self.partial_index, self.first_id, self.first = Index(), None, None, None
-        self.searched = 0
+        self.passed = _Ranges()
+        self.searched_for_id = self.searched_for_first = FIRST_GROUP
         self.end = self._reserved = self._prepared = FIRST_GROUP
 
     def remove(self) -> None:

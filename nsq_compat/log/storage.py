@@ -395,7 +395,10 @@ class TopicStore:
         return _ALL if self.retention is None else retained_from(self.log, self.retention, now_ns)
 
     def retained(self, now: float) -> tuple[int, float]:
-        """The bytes that a policy retains, and the age of the first message, in seconds; zeros without a policy."""
+        """The bytes that a policy retains, and the age of the first message, in seconds; zeros without a policy.
+
+        The age is also 0 while the first message is searched for, a step in each call.
+        """
         if self.retention is None:
             return 0, 0.0
         first = None

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import Final
+from typing import Final, TypeVar
 
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.data_path import leftover_name, remove_folder
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import TEMPORARY, Files
-from nsq_compat.log.group_reader import MESSAGE_KINDS, GroupReader, extend_index, index_of
+from nsq_compat.log.group_reader import MESSAGE_KINDS, GroupReader, extend_index, first_id_of, index_of
 from nsq_compat.log.identity import UNKNOWN_SALT, FileEnd, FoundEnd
 from nsq_compat.log.kept import Kept
 from nsq_compat.log.migration import migrate
@@ -62,6 +62,7 @@ _COMPARED_FILES: Final = 4
 _INDEXED_SEGMENTS: Final = 8
 """The newest segments, whose indexes stay in memory. An index has about 200 KB."""
 
+Found = TypeVar("Found")
 Later = Callable[[Callable[[], None]], object]
 """Schedules a callback for after the current request has been answered."""
 
@@ -271,7 +272,7 @@ class TopicLog(ReadableLog):
         if self.tail is not None:
             self.tail.trim()
         try:
-            limit = min(start.segment if start else self.end.segment, kept_from())
+            limit = min(start.segment if start else self.end.segment, _in_steps(kept_from, pause))
         except OSError as error:
             log.warning("LOG(%s): nothing released - %s", self.folder, error)
             return
@@ -286,6 +287,9 @@ class TopicLog(ReadableLog):
         alive = sorted_ids(unfinished(), pause)
         try:
             self.kept.read_ranges(pause)
+            for segment in [*self.segments]:
+                if not self._closed:
+                    _in_steps(partial(first_id_of, segment, self.damage, in_steps=True), pause)
             if self._closed:
                 return
             # Decided without a pause, so no message that is written later is in these files.
@@ -495,6 +499,14 @@ class TopicLog(ReadableLog):
         if segment.number < kept_from():
             segment.release()
             self.released_count += 1
+
+
+def _in_steps(read: Callable[[], Found], pause: Callable[[], None]) -> Found:
+    while True:
+        try:
+            return read()
+        except BlockingIOError:
+            pause()
 
 
 def _number_segments(segments: Sequence[Segment]) -> None:

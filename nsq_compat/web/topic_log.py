@@ -345,7 +345,7 @@ def read_log(topic: Topic, read: Callable[[], Read]) -> Read:
 def _timestamp_at(log: TopicLog, offset: int) -> int | None:
     """When the last message up to this offset was published, which is one of the latest; None if it is damaged."""
     groups = log.latest(1)
-    if groups and groups[-1].offset > offset:  # of producers that have no OK yet
+    if not groups or groups[-1].offset > offset:  # far from the end, or of producers that have no OK yet
         groups = OffsetReader(log, offset).read(1)
     frames = [frame for each in groups for frame in each.frames[: max(0, offset + 1 - each.offset)]]
     return timestamp_ns(frames[-1]) if frames else None

@@ -8,10 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from nsq_compat.log import group_reader
+from nsq_compat.log import group_reader, reading
 from nsq_compat.log.files import Files
 from nsq_compat.log.offsets import (
     OffsetReader,
+    Retention,
+    id_at,
     later_than_offset,
     number_at,
     offset_at,
@@ -19,11 +21,12 @@ from nsq_compat.log.offsets import (
     offsets_of,
     oldest,
     published_since,
+    retained_from,
 )
 from nsq_compat.log.segment import GroupHeader, decode_header, encode_group
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import FrameFactory, make_frames, message_id
-from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, GROUP_MAGIC, MAGIC_PREFIX, MESSAGES
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, GROUP_MAGIC, MAGIC_PREFIX, MESSAGES, REQUEUED
 from tests.faults.disk import SimulatedDisk
 from tests.log.test_migration import as_version_2
 from tests.log.test_topic_log import FOLDER, NOW_NS
@@ -179,6 +182,77 @@ def test_the_search_behind_many_deferred_messages_is_done_in_steps():
             number_at(log, number + 2, log.next_seq)
     assert number_at(log, 100, log.next_seq) == 1
     assert len(log.searches) == 64
+
+
+RECORDS = 30_000
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("files", ["m r m", "mrm", "mr", "rm", "m mrm rm", "mr r"])
+def test_many_control_records_are_passed_over_in_steps_and_once(monkeypatch, files, reopened):
+    """`m` is a message, `r` the records that a consumer has written who requeues messages again and again."""
+    log, factory, frames = History(count=0, segment_size=1 << 24).log, FrameFactory(7), list[bytes]()
+    for file in files.split():
+        if log.segments:
+            log._begin_segment()
+        for each in file:
+            if each == "m":
+                frames += factory.make([b"x"], NOW_NS + len(frames) * 10**9)[0]
+                log.append(frames[-1:], len(frames) - 1)
+            else:
+                for _ in range(RECORDS):
+                    log.append([b"\1c" + bytes(26)], len(frames), kind=REQUEUED)
+    if reopened:
+        log.close()
+        log = TopicLog(log._files, FOLDER)
+    log.in_steps = True
+    ids, end = list(map(message_id, frames)), len(frames)
+    within = b"%016x" % (int(ids[0], 16) + 1)  # of no message
+    searches: dict[str, Callable[[], object]] = {
+        "oldest": lambda: oldest(log) is not None,
+        "id": lambda: (id_at(log, end - 1), id_at(log, end)) == (ids[-1], b""),
+        "offset": lambda: offsets_of(log, ids) == dict(zip(ids, range(end), strict=True)),
+        "unknown id": lambda: offsets_of(log, [within, b"f" * 16]) == {},
+        "time": lambda: offset_at(log, published_since(NOW_NS + 10**9), end) == min(1, end),
+        "number": lambda: [number_at(log, each, end) for each in range(end)] == list(range(end)),
+        "offset of number": lambda: offset_of_number(log, end - 1, end) == end - 1,
+        "fetch": lambda: log.fetch(ids) == dict(zip(ids, frames, strict=True)),
+        "unknown fetch": lambda: log.fetch([within, b"f" * 16]) == {},
+        "numbered": lambda: log.numbered([*ids, within, b"f" * 16]) == dict(enumerate(frames)),
+        "locate": lambda: log.locate(ids).keys() == set(ids),
+        "latest": lambda: not files.endswith("m") or log.latest(1)[-1].frames == frames[-1:],
+        "retained": lambda: retained_from(log, Retention(0, None), NOW_NS) == len(files.split()),
+    }
+    examined = 0
+
+    def counting(decode: Callable[..., Any]) -> Callable[..., Any]:
+        def decode_and_count(*args: Any) -> Any:
+            nonlocal examined
+            examined += 1
+            return decode(*args)
+
+        return decode_and_count
+
+    for module, name in [
+        (group_reader, "decode_header"), (group_reader, "unpack_header"), (reading, "unpack_header"),
+    ]:  # fmt: skip
+        monkeypatch.setattr(module, name, counting(getattr(module, name)))
+    all_steps = 0
+    for is_again in (False, True):
+        for name, search in searches.items():
+            steps, found = 0, None
+            while found is None:
+                examined = 0
+                try:
+                    found = search()
+                except BlockingIOError:
+                    steps += 1
+                assert examined < RECORDS // 2, f"{name}: one step examines more"
+            assert found, name
+            assert not (is_again and steps), f"{name} is not remembered"
+            all_steps += steps
+    assert all_steps >= 4, "otherwise the test would prove nothing"
 
 
 def test_released_segments_are_not_part_of_it(history):
