@@ -92,7 +92,7 @@ def begin_epoch(files: Files, data_path: str) -> Identity:
             }
     except FileNotFoundError:
         found = Identity(os.urandom(16).hex())
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     found.epoch += 1
     found.run = os.urandom(8).hex()

@@ -65,6 +65,7 @@ def test_what_a_start_has_found_stays_known_and_so_does_a_start_of_the_machine(t
         '{"boot": 3}',
         '{"may_lack_files": null}',
         '{"identity": ["x"]}',
+        "[" * 100_000,
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, damaged):

@@ -310,6 +310,11 @@ def test_the_settings_of_mirrors_tls_and_access_reach_the_daemons():
         assert options_of(name, "secure").access_file == "/etc/nsq/access/access.toml"
     secrets = {each["secret"]["secretName"] for each in pod_of("nsqd", "secure")["volumes"]}
     assert secrets == {"nsqd-tls", "nsq-access"}
+    for name, files in (("nsqd", ["access.toml", "nodes.token", "mirror.token"]), ("nsqlookupd", ["access.toml"])):
+        [volume] = [each["secret"] for each in pod_of(name, "secure")["volumes"] if each["name"] == "access"]
+        assert volume["items"] == [{"key": file, "path": file} for file in files]
+        named = {word.rpartition("/")[2] for word in command_of(name, "secure") if "=/etc/nsq/access/" in word}
+        assert named == set(files), "it has only what its flags name"
     [endpoint] = of_kind("ServiceMonitor", "secure")[0]["spec"]["endpoints"]
     assert endpoint["authorization"] == {"credentials": {"name": "nsq-access", "key": "metrics.token"}}
 
