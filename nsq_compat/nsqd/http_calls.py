@@ -116,9 +116,11 @@ class HttpCalls:
         max_answer: int = MAX_ANSWER_BYTES,
         tls: "ssl.SSLContext | None" = None,
         token: str = "",
+        query: str = "",
     ) -> bytes:
         """The body of the answer to a GET, or to a POST of a `body` of JSON; at most `max_answer` bytes.
 
+        A `query` may be long, such as one with a secret. It follows the URL's own.
         `tls` replaces `make_tls`. A `token` goes to the server of the URL only, so redirects are not followed.
 
         Raises ``CallFailed``, also for every status except 200.
@@ -129,7 +131,7 @@ class HttpCalls:
         late = CallFailed(self._too_late)
         try:
             with gevent.Timeout(self.request_timeout, late):
-                result = self._threads_for(url).spawn(self._outcome, url, body, max_answer, deadline, tls, token)
+                result = self._threads_for(url).spawn(self._outcome, url, body, max_answer, deadline, tls, token, query)
                 gevent.wait([result, self._stopping], count=1)
         finally:
             deadline.expire()
@@ -152,12 +154,13 @@ class HttpCalls:
         deadline: "Deadline",
         tls: "ssl.SSLContext | None",
         token: str,
+        query: str,
     ) -> bytes | CallFailed:
         """Make the call, in a thread. An exception that leaves a thread is printed by gevent, so it is returned."""
         from nsq_compat.bounded_http import FAILURES, AnswerTooLarge, reason_of
 
         try:
-            return self._ask(url, body, max_answer, deadline, tls or self.make_tls(), token)
+            return self._ask(url, body, max_answer, deadline, tls or self.make_tls(), token, query)
         # A new one in each case: the traceback of the old one keeps all of the call for the garbage collector.
         except CallFailed as failure:
             return CallFailed(str(failure))
@@ -167,7 +170,14 @@ class HttpCalls:
             return CallFailed(self._too_late if deadline.left <= 0 else reason_of(error))
 
     def _ask(
-        self, url: str, body: bytes | None, max_answer: int, deadline: "Deadline", tls: "ssl.SSLContext", token: str
+        self,
+        url: str,
+        body: bytes | None,
+        max_answer: int,
+        deadline: "Deadline",
+        tls: "ssl.SSLContext",
+        token: str,
+        query: str,
     ) -> bytes:
         from nsq_compat.bounded_http import bearer, bounded_session, exchange
 
@@ -185,6 +195,7 @@ class HttpCalls:
                     max_body=max_answer,
                     body=body,
                     headers=headers,
+                    query=query,
                     follow_redirects=not token,
                     decompress=False,
                 )
@@ -322,4 +333,4 @@ class AuthServers:
             document = dumps({name: [value] for name, value in parameters.items()})
             return self._calls.call(url, document.encode("utf-8"), max_answer=MAX_GRANTS_BYTES)
         query = urlencode(parameters, errors="surrogateescape")
-        return self._calls.call(f"{url}?{query}", max_answer=MAX_GRANTS_BYTES)
+        return self._calls.call(url, max_answer=MAX_GRANTS_BYTES, query=query)

@@ -14,6 +14,7 @@ from threading import Event, Thread
 
 import gevent
 import pytest
+import requests
 import urllib3
 
 from nsq_compat.nsqd.http_calls import THREADS_PER_SERVER, AuthServers, HttpCalls, Turns, client_tls
@@ -170,6 +171,23 @@ def test_a_secret_that_is_not_text_is_sent_too(server, calls):
     with pytest.raises(AuthFailed):
         AuthServers([server.address], "post", calls).authorize(Credentials(b"a\xff\xfe", "", tls=False, common_name=""))
     assert server.questions == [{"common_name": [""], "remote_ip": [""], "secret": ["a\ufffd\ufffd"], "tls": ["false"]}]
+
+
+def test_a_long_secret_is_not_checked_as_part_of_a_url(server, calls, monkeypatch):
+    # requests and urllib3 take 55 ms for 32 KiB, in which the other clients of nsqd wait: a stranger may send that.
+    sizes = []
+    request = requests.Session.request
+
+    def measuring_request(session, method, url, *args, **kwargs):
+        sizes.append(len(url))
+        return request(session, method, url, *args, **kwargs)
+
+    monkeypatch.setattr(requests.Session, "request", measuring_request)
+    with pytest.raises(AuthFailed, match="answered with status"):
+        AuthServers([server.address], "get", calls).authorize(replace(CREDENTIALS, secret=b"\xff" * 20_000))
+    assert len(sizes) == 1
+    assert sizes[0] < 100
+    assert server.questions[0]["secret"] == ["\ufffd" * 20_000]
 
 
 def test_a_server_that_does_not_answer_is_replaced_by_another(server, calls):

@@ -146,6 +146,14 @@ def test_the_query_of_an_address_is_kept_as_it_is(serve):
     assert server.heard[0].startswith(b"GET /custom?x=1?secret=a%26b&tls=false HTTP/1.1\r\n")
 
 
+def test_a_query_follows_that_of_the_address_and_is_not_for_a_redirect(serve):
+    there = serve(HELLO)
+    here = serve(redirect(302, there.url))
+    assert calls().call(f"http://127.0.0.1:{here.port}/custom?x=1", query="secret=a%26b&tls=false") == b"hello"
+    assert here.heard[0].startswith(b"GET /custom?x=1?secret=a%26b&tls=false HTTP/1.1\r\n")
+    assert there.heard[0].startswith(b"GET /auth?secret=s3cret HTTP/1.1\r\n")
+
+
 def test_an_answer_in_chunks_is_put_together(serve):
     server = serve(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n")
     assert calls().call(server.url) == b"hello"
@@ -194,6 +202,8 @@ def test_a_server_that_requires_tls_is_asked_again_over_tls(serve, certificate):
     )
     assert calls(tls=certificate.client_side()).call(plain.url) == b"hello"
     assert secure.heard[0].startswith(b"GET /auth?secret=s3cret HTTP/1.1\r\nHost: localhost:%d" % secure.port)
+    assert calls(tls=certificate.client_side()).call(plain.url, query="a=b") == b"hello"
+    assert secure.heard[1].startswith(b"GET /auth?secret=s3cret?a=b HTTP/1.1\r\n")
 
 
 def test_a_403_for_another_reason_is_a_failure(serve):
