@@ -23,6 +23,8 @@ REJECT: Final = "reject"
 DROP_OLDEST: Final = "drop-oldest"
 _MAX_ATTEMPTS: Final = 0xFFFF
 _MAX_INTEGER: Final = (1 << 63) - 1
+_MAX_REMEMBERED: Final = 1000
+"""Topics of which the policies are remembered. A pattern takes 2 us, and a topic may have thousands of channels."""
 _BURSTS_PER_SECOND: Final = 10
 """By default an idle channel may deliver the messages of a tenth of a second at once."""
 
@@ -190,8 +192,13 @@ class Policy:
 
     def fits(self, topic: str, channel: str) -> bool:
         """Whether it selects a channel or, if `channel` is empty, the topic itself (never by a channel pattern)."""
-        if self._topic is not None and self._topic.fullmatch(topic) is None:
-            return False
+        return self.fits_topic(topic) and self.fits_channel(channel)
+
+    def fits_topic(self, topic: str) -> bool:
+        return self._topic is None or self._topic.fullmatch(topic) is not None
+
+    def fits_channel(self, channel: str) -> bool:
+        """The part of ``fits`` that depends on the channel."""
         return self._channel is None or (channel != "" and self._channel.fullmatch(channel) is not None)
 
 
@@ -203,6 +210,8 @@ class Policies:
             raise PolicyError(0, "", "policies must be a list of tables")
         self.written: list[Mapping[str, Any]] = list(written)
         self._policies = [Policy(number, each) for number, each in enumerate(written, 1)]
+        self._numbered = list(enumerate(self._policies, 1))
+        self._of_topics: dict[str, list[tuple[int, Policy]]] = {}
 
     def __len__(self) -> int:
         return len(self._policies)
@@ -210,8 +219,8 @@ class Policies:
     def for_channel(self, topic: str, channel: str) -> Applied:
         """The settings that apply to a channel or, if `channel` is empty, to messages that the topic holds."""
         applied = Applied()
-        for policy in self._policies:
-            if policy.fits(topic, channel):
+        for _, policy in self._of_topic(topic):
+            if policy.fits_channel(channel):
                 applied = applied.merged_with(policy.settings)
         return applied
 
@@ -219,8 +228,8 @@ class Policies:
         """The numbers, from 1, of the policies of which a setting applies, see ``for_channel``."""
         found: list[int] = []
         done = Applied()
-        for number, policy in enumerate(self._policies, 1):
-            if policy.fits(topic, channel):
+        for number, policy in self._of_topic(topic):
+            if policy.fits_channel(channel):
                 more = policy.settings
                 before = done
                 done = done.merged_with(_of_channel(more) if channel else more)
@@ -234,8 +243,8 @@ class Policies:
 
     def creating(self, topic: str) -> tuple[int, Creations | None]:
         """The number and the limits of the policy that limits creations of a topic and its channels; 0 if none does."""
-        for number, each in enumerate(self._policies, 1):
-            if each.settings.creations is not None and each.fits(topic, ""):
+        for number, each in self._of_topic(topic):
+            if each.settings.creations is not None and each.fits_channel(""):
                 return number, each.settings.creations
         return 0, None
 
@@ -243,13 +252,22 @@ class Policies:
         """The numbers of the policies that say what a topic retains, and for how long it knows publish ids."""
         found: list[int] = []
         done = Applied()
-        for number, each in enumerate(self._policies, 1):
-            if each.fits(topic, ""):
+        for number, each in self._of_topic(topic):
+            if each.fits_channel(""):
                 before = done
                 more = Applied(retention=each.settings.retention, dedup_window=each.settings.dedup_window)
                 done = done.merged_with(more)
                 if done != before:
                     found.append(number)
+        return found
+
+    def _of_topic(self, topic: str) -> list[tuple[int, Policy]]:
+        """The policies for a topic, whatever their channels, each with its number."""
+        found = self._of_topics.get(topic)
+        if found is None:
+            if len(self._of_topics) >= _MAX_REMEMBERED:
+                self._of_topics.clear()
+            found = self._of_topics[topic] = [each for each in self._numbered if each[1].fits_topic(topic)]
         return found
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from nsq_compat.log.offsets import Retention
-from nsq_compat.policy.policies import Applied, Bounds, DeadLettering, Policies, PolicyError
+from nsq_compat.policy.policies import Applied, Bounds, DeadLettering, Policies, Policy, PolicyError
 from nsq_compat.queue.wait_queue import DeliveryLimits, Rate
 
 
@@ -78,6 +78,34 @@ def test_a_pattern_has_to_match_the_whole_name():
     assert not policies.for_channel("orders2", "a").rate
     assert not policies.for_channel("my.orders", "a").rate
     assert not policies.for_channel("orders", "ab").rate
+
+
+def test_the_pattern_of_a_topic_is_matched_once_for_all_channels(monkeypatch):
+    # A match takes 2 us: at SIGHUP, a thousand policies stopped a node with 4,000 channels for 12 s.
+    matched = []
+    fits_topic = Policy.fits_topic
+
+    def counting(policy, topic):
+        matched.append(topic)
+        return fits_topic(policy, topic)
+
+    monkeypatch.setattr(Policy, "fits_topic", counting)
+    policies = Policies([{"topic": "orders", "channel": f"c{number}", "max_attempts": 5} for number in range(10)])
+    channels = [f"c{number}" for number in range(20)]
+    assert [policies.numbers_for("orders", channel) for channel in channels[:11]] == [*([n] for n in range(1, 11)), []]
+    assert [policies.for_channel("orders", channel) == Applied() for channel in channels] == [False] * 10 + [True] * 10
+    assert policies.creating("orders") == (0, None)
+    assert policies.for_channel("bills", "c1") == Applied()
+    assert matched == ["orders"] * 10 + ["bills"] * 10
+
+
+def test_the_policies_of_few_topics_are_remembered(monkeypatch):
+    monkeypatch.setattr("nsq_compat.policy.policies._MAX_REMEMBERED", 2)
+    policies = Policies([{"topic": "t[0-4]", "max_attempts": 5}])
+    for _ in range(2):
+        for number in range(10):
+            assert (policies.for_channel(f"t{number}", "c") == Applied()) is (number > 4)
+            assert len(policies._of_topics) <= 2
 
 
 def test_the_first_matching_policy_with_a_setting_decides_it():
