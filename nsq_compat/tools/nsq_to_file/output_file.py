@@ -49,15 +49,17 @@ class OutputFile:
             self.size = os.fstat(fd).st_size
             """Bytes at its opening, plus bytes written since, before compression."""
             if is_alone and gzip_level is None and self.size and os.pread(fd, 1, self.size - 1) != b"\n":
-                self.write(b"\n")  # ends a line that a dead process left unfinished
+                _write_all(fd, b"\n")  # ends a line that a dead process left unfinished
+                self.size += 1
         except BaseException:
             os.close(fd)
             raise
 
     def write(self, data: bytes) -> None:
+        """Write whole lines. Without gzip, they may be there twice."""
         self.size += len(data)
         if self._gzip_level is None:
-            _write_all(self._fd, data)
+            _write_lines(self._fd, data)
             return
         if self._compressor is None:
             self._compressor = zlib.compressobj(self._gzip_level, zlib.DEFLATED, _GZIP_WINDOW)
@@ -129,6 +131,20 @@ def _is_still_there(path: str, fd: int) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except FileNotFoundError:
         return False
+
+
+def _write_lines(fd: int, data: bytes) -> None:
+    """Append lines that begin at the beginning of a line.
+
+    Another process that shares the file may be killed in the middle of its own. What was appended to such a piece ends
+    it, and is written again.
+    """
+    is_whole = False
+    while not is_whole:
+        written = os.write(fd, data)
+        begin = os.lseek(fd, 0, os.SEEK_CUR) - written
+        _write_all(fd, data[written:])
+        is_whole = begin <= 0 or os.pread(fd, 1, begin - 1) == b"\n"
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -70,6 +70,18 @@ def test_other_files_are_appended_to_and_their_size_counts(path):
     assert file.size == 10
 
 
+def test_lines_that_follow_half_a_line_of_a_process_that_died_meanwhile_are_written_again(path):
+    file = OutputFile(path, exclusive=False, shared=True)
+    file.write(b"whole\n")
+    other = os.open(path, os.O_WRONLY | os.O_APPEND)
+    os.write(other, b"hal")  # and no more: it is killed
+    os.close(other)
+    file.write(b"one\ntwo\n")
+    file.write(b"three\n")
+    file.close()
+    assert contents(path).splitlines() == [b"whole", b"halone", b"two", b"one", b"two", b"three"]
+
+
 def test_half_a_line_of_a_dead_process_is_ended(path):
     file = OutputFile(path, exclusive=False)
     file.write(b"whole\nhal")
@@ -82,14 +94,14 @@ def test_half_a_line_of_a_dead_process_is_ended(path):
 
 def test_a_file_that_another_process_writes_to_is_only_shared_on_request(path):
     first = OutputFile(path, exclusive=False)
-    first.write(b"not yet whole")
+    first.write(b"by one\n")
     with pytest.raises(FileExistsError, match="in use"):
         OutputFile(path, exclusive=False)
     second = OutputFile(path, exclusive=False, shared=True)
-    second.write(b", by two\n")
+    second.write(b"by two\n")
     second.close()
     first.close()
-    assert contents(path) == b"not yet whole, by two\n"
+    assert contents(path) == b"by one\nby two\n"
 
 
 def test_a_file_is_unlocked_when_its_process_dies(path):
