@@ -60,7 +60,7 @@ def read_range(work: Range, options: ReadOptions) -> Iterator[tuple[pa.RecordBat
                 _lost(work, at, first, "damaged, or were never written", options)
             if following <= at:
                 raise LogUnreadable(f"nsqd {work.nsqd} answered without an end to a read of {work.topic} from {at}")
-            if body:
+            if body or following > first:
                 messages = _messages(work, body)
                 if messages.num_rows != following - first:
                     raise LogUnreadable(

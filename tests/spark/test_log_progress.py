@@ -280,6 +280,7 @@ OFFSETS = "X-NSQ-First-Offset: 0\r\nX-NSQ-Next-Offset: 1\r\n"
         ("200 OK", "X-NSQ-First-Offset: 0\r\nX-NSQ-Next-Offset: -1\r\n", FRAME, "'-1' is not an offset"),
         ("200 OK", f"X-NSQ-First-Offset: {'9' * 5000}\r\n", FRAME, "is not an offset"),
         ("200 OK", OFFSETS, b"\0", "it has no messages"),
+        ("200 OK", OFFSETS, b"", "it has no messages"),
         ("200 OK", OFFSETS, FRAME + OK, "it has other frames"),
         ("200 OK", OFFSETS, b"\xff" * 40, "invalid frame size"),
         ("410 Gone", "", b'{"message":"OFFSET_RELEASED"}', "is not an offset"),
