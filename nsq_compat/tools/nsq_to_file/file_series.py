@@ -24,7 +24,14 @@ from nsq_compat.cli.options import option
 from nsq_compat.log.data_path import reason
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.tools.channel_places import BeginningOptions
-from nsq_compat.tools.nsq_to_file.output_file import OutputFile, cut_unfinished_member, lock, move, repair
+from nsq_compat.tools.nsq_to_file.output_file import (
+    OutputFile,
+    cut_unfinished_member,
+    is_still_there,
+    lock,
+    move,
+    repair,
+)
 
 log = logging.getLogger(__name__)
 
@@ -292,7 +299,8 @@ def recover(work_dir: str, output_dir: str, names: FileNames, wants: Callable[[s
 
 def _recover_one(path: str, output_dir: str, name: Name, revision: int) -> None:
     with open(path, "r+b") as file:
-        if not lock(file.fileno()):
+        # Another process may have put it in place before, and have a new file of this name.
+        if not lock(file.fileno()) or not is_still_there(path, file.fileno()):
             return
         if name.is_gzip and not cut_unfinished_member(file.fileno()):
             log.warning("%s is damaged; it is put in place as it is", path)

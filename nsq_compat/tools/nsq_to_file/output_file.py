@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 import zlib
 from contextlib import suppress
 from typing import Final
@@ -21,6 +22,7 @@ _FILE_MODE: Final = 0o666
 _FOLDER_MODE: Final = 0o770
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _PIECE: Final = 1 << 16
+_LOOK_SECONDS: Final = 1.0
 
 
 class OutputFile:
@@ -41,9 +43,10 @@ class OutputFile:
         self._compressor: zlib._Compress | None = None
         self._member: list[bytes] = []
         try:
-            is_alone = lock(fd)
-            # Between the two calls another process may have moved it, as that of a dead process.
-            if not _is_still_there(path, fd) or not (is_alone or shared):
+            # Another process may look whether a dead one has left this file, before it is locked.
+            is_alone = lock(fd, _LOOK_SECONDS if exclusive else 0.0)
+            # It may also have moved it, as that of a dead process.
+            if not is_still_there(path, fd) or not (is_alone or shared):
                 raise FileExistsError(f"{path} is in use")
             OsFiles.fsync_folder(os.path.dirname(path) or ".")
             self.size = os.fstat(fd).st_size
@@ -103,14 +106,23 @@ def cut_unfinished_member(fd: int) -> bool:
         whole = position = position - len(member.unused_data)
 
 
-def lock(fd: int) -> bool:
-    """Lock the file until it is closed; False if another process has. Succeeds on file systems without locks."""
-    with suppress(OSError):
+def lock(fd: int, patience: float = 0.0) -> bool:
+    """Lock the file until it is closed; False if another process has it, and keeps it for so many seconds.
+
+    Succeeds on file systems without locks.
+    """
+    deadline = time.monotonic() + patience
+    while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
-    return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        except OSError:
+            return True
+        else:
+            return True
 
 
 def make_folder(folder: str) -> None:
@@ -126,7 +138,8 @@ def make_folder(folder: str) -> None:
     OsFiles.fsync_folder(above or ".")
 
 
-def _is_still_there(path: str, fd: int) -> bool:
+def is_still_there(path: str, fd: int) -> bool:
+    """Whether the open file has this path, not another one, or none."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except FileNotFoundError:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol.durations import SECOND
+from nsq_compat.tools.nsq_to_file import file_series
 from nsq_compat.tools.nsq_to_file.file_series import (
     BadFormat,
     FileNames,
@@ -368,6 +369,20 @@ def recovered(work, output, names, wants=lambda topic: True) -> dict[str, bytes]
 def leave(path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"left\n"])
+def test_a_file_that_another_process_put_in_place_meanwhile_is_left_alone(work, output, of_vm, monkeypatch, data):
+    leave(work / "t/vm-000000.2020.log", data)
+
+    def lock(_) -> bool:  # when it succeeds, the other process has put the file away, and writes to a new one
+        (work / "t/vm-000000.2020.log").unlink()
+        leave(work / "t/vm-000000.2020.log", b"new\n")
+        return True
+
+    monkeypatch.setattr(file_series, "lock", lock)
+    assert not recovered(work, output, of_vm)
+    assert (work / "t/vm-000000.2020.log").read_bytes() == b"new\n"
 
 
 def test_files_of_a_dead_process_are_put_in_place_without_overwriting(work, output, of_vm):

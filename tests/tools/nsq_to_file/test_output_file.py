@@ -4,6 +4,7 @@ import gzip
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -102,6 +103,23 @@ def test_a_file_that_another_process_writes_to_is_only_shared_on_request(path):
     second.close()
     first.close()
     assert contents(path) == b"by one\nby two\n"
+
+
+def test_a_new_file_is_locked_although_another_process_looks_at_it(path, monkeypatch):
+    opened = os.open
+
+    def open_watched(name, *arguments):
+        fd = opened(name, *arguments)
+        if name == path:
+            lock(other := opened(name, os.O_RDWR))  # the other process looks whether its process is dead
+            threading.Timer(0.1, os.close, [other]).start()
+        return fd
+
+    monkeypatch.setattr(os, "open", open_watched)
+    file = OutputFile(path, exclusive=True, shared=True, gzip_level=6)
+    monkeypatch.undo()
+    assert not repair(path)
+    file.close()
 
 
 def test_a_file_is_unlocked_when_its_process_dies(path):
