@@ -56,6 +56,11 @@ def read_range(work: Range, options: ReadOptions) -> Iterator[tuple[pa.RecordBat
     with bounded_session(tls=tls_context(options)) as session:
         while at < work.end:
             first, following, body = _read(session, work, at, options)
+            if first < at or following > work.end:
+                raise LogUnreadable(
+                    f"nsqd {work.nsqd} answered with messages of {work.topic} from {first} to {following - 1}, and was "
+                    f"asked for those from {at} to {work.end - 1}"
+                )
             if first > at:
                 _lost(work, at, first, "damaged, or were never written", options)
             if following <= at:

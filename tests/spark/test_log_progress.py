@@ -295,6 +295,17 @@ def test_an_invalid_answer_to_a_read_is_named(options_of, status, headers, body,
     assert reason in str(raised.value)
 
 
+@pytest.mark.parametrize(("first", "following"), [(0, 6), (5, 11)])
+def test_messages_outside_of_the_range_are_refused(options_of, first, following):
+    def answer(_):
+        body = FRAME * (following - first)
+        offsets = f"X-NSQ-First-Offset: {first}\r\nX-NSQ-Next-Offset: {following}\r\n"
+        yield f"HTTP/1.1 200 OK\r\n{offsets}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    with HostileServer(answer) as hostile, pytest.raises(LogUnreadable, match="was asked for those from 5 to 9"):
+        list(read_range(Range("t", hostile.address, 5, 10), options_of()))
+
+
 @pytest.mark.parametrize(
     ("body", "shown"), [(b"[" * 100_000, ": status 400"), (b'{"message":"' + b"x\\n" * 100_000 + b'"}', r": x\nx\n")]
 )
