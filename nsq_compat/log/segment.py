@@ -316,17 +316,22 @@ class _Ranges:
     """Ranges of offsets, of which those are remembered that are long or continue another one."""
 
     def __init__(self) -> None:
-        self._begins: list[int] = []
+        self._begins: list[int] = []  # sorted, of ranges that do not touch
         self._ends: list[int] = []
 
     def add(self, begin: int, end: int) -> None:
         """Add a range that begins in no other one, but may end in one."""
         place = bisect_right(self._begins, begin)
         if place and self._ends[place - 1] >= begin:
-            self._ends[place - 1] = max(end, self._ends[place - 1])
-        elif end - begin >= INDEX_STEP:
-            self._begins.insert(place, begin)
-            self._ends.insert(place, end)
+            place -= 1
+            begin, end = self._begins[place], max(end, self._ends[place])
+        elif end - begin < INDEX_STEP:
+            return
+        stop = bisect_right(self._begins, end)
+        if stop > place:
+            end = max(end, self._ends[stop - 1])
+        self._begins[place:stop] = [begin]
+        self._ends[place:stop] = [end]
 
     def end_of(self, offset: int) -> int:
         """The end of the range that contains this offset, else the offset."""

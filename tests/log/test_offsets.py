@@ -10,6 +10,7 @@ import pytest
 
 from nsq_compat.log import group_reader, reading
 from nsq_compat.log.files import Files
+from nsq_compat.log.group_reader import skip_control_records
 from nsq_compat.log.offsets import (
     OffsetReader,
     Retention,
@@ -23,7 +24,7 @@ from nsq_compat.log.offsets import (
     published_since,
     retained_from,
 )
-from nsq_compat.log.segment import GroupHeader, decode_header, encode_group
+from nsq_compat.log.segment import FIRST_GROUP, GroupHeader, decode_header, encode_group
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import FrameFactory, make_frames, message_id
 from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, GROUP_MAGIC, MAGIC_PREFIX, MESSAGES, REQUEUED
@@ -253,6 +254,27 @@ def test_many_control_records_are_passed_over_in_steps_and_once(monkeypatch, fil
             assert not (is_again and steps), f"{name} is not remembered"
             all_steps += steps
     assert all_steps >= 4, "otherwise the test would prove nothing"
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("name", ["c", "channel", "c" * 30])
+def test_readers_that_begin_anywhere_in_many_control_records_come_to_their_end(name):
+    """Each passes some of them, in steps that end within what another one has passed."""
+    log = History(count=0, segment_size=1 << 24).log
+    places = [FIRST_GROUP]
+    for _ in range(RECORDS):
+        log.append([name.encode()], 0, kind=CHANNEL_CREATED)
+        places.append(log.segments[0].end)
+    segment, random = log.segments[0], Random(4)
+    for begin in [places[12_000], places[1], *random.sample(places, 40), FIRST_GROUP]:
+        reached, steps = 0, 0
+        while not reached:
+            try:
+                reached = skip_control_records(segment, begin, in_steps=True)
+            except BlockingIOError:
+                steps += 1
+            assert steps < 20, "it goes on without an end"
+        assert reached == segment.end
 
 
 def test_released_segments_are_not_part_of_it(history):
