@@ -189,6 +189,8 @@ def _read_object(value: Any, fields: Fields) -> dict[str, Any]:
         name = _without_case(key)
         if name in fields and member is not None:
             result[name] = fields[name].read(member)
+        elif name in fields and fields[name].zero == ():
+            result[name] = ()  # Go: null empties an array, and leaves any other value as it was
     return result
 
 

@@ -191,6 +191,11 @@ def test_arrays_and_objects_nest():
     }
 
 
+def test_null_empties_an_array_that_came_before():
+    fields = {"names": list_of(STRING), "name": STRING}
+    assert loads_object(b'{"names":["a"],"name":"b","name":null,"names":null}', fields) == {"names": (), "name": "b"}
+
+
 @pytest.mark.parametrize("data", [b'{"topics":{}}', b'{"topics":[[]]}', b'{"topics":[1]}', b'{"topics":""}'])
 def test_nested_values_of_the_wrong_kind_are_refused(data):
     with pytest.raises(JsonError):
