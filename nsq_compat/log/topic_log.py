@@ -496,9 +496,10 @@ class TopicLog(ReadableLog):
         return copied == len(alive)  # else some are unreadable now, and counted when they are fetched
 
     def _release_before(self, segment: Segment, kept_from: Callable[[], int]) -> None:
-        if segment.number < kept_from():
-            segment.release()
-            self.released_count += 1
+        with suppress(BlockingIOError):  # the next release searches on
+            if segment.number < kept_from():
+                segment.release()
+                self.released_count += 1
 
 
 def _in_steps(read: Callable[[], Found], pause: Callable[[], None]) -> Found:
