@@ -68,7 +68,7 @@ _CLIENT_KEYS: Final = (
 
 
 class Stats:
-    """With `hides_others`, only the producers of a topic are shown with it, as tokens may be limited to topics."""
+    """With `hides_others`, a topic is shown without what clients publish to others: tokens may be limited to topics."""
 
     def __init__(self, service: NsqdService, *, hides_others: bool = False) -> None:
         self._service = service
@@ -103,6 +103,8 @@ class Stats:
         if not topic or topic in service.broker.topics:
             channel = parameters.get("channel", "")
             found = snapshot(service.broker, service.now(), topic, channel, include_clients, in_steps)
+            if topic and include_clients and self._hides_others:
+                found = map(_without_others, found)
             topics = cooperatively(found, MAX_TOPICS_AT_ONCE)
             if include_clients:
                 connected = cooperatively(service.producers(), _CLIENTS_AT_ONCE, _weight)
@@ -116,9 +118,25 @@ class Stats:
     def _of_topic(self, producers: Iterable[ClientStats], topic: str) -> Iterator[ClientStats]:
         # nsqd: the list has all producers, with the counts of this topic only (docs/differences.md: stats-producers).
         for producer in producers:
-            counts = tuple(entry for entry in producer.pub_counts if entry[0] == topic)
-            if counts or not self._hides_others:
-                yield replace(producer, pub_counts=counts)
+            counted = _counted(producer, topic)
+            if counted.pub_counts or not self._hides_others:
+                yield counted
+
+
+def _without_others(topic: TopicStats) -> TopicStats:
+    """Without what its consumers have published to other topics."""
+    name = topic.topic_name
+    channels = [
+        replace(each, clients=tuple(_counted(client, name) for client in each.clients or ())) for each in topic.channels
+    ]
+    return replace(topic, channels=tuple(channels))
+
+
+def _counted(client: ClientStats, topic: str) -> ClientStats:
+    """With the counts of this topic only."""
+    if not client.pub_counts:
+        return client
+    return replace(client, pub_counts=tuple(entry for entry in client.pub_counts if entry[0] == topic))
 
 
 def in_steps(channels: Sequence[T]) -> Iterable[T]:

@@ -241,10 +241,12 @@ def test_many_names_of_one_topic_are_one(nsqd):
     assert b"at most 1000 topics" in ask(api, "GET", "/topic/offsets", different, b"Bearer read").body
 
 
-def test_stats_of_a_topic_do_not_have_producers_of_others():
+def test_stats_of_a_topic_do_not_have_producers_of_others(drain, monkeypatch):
     daemon = Daemon()
     api = NsqdApi(daemon, refuse=TokenCheck(Access(), "nsqd", now=lambda: 0.0))  # type: ignore[arg-type]
-    daemon.broker.topic("orders")
+    consumer = replace(NO_CLIENT, hostname="consumer", pub_counts=(("orders", 7), ("secret", 1)))
+    monkeypatch.setattr(drain, "stats", lambda: consumer)
+    daemon.broker.topic("orders").channel("c").add_consumer(drain)
     daemon.connected_producers = (
         replace(NO_CLIENT, hostname="ours", pub_counts=(("orders", 1), ("secret", 1))),
         replace(NO_CLIENT, hostname="theirs", pub_counts=(("secret", 1),)),
@@ -252,6 +254,7 @@ def test_stats_of_a_topic_do_not_have_producers_of_others():
     for form in (b"", b"&format=json"):
         body = ask(api, "GET", "/stats", b"topic=orders" + form, b"Bearer orders").body
         assert b"ours" in body
+        assert b"consumer" in body
         assert b"theirs" not in body
         assert b"secret" not in body
 

@@ -87,6 +87,11 @@ class AckConnection:
     # --- For handlers -------------------------------------------------------------------------------------------------
 
     @property
+    def network(self) -> str:
+        """The client's network, for ``yield_to_loop``."""
+        return self._connection.client
+
+    @property
     def acknowledged(self) -> int:
         """How many of the bytes sent the client's system has acknowledged."""
         if self._socket.fileno() >= 0:

@@ -190,6 +190,9 @@ class Stream:
             self._is_over = True
             for message in filter(None, [each.message for each in self._sent] + [each for _, each in self._waiting]):
                 self._requeue(message)
+            # The consumer refers to this stream, so only the garbage collector would free them.
+            self._sent.clear()
+            self._waiting.clear()
         self._consumer.stop(timeout=5.0)
 
     def _requeue(self, message: Message) -> None:

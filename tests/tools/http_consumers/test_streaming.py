@@ -3,6 +3,7 @@
 import re
 import signal
 from functools import partial
+from pathlib import Path
 
 import gevent.socket
 import pytest
@@ -52,6 +53,27 @@ def test_messages_that_a_leaving_client_has_not_read_are_requeued_at_once(pubsub
     caller.close()
     wait_until(lambda: nsqd.waiting(topic) == 40)
     assert nsqd.channel_stats(topic, "c")["timeout_count"] == 0
+
+
+def test_the_messages_of_streams_that_have_ended_take_no_memory(pubsub, nsqd, topic):
+    # They were freed by the garbage collector only, after gigabytes.
+    nsqd.publish(topic, *[LARGE] * 60)
+
+    def stream() -> None:
+        caller = subscribe(pubsub, topic, receive_buffer=4096)
+        wait_until(lambda: in_flight(nsqd, topic) == 60)
+        caller.close()
+        wait_until(lambda: nsqd.waiting(topic) == 60)
+
+    def resident() -> int:
+        return int(Path(f"/proc/{pubsub.pid}/statm").read_text("ascii").split()[1])
+
+    for _ in range(3):
+        stream()
+    before = resident()
+    for _ in range(20):
+        stream()
+    assert resident() < 2 * before, "20 streams of 24 MB"
 
 
 def test_a_client_that_reads_nothing_is_disconnected_and_its_messages_requeued(start_consumer, nsqd, topic):
