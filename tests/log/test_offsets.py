@@ -192,7 +192,7 @@ RECORDS = 30_000
 @pytest.mark.parametrize("reopened", [False, True])
 @pytest.mark.parametrize("files", ["m r m", "mrm", "mr", "rm", "m mrm rm", "mr r"])
 def test_many_control_records_are_passed_over_in_steps_and_once(monkeypatch, files, reopened):
-    """`m` is a message, `r` the records that a consumer has written who requeues messages again and again."""
+    """`m` is a message, `r` the records of a consumer that requeues messages again and again."""
     log, factory, frames = History(count=0, segment_size=1 << 24).log, FrameFactory(7), list[bytes]()
     for file in files.split():
         if log.segments:
