@@ -1,5 +1,6 @@
 """The name of a data path in mirroring, and what tells whether a start found less than an earlier run had written."""
 
+import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -9,8 +10,12 @@ from typing import Final, NamedTuple
 
 from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import Files, read_file, replace_file
+from nsq_compat.log.reserve import Reserve
 
 _FILE: Final = "identity"
+_RESERVE: Final = "identity.reserve"
+_RESERVE_SIZE: Final = 1 << 18
+"""Bytes, enough for the ends of about 2,000 topics."""
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 UNKNOWN_SALT: Final = -1
 
@@ -51,9 +56,22 @@ class Identity:
     ends: dict[str, FoundEnd] | None = None
 
     def save(self, files: Files, data_path: str) -> None:
-        """Raises ``OSError``."""
-        text = json.dumps(asdict(self), indent=1)
-        replace_file(files, os.path.join(our_folder(data_path), _FILE), text.encode("utf-8"), sync=True)
+        """Raises ``OSError``.
+
+        On a full disk there is a reserve for it: an nsqd that could not write that a new run begins could not start.
+        """
+        folder, data = our_folder(data_path), json.dumps(asdict(self), indent=1).encode("utf-8")
+        reserve = Reserve(files, os.path.join(folder, _RESERVE), _RESERVE_SIZE)
+        try:
+            replace_file(files, os.path.join(folder, _FILE), data, sync=True)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            with suppress(OSError):
+                reserve.give_up()
+            replace_file(files, os.path.join(folder, _FILE), data, sync=True)
+        with suppress(OSError):  # this was saved, and may have used it
+            reserve.take()
 
     def topics_behind(self, theirs: Mapping[str, Sequence[int]]) -> dict[str, FoundEnd]:
         """The topics of which the standby has more than a start has found. `theirs`: its last files' ends."""

@@ -17,9 +17,10 @@ from typing import Final, TypeVar
 from nsq_compat.log.checkpoint import CHECKPOINT, BadCheckpoint, TopicState, entry_id, read_checkpoint
 from nsq_compat.log.data_path import our_folder, reason, remove_leftovers, topic_folder, topics_in
 from nsq_compat.log.descriptors import DEFAULT_LIMIT, Descriptors
-from nsq_compat.log.files import Files, adopt_temporary, opened, replace_file, write_temporary
+from nsq_compat.log.files import Files, adopt_temporary, replace_file, write_temporary
 from nsq_compat.log.memory_tail import MemoryTail
 from nsq_compat.log.offsets import Retention, oldest, retained, retained_from
+from nsq_compat.log.reserve import Reserve
 from nsq_compat.log.segment import StagedBatch, locations_of
 from nsq_compat.log.topic_log import Later, LogEnd, TopicLog
 from nsq_compat.protocol.message import message_id
@@ -32,57 +33,12 @@ Done = Callable[[OSError | None], None]
 """Called when what was appended so far is durable, or with the reason why it may not be."""
 
 _RESERVE: Final = "reserve"
-_RESERVE_SIZE: Final = 1 << 20
-"""Bytes, enough for the checkpoint of a topic with about 30,000 unfinished messages."""
 _SPILL_AHEAD: Final = 8
 """At level ``memory``, spilling begins when this many times more messages wait than further deferred ones fit in."""
 _ALL: Final = 1 << 62
 _NS_PER_SECOND: Final = 1_000_000_000
 _PROBE: Final = "probe"
 _PROBE_SIZE: Final = 128 * 1024  # more than a log reserves for its next writes
-
-
-class Reserve:
-    """Disk space that is reserved so that consumers can empty a full data path.
-
-    Logs can only be deleted after the next checkpoint is written. Without room for it the disk would stay full. So a
-    file of zeros at `path` reserves some space, and is truncated when there is no room for a checkpoint. While the
-    space is `given_up`, publishes are refused, because they would use it up. The file remains when the process ends.
-    """
-
-    def __init__(self, files: Files, path: str, size: int = _RESERVE_SIZE) -> None:
-        self.held = False
-        self.given_up = False
-        self._files = files
-        self._path = path
-        self._size = size
-
-    def take(self) -> None:
-        """Reserve the space, unless it is reserved. Raises ``OSError`` if there is not enough."""
-        if self.held:
-            return
-        with opened(self._files, self._path, os.O_RDWR | os.O_CREAT) as fd:
-            try:
-                self._files.fallocate(fd, 0, self._size)
-            except OSError:
-                with suppress(OSError):
-                    self._files.ftruncate(fd, 0)
-                raise
-        self.held, self.given_up = True, False
-
-    def lose(self) -> None:
-        """The file cannot be reached at the moment."""
-        self.held, self.given_up = False, True
-
-    def give_up(self) -> None:
-        self.lose()
-        with opened(self._files, self._path, os.O_RDWR) as fd, suppress(OSError):
-            self._files.ftruncate(fd, 0)
-
-
-def free_reserve(files: Files, data_path: str) -> None:
-    """Give up the reserve of a data path that is not in use yet. Raises ``OSError``."""
-    Reserve(files, os.path.join(our_folder(data_path), _RESERVE)).give_up()
 
 
 class Durability(Enum):

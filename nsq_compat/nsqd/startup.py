@@ -3,11 +3,9 @@
 `daemon` uses it before it serves. Policies are the tables `[[policies]]`, which Go's nsqd ignores.
 """
 
-import errno
 import logging
 import re
 import time
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -20,7 +18,7 @@ from nsq_compat.log.data_path import DataPathError, DataPathLock, check_folder, 
 from nsq_compat.log.files import Files
 from nsq_compat.log.identity import Identity
 from nsq_compat.log.metadata import TopicMetadata, recover_metadata
-from nsq_compat.log.storage import Storage, free_reserve
+from nsq_compat.log.storage import Storage
 from nsq_compat.net.certificates import load_certificates
 from nsq_compat.net.sockets import check_address
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls, tls_reason
@@ -130,19 +128,9 @@ def lock_data_path(files: Files, data_path: str) -> DataPathLock:
 
 
 def begin_epoch(files: Files, data_path: str) -> Identity:
-    """The identity of the data path in mirroring. Raises ``DataPathError``.
-
-    A full disk has room for it in the reserve, so that consumers can be served, and empty the disk.
-    """
+    """The identity of the data path in mirroring. Raises ``DataPathError``."""
     try:
-        try:
-            return identity.begin_epoch(files, data_path)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            with suppress(OSError):
-                free_reserve(files, data_path)
-            return identity.begin_epoch(files, data_path)
+        return identity.begin_epoch(files, data_path)
     except (OSError, ValueError) as error:
         raise DataPathError(f"cannot read or write the identity of the data path - {error}") from error
 

@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 from contextlib import contextmanager
-from typing import cast
 
 import pytest
 
@@ -18,16 +17,14 @@ from nsq_compat.log.checkpoint import (
     read_checkpoint,
 )
 from nsq_compat.log.data_path import our_folder
-from nsq_compat.log.files import Files, OsFiles, replace_file
+from nsq_compat.log.files import replace_file
 from nsq_compat.log.segment import FIRST_GROUP
-from nsq_compat.log.storage import Durability, Reserve, Storage
+from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import body, make_frames, message_id
 from tests.broker import SlowDisk, with_consumer
-from tests.faults.disk import FaultyFiles
 
 LOGGED = [Durability.OS, Durability.FSYNC]
-RESERVED = 100_000
 
 
 def recent(daemon, count):
@@ -835,47 +832,6 @@ def test_at_level_memory_only_writes_are_refused_while_the_folder_is_gone(data_p
     daemon.publishes(b"3")
     data_path.stop(daemon)
     assert data_path.start(Durability.MEMORY).consumer().takes_all() == [b"1", b"2", b"3"]
-
-
-# --- The reserve ------------------------------------------------------------------------------------------------------
-
-
-def blocks(path) -> int:
-    return os.stat(path).st_blocks
-
-
-def test_the_reserve_takes_space_until_it_is_given_up(tmp_path):
-    path = tmp_path / "reserve"
-    reserve = Reserve(OsFiles(), str(path), RESERVED)
-    reserve.take()
-    assert (reserve.held, reserve.given_up) == (True, False)
-    assert blocks(path) * 512 >= RESERVED
-    reserve.give_up()
-    assert (reserve.held, reserve.given_up) == (False, True)
-    assert blocks(path) == 0
-    reserve.take()
-    assert (reserve.held, reserve.given_up) == (True, False)
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_the_reserve_exists_after_a_restart_although_the_disk_is_full(tmp_path):
-    path = str(tmp_path / "reserve")
-    Reserve(OsFiles(), path, RESERVED).take()
-    again = Reserve(OsFiles(), path, RESERVED)
-    again.take()
-    assert again.held
-    assert blocks(path) * 512 < 2 * RESERVED
-
-
-def test_without_space_there_is_no_reserve_and_no_file_is_left(tmp_path):
-    path = tmp_path / "reserve"
-    reserve = Reserve(cast("Files", FaultyFiles(OsFiles(), 2, errno.ENOSPC, 1)), str(path), RESERVED)
-    with pytest.raises(OSError, match="fallocate"):
-        reserve.take()
-    assert not reserve.held
-    assert path.stat().st_size == 0
-    reserve.take()
-    assert reserve.held
 
 
 def test_the_replaced_checkpoint_can_be_kept_open_until_a_thread_closes_it(data_path):
