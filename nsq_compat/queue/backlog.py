@@ -546,14 +546,17 @@ class Backlog:
         """Take out messages that are in memory or were restored, not deferred; returns their frames.
 
         Raises ``OSError``, having taken nothing. The frames of restored messages are read, some in each call, so call
-        it again while it returns any.
+        it again while it returns any, or raises ``BlockingIOError``: then those are lost.
         """
-        restored = [each for each in self._restored if each[0] in ids][:_SEARCHED_AT_ONCE]
-        frames = self._fetch_restored(restored)
-        if restored:
-            self._restored = deque(each for each in self._restored if each not in restored)
+        if places := self._places_of_restored(ids):
+            found = self._fetch_restored([self._restored[place] for place in places])
+            for place in reversed(places):
+                del self._restored[place]
             self._read, self._searched = [], 0
-        frames += self.cursor.remove(ids)
+            if not found:
+                raise BlockingIOError(errno.EAGAIN, "more has to be searched")
+            return found
+        frames = self.cursor.remove(ids)
         removed = self.returned.remove(ids)
         if removed:
             frames += [frame for _, frame in removed]
@@ -672,6 +675,16 @@ class Backlog:
         frames = self.cursor.take(limit, max_bytes)
         self._passed += len(frames)
         return frames
+
+    def _places_of_restored(self, ids: AbstractSet[bytes]) -> list[int]:
+        """The places of the first of these messages among those that were restored, of which there may be a million."""
+        places: list[int] = []
+        for place, (each, _) in enumerate(self._restored):
+            if each in ids:
+                places.append(place)
+                if len(places) == _SEARCHED_AT_ONCE:
+                    break
+        return places
 
     def _note_room(self) -> None:
         if self.on_room is not None and self.returned.length <= self._memory // 2:

@@ -1,5 +1,6 @@
 """What a topic or channel has to deliver: the stream, returned frames, deferred ones, and those before a restart."""
 
+import time
 from contextlib import suppress
 
 import pytest
@@ -275,6 +276,34 @@ def test_a_message_restored_twice_does_not_block_others(backlog, log):
     restores(backlog, *((each, 2) for each in (b"q", b"r", b"q", b"s")))
     assert taken(backlog) == [b"q", b"r", b"q", b"s"]
     assert len(backlog) == 0
+
+
+def test_taking_out_restored_messages_compares_no_message_with_all_that_are_taken_out(backlog, log):
+    """There may be a million of them, and each call is a step between which other clients are served."""
+    bodies = [b"%d" % number for number in range(200_000)]
+    restores(backlog, *((each, 2) for each in bodies))
+    found = frames(*bodies[-20:])
+    log.update((message_id(each), each) for each in found)
+    costs = []
+    for ids in ({b"0" * 16}, set(log)):
+        began = time.thread_time()
+        some = backlog.remove(ids)
+        costs.append(time.thread_time() - began)
+    assert (len(some), len(backlog)) == (16, 200_000 - 16)
+    assert costs[1] < 4 * costs[0] + 0.01
+
+
+def test_restored_messages_that_are_lost_do_not_end_a_search(backlog, log):
+    bodies = [b"%d" % number for number in range(40)]
+    restores(backlog, *((each, 2) for each in bodies))
+    ids = {message_id(frame(each)) for each in bodies}
+    log.update((message_id(each), each) for each in frames(*bodies[32:]))
+    for left in (24, 8):
+        with pytest.raises(BlockingIOError):
+            backlog.remove(ids)
+        assert len(backlog) == left
+    assert [body(each) for each in backlog.remove(ids)] == bodies[32:]
+    assert backlog.remove(ids) == []
 
 
 def test_requeuing_everything_does_not_delay_restored_messages(backlog, log):
