@@ -8,6 +8,7 @@ Invariants:
 
 - Only the handler writes, and the connection is read all the time.
 - A client that reads nothing is disconnected in time; at most a few requests of one client are queued.
+- Each request waits for its turn in the event loop, in which the clients' addresses take turns.
 """
 
 import array
@@ -23,7 +24,7 @@ import gevent.socket
 from gevent.event import Event
 
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.event_loop import LoopTick
+from nsq_compat.net.event_loop import LoopTick, yield_to_loop
 from nsq_compat.net.server import HTTP_REFUSAL, NO_LIMITS, Acceptor, ConnectionLimits, TooManyConnections, refuse
 from nsq_compat.net.sockets import address_of, peer_of
 from nsq_compat.session.ack_session import AckSession
@@ -85,11 +86,6 @@ class AckConnection:
         return Admission(self._handler.max_body(head.path), _TOO_LARGE)
 
     # --- For handlers -------------------------------------------------------------------------------------------------
-
-    @property
-    def network(self) -> str:
-        """The client's network, for ``yield_to_loop``."""
-        return self._connection.client
 
     @property
     def acknowledged(self) -> int:
@@ -199,6 +195,8 @@ class AckConnection:
         if isinstance(request, Response):
             self._send(request, version="1.1", keep_alive=False)
             return False
+        # Hundreds may have arrived at once, and to read the parameters alone can take 10 ms.
+        yield_to_loop(self._connection.client)
         try:
             return self._handler.answer(request, self)
         except ClientGone:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from nsq_compat.client import Message, Producer, PublishError
-from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.protocol.durations import parse_duration, seconds
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.go_json import dumps
@@ -118,7 +117,6 @@ class Pulling:
         return self._publish(request, client, [_data(request, parameters)])
 
     def _put_many(self, request: Request, parameters: Mapping[str, str], client: AckConnection) -> bool:
-        yield_to_loop(client.network)  # hundreds of requests may have arrived at once
         data, separator = _data(request, parameters), _separator(parameters)
         if data.count(separator) >= _MAX_PUT_MESSAGES:
             raise ApiError(413, f"more than {_MAX_PUT_MESSAGES} messages")

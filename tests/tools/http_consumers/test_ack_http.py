@@ -21,11 +21,13 @@ class Handler:
 
     def __init__(self):
         self.heard: Queue[str] = Queue()
+        self.answered: list[str] = []
 
     def max_body(self, path):
         return 1000
 
     def answer(self, request, client):
+        self.answered.append(client.address.partition(":")[0])
         answer = getattr(self, request.path.lstrip("/"))
         return answer(request, client)
 
@@ -134,6 +136,23 @@ def test_requests_sent_ahead_are_answered_in_order(caller):
         ask(caller, "/small", body)
     heard = hear(caller, b"three")
     assert heard.index(b"one") < heard.index(b"two")
+
+
+def test_addresses_take_turns_with_requests_that_arrive_at_the_same_moment(server, handler):
+    host, port = server.address.split(":")
+    callers = [
+        gevent.socket.create_connection((host, int(port)), WITHIN, (source, 0))
+        for source in ["127.0.0.1"] * 20 + ["127.0.0.2"] + ["127.0.0.1"] * 20  # they are served in some order
+    ]
+    for _ in range(2):  # the first time, they connect
+        handler.answered.clear()
+        for caller in callers:
+            ask(caller, "/small")
+        for caller in callers:
+            hear(caller, b"small")
+    for caller in callers:
+        caller.close()
+    assert handler.answered.index("127.0.0.2") <= 2, "requests of the other address were in front of it"
 
 
 def test_a_client_that_sends_too_many_requests_ahead_is_disconnected(caller, handler):

@@ -3,16 +3,10 @@
 import json
 import signal
 import socket
-from typing import cast
 
-import gevent
 import pytest
 
-from nsq_compat.client import Producer
-from nsq_compat.session.http_message import Request
-from nsq_compat.tools.http_consumers.ack_http import AckConnection
-from nsq_compat.tools.http_consumers.on_demand import OnDemand
-from nsq_compat.tools.http_consumers.pulling import MAX_WAIT_SECONDS, Pulling, read_wait
+from nsq_compat.tools.http_consumers.pulling import MAX_WAIT_SECONDS, read_wait
 from nsq_compat.web.application import ApiError
 from nsq_conformance.daemon_process import installed
 from nsq_conformance.http_consumer_process import HttpConsumerProcess
@@ -88,35 +82,6 @@ def test_a_request_cannot_put_so_many_messages_that_others_wait(pull, nsqd, topi
     assert pull.ask("/mput?separator=a", b"ba" * 100_000) == (413, b"more than 100000 messages\n")
     assert pull.ask("/mput?separator=a", b"ba" * 99_999) == (200, b"")
     wait_until(lambda: nsqd.unfinished(topic) == 99_999)
-
-
-def test_clients_of_different_addresses_take_turns_in_putting_many_messages():
-    put: list[bytes] = []
-
-    class Topic:
-        def publish_many(self, topic: str, bodies: list[bytes]) -> None:
-            put.append(bodies[0])
-
-    class Client:
-        def __init__(self, network: str) -> None:
-            self.network = network
-
-        def reply(self, *answer: object) -> bool:
-            return True
-
-    pulling = Pulling(cast("OnDemand", None), cast("Producer", Topic()), "t", 0.0)
-    requests = [("stranger", b"1\n2")] * 50 + [("other", b"3\n4")]
-    put_all = [
-        gevent.spawn(
-            pulling.answer,
-            Request("POST", b"/mput", "/mput", b"", {}, body, "@"),
-            cast("AckConnection", Client(network)),
-        )
-        for network, body in requests
-    ]
-    gevent.joinall(put_all, timeout=30, raise_error=True)
-    assert len(put) == 51
-    assert put.index(b"3") <= 2, "50 requests of the other address were in front of it"
 
 
 def test_a_connection_can_carry_many_requests(pull, nsqd, topic):
