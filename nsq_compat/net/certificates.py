@@ -28,6 +28,8 @@ _TLS_1_0: Final = 0x0301
 # Older versions need SHA-1 in signatures, which OpenSSL refuses by default.
 _TLS_1_2: Final = 0x0303
 _OLD_LEVEL: Final = ":@SECLEVEL=0"
+_LARGE_GROUPS_END: Final = (3, 5)
+"""The first OpenSSL that accepts no group of a Diffie-Hellman key exchange above ffdhe3072 by default."""
 
 
 class CertificateError(Exception):
@@ -122,6 +124,12 @@ def _read(files: TlsFiles) -> MakeTls:
     context.num_tickets = 1  # as Go's; a second one would take 4 % of the time of a connection
     # The client's order of ciphers: Go's begins with AES-128, cheaper than the AES-256 that OpenSSL prefers in TLS 1.3.
     context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    # Older OpenSSLs accept ffdhe8192, which takes 150 ms for each handshake, in which all clients wait. `ssl` can only
+    # name the one group that is accepted. All clients know this one, but most of TLS 1.3 need another round trip for
+    # it. And TLS 1.2 then refuses client certificates on other curves.
+    verifies = files.client_policy == REQUIRE_VERIFY and files.min_version <= _TLS_1_2
+    if ssl.OPENSSL_VERSION_INFO < _LARGE_GROUPS_END and not verifies:
+        context.set_ecdh_curve("prime256v1")
     ciphers = _CIPHERS + (_OLD_LEVEL if files.min_version < _TLS_1_2 else "")
     context.set_ciphers(ciphers)
     with warnings.catch_warnings():  # old versions cause a warning, but --tls-min-version allows them

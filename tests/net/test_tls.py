@@ -1,7 +1,9 @@
 """TLS without a socket, by both libraries: valid streams, invalid ones, and NSQ's names."""
 
 import ssl
+import subprocess
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -45,6 +47,14 @@ class Pair:
             said = self.client.do_handshake(self.server.encode(b""))
         self.client.do_handshake(self.server.encode(b""))
         return self
+
+    def end_of_handshake(self):
+        """The last bytes of the client's handshake, which the server has not received."""
+        said = self.client.do_handshake()
+        while not self.client.is_complete:
+            self.server.do_handshake(said)
+            said = self.client.do_handshake(self.server.encode(b""))
+        return said
 
     def server_hears(self, wire):
         return list(self.server.decode(wire))
@@ -96,16 +106,14 @@ def test_a_handshake_may_come_byte_by_byte(authority, certificates):
 
 def test_bytes_received_with_the_end_of_the_handshake_are_not_lost(authority, certificates):
     pair = Pair(certificates, authority.client_tls(authority.client, authority.client_key))
-    pair.server.do_handshake(pair.client.do_handshake())
-    last_of_the_handshake = pair.client.do_handshake(pair.server.encode(b""))
+    last_of_the_handshake = pair.end_of_handshake()
     assert pair.server.do_handshake(last_of_the_handshake + pair.client.encode(b"NOP\n"))
     assert pair.server_hears(b"") == [b"NOP\n"]
 
 
 def test_hundreds_of_records_with_the_end_of_the_handshake_are_not_lost(authority, certificates):
     pair = Pair(certificates, authority.client_tls(authority.client, authority.client_key))
-    pair.server.do_handshake(pair.client.do_handshake())
-    last_of_the_handshake = pair.client.do_handshake(pair.server.encode(b""))
+    last_of_the_handshake = pair.end_of_handshake()
     commands = b"".join(pair.client.encode(b"NOP\n") for _ in range(2 * MAX_HANDSHAKE_RECORDS))
     assert pair.server.do_handshake(last_of_the_handshake + commands)
     assert b"".join(pair.server_hears(b"")) == b"NOP\n" * 2 * MAX_HANDSHAKE_RECORDS
@@ -129,6 +137,27 @@ def test_the_first_cipher_suite_of_the_client_is_chosen(authority, certificates)
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["ffdhe4096", "ffdhe6144", "ffdhe8192"])
+@pytest.mark.parametrize(
+    "options", [{}, {"client_policy": "require"}, {"client_policy": "require-verify", "min_version": V3}]
+)
+def test_a_client_cannot_choose_a_key_exchange_that_takes_long(authority, group, options):
+    # With the largest, a handshake held up all other clients for 150 ms.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_ecdh_curve(group)
+    with pytest.raises(TlsError, match="no suitable key share|no shared group"):
+        Certificates(authority.files(**options)).make_tls().do_handshake(TlsClient(context).do_handshake())
+
+
+@pytest.mark.parametrize("version", [V2, V3])
+def test_a_client_certificate_may_be_on_any_curve(authority, tmp_path, version):
+    key, certificate = tmp_path / "384.key", tmp_path / "384.crt"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -subj /CN=client -days 2"
+    subprocess.run([*command.split(), "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    files = replace(authority.files(client_policy="require-verify"), root_ca=str(certificate))
+    Pair(Certificates(files), authority.client_tls(certificate, key, version=version)).do_handshake()
 
 
 @pytest.mark.parametrize("cut", [1 << 16, 999, 6])

@@ -140,9 +140,10 @@ def test_commands_may_come_with_the_end_of_the_handshake(connect, authority):
     tls = authority.client_tls()
     client = connect()
     client.asks_for(tls_v1=True, snappy=True)
-    client.socket.sendall(tls.do_handshake())
-    said = tls.do_handshake(client.socket.recv(65536))
-    assert tls.is_complete, "TLS 1.3 takes one round trip"
+    said = tls.do_handshake()
+    while not tls.is_complete:
+        client.socket.sendall(said)
+        said = tls.do_handshake(client.socket.recv(65536))
     snappy = Snappy()
     client.socket.sendall(said + tls.encode(snappy.encode(pub(b"x"))))
     client.puts_on(tls)
