@@ -690,6 +690,8 @@ class Topic:
         self.admission = refuse_all
         for channel in self.channels.values():
             channel.delete()
+        self._schedule.cancel(self)  # which would keep the recent messages for a minute
+        self._recent = None
         self.forget_ids()
         self._control_log.discard_requeued()
         if self.store is not None:

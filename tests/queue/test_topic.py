@@ -6,6 +6,7 @@ import pytest
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol import message
 from nsq_compat.protocol.message import body
+from nsq_compat.queue.schedule import NEVER
 from nsq_compat.queue.topic import MAX_RECENT, MAX_RECENT_BYTES, WATCHED_SECONDS, Topic
 from nsq_compat.queue.values import Exiting, QueueLimits
 
@@ -439,6 +440,16 @@ def test_a_topic_emptied_during_a_pause_gives_none_of_it_to_its_channels(logging
 
 def recent(daemon, count=10, topic="orders"):
     return [body(frame) for frame, _ in daemon.topic(topic).recent(count, daemon.now, daemon.now_ns)]
+
+
+def test_a_deleted_topic_does_not_wait_in_the_schedule_to_forget_its_recent_messages(daemon):
+    daemon.channel()
+    daemon.publishes(b"a")
+    assert recent(daemon) == [b"a"]
+    topic = daemon.topic()
+    daemon.broker.delete_topic("orders")
+    assert topic.alarm == NEVER
+    assert b"a" not in [body(frame) for frame, _ in topic.recent(10, daemon.now, daemon.now_ns)]
 
 
 def deferrals(daemon):
