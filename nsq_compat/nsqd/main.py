@@ -3,6 +3,7 @@
 import errno
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 import gevent
 
@@ -45,6 +46,8 @@ def main() -> None:
         daemon = Daemon(options)
     except (OptionError, CertificateError, DataPathError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")
+    except OSError as error:
+        _exit_unreadable(options, error)
     tune_gc()
     reuse_freed_memory()
     shorten_thread_switches()
@@ -57,14 +60,18 @@ def main() -> None:
     except MetadataError as error:
         exit_fatal(PROGRAM, f"failed to load metadata - {error}")
     except OSError as error:
-        where = error.filename or options.data_path
-        exit_fatal(PROGRAM, f"failed to load the data path - {where}: {reason(error)}; see {_section_on(error)}")
+        _exit_unreadable(options, error)
     exempt_from_collection()
     supervisor.ready()
     gevent.wait([stop, daemon.drained], count=1)
     supervisor.stopping()
     daemon.stop()
     exempt_from_collection()
+
+
+def _exit_unreadable(options: NsqdOptions, error: OSError) -> NoReturn:
+    where = error.filename or options.data_path
+    exit_fatal(PROGRAM, f"failed to load the data path - {where}: {reason(error)}; see {_section_on(error)}")
 
 
 def _section_on(error: OSError) -> str:

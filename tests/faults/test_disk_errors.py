@@ -228,6 +228,7 @@ READS = [
     ("newfstatat", LOG),
     ("openat", LOG),
     ("pread64", LOG),
+    ("newfstatat", "nsq_compat"),
 ]
 """A system call, and the file or folder in the data path for which it fails."""
 
