@@ -21,6 +21,7 @@ import fcntl
 import itertools
 import os
 import re
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
@@ -116,13 +117,13 @@ def _opened(data_path: str) -> int:
 
 
 def make_our_folder(files: Files, data_path: str) -> None:
-    """Create ``nsq_compat`` in the data path unless it exists. Raises ``DataPathError``."""
+    """Create ``nsq_compat`` in the data path unless it exists. Raises ``DataPathError`` and ``OSError``."""
     path = our_folder(data_path)
     try:
         files.mkdir(path, 0o700)
         files.fsync_folder(data_path)
     except FileExistsError:
-        if not os.path.isdir(path):
+        if not stat.S_ISDIR(os.stat(path).st_mode):
             raise DataPathError(f"cannot write to data-path: {path} is not a directory") from None
     except OSError as error:
         raise DataPathError(f"cannot write to data-path: mkdir {path}: {reason(error)}") from None
