@@ -125,8 +125,8 @@ def _read(files: TlsFiles) -> MakeTls:
     # The client's order of ciphers: Go's begins with AES-128, cheaper than the AES-256 that OpenSSL prefers in TLS 1.3.
     context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     # Older OpenSSLs accept ffdhe8192, which takes 150 ms for each handshake, in which all clients wait. `ssl` can only
-    # name the one group that is accepted. All clients know this one, but most of TLS 1.3 need another round trip for
-    # it. And TLS 1.2 then refuses client certificates on other curves.
+    # name the one group that is accepted. By default all clients know this one, but most of TLS 1.3 need another round
+    # trip for it. And TLS 1.2 then refuses client certificates on other curves.
     verifies = files.client_policy == REQUIRE_VERIFY and files.min_version <= _TLS_1_2
     if ssl.OPENSSL_VERSION_INFO < _LARGE_GROUPS_END and not verifies:
         context.set_ecdh_curve("prime256v1")
