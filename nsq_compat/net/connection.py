@@ -28,6 +28,8 @@ Invariants:
 - Reads take a few milliseconds of an iteration, and so do flushes and steps of TLS handshakes; addresses take turns
   (`event_loop.TimeLimit`).
 - Nothing that a client sends or omits affects another connection.
+- A session is given a monotonic time that was read after the wall-clock time. A deferred message is due by the former,
+  and does not come early by its timestamp, which is the latter.
 """
 
 import contextlib
@@ -204,11 +206,11 @@ class Connection(Generic[Session]):
         elif self._received:
             self._feed_received()
         else:
-            self._read(_monotonic())
+            self._read()
         if self._writer is not None or self.session.has_unread or self.session.upgrade is not None:
             self._prepare_next_read()
 
-    def _read(self, now: float) -> None:
+    def _read(self) -> None:
         """Receive once, feed the session, and send its replies, or schedule them after the messages."""
         try:
             data = self._receive_available()
@@ -222,7 +224,8 @@ class Connection(Generic[Session]):
             return
         session = self.session
         if self._encode is None:
-            session.receive_data(data, now, _time_ns())
+            now_ns = _time_ns()
+            session.receive_data(data, _monotonic(), now_ns)
         elif self._in_loop and self._tls is not None:
             self._decode_tls(self._tls, data)
         else:
@@ -284,7 +287,7 @@ class Connection(Generic[Session]):
             self._readable.stop()
             tick.reads.add(self.client, self._read_in_turn)
             return
-        self._read_now(tick, now)
+        self._read_now(tick)
         if tick.due or tick.calls:
             tick.run()
 
@@ -297,18 +300,18 @@ class Connection(Generic[Session]):
             return
         tick = self._tick
         self._readable.start(self._on_readable)
-        self._read_now(tick, _monotonic())
+        self._read_now(tick)
         if tick.due or tick.calls:
             tick.schedule()
 
-    def _read_now(self, tick: LoopTick, now: float) -> None:
+    def _read_now(self, tick: LoopTick) -> None:
         tick.is_reading = True
         try:
             if not self._in_loop:
-                if not self._read_at_once(now):
+                if not self._read_at_once():
                     self._resume_reader()
             else:
-                self._read(now)
+                self._read()
                 if self._writer is not None or self.session.has_unread or self.session.upgrade is not None:
                     self._needs_reader = True
                     self._resume_reader()
@@ -317,7 +320,7 @@ class Connection(Generic[Session]):
         finally:
             tick.is_reading = False
 
-    def _read_at_once(self, now: float) -> bool:
+    def _read_at_once(self) -> bool:
         """Read in the event loop although the session may wait; return whether the greenlet is not needed."""
         session = self.session
         if not session.reads_at_once or self._encode is not None or self._writer is not None:
@@ -331,7 +334,8 @@ class Connection(Generic[Session]):
         except OSError as error:
             self._end_input(partial(self._fail, error))
             return True
-        if not data or not session.receive_at_once(data, now, _time_ns()):
+        now_ns = _time_ns()
+        if not data or not session.receive_at_once(data, _monotonic(), now_ns):
             self._received = data
             return False
         self._answer()
@@ -340,7 +344,8 @@ class Connection(Generic[Session]):
     def _feed_received(self) -> None:
         """Feed the session what the callback of the watcher has read."""
         data, self._received = self._received, b""
-        self.session.receive_data(data, _monotonic(), _time_ns())
+        now_ns = _time_ns()
+        self.session.receive_data(data, _monotonic(), now_ns)
         self._answer()
 
     def _answer(self) -> None:
@@ -367,7 +372,8 @@ class Connection(Generic[Session]):
         session = self.session
         while (session.has_unread or self._pieces is not None) and self._yield_to_loop():
             if session.has_unread:
-                session.read_on(_monotonic(), _time_ns())
+                now_ns = _time_ns()
+                session.read_on(_monotonic(), now_ns)
             else:
                 self._feed_pieces()
             self.flush()
@@ -483,7 +489,8 @@ class Connection(Generic[Session]):
 
     def _feed(self, piece: bytes) -> None:
         if piece:
-            self.session.receive_data(piece, _monotonic(), _time_ns())
+            now_ns = _time_ns()
+            self.session.receive_data(piece, _monotonic(), now_ns)
         else:
             self.session.end_of_input()
 

@@ -1,6 +1,7 @@
 """A connection over real sockets: when it sends, what it waits for, and how it ends."""
 
 import gc
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from gevent.event import Event
 
 from nsq_compat.net.connection import RECEIVE_SIZE, SMALL_READ, Connection
 from nsq_compat.session.authorization import Credentials, Grants, read_answer
+from nsq_compat.session.conversation import Conversation
 from tests.v2_client import identify, mpub, pub
 
 MESSAGE_HEADER = 8 + 2 + 16
@@ -216,6 +218,41 @@ def test_an_error_while_sending_ends_the_connection_too(server, connect, caplog,
     connect().publishes(b"x")
     assert consumer.rest() == b""
     assert "a bug" in caplog.text
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(("session_waits", "at_once"), [(False, False), (True, False), (True, True)])
+def test_a_deferral_begins_no_earlier_than_the_timestamp_of_its_message(session_waits, at_once, eventually):
+    class SlowSocket(socket.socket):
+        def recv(self, *args):
+            data = super().recv(*args)
+            time.sleep(0.01)  # other processes run
+            return data
+
+    class Session(Conversation):
+        reads_at_once = at_once
+
+        def receive_data(self, data, now, now_ns):
+            received.append((now, now_ns))
+
+        def receive_at_once(self, data, now, now_ns):
+            self.receive_data(data, now, now_ns)
+            return True
+
+    received: list[tuple[float, int]] = []
+    here, there = socket.socketpair()
+    slow = SlowSocket(here.family, here.type, fileno=here.detach())
+    slow.setblocking(False)
+    connection = Connection(slow, "@", lambda *_: Session(), session_waits=session_waits)
+    connection.start(lambda: None)
+    there.sendall(b"x")
+    eventually(lambda: received)
+    later = time.monotonic()
+    offset_ns = time.time_ns() - int(later * 1e9)
+    ((now, now_ns),) = received
+    assert now_ns - int(now * 1e9) <= offset_ns + 1_000_000, "the timestamp is of a later time"
+    there.close()
+    connection.abort()
 
 
 def test_hostile_sizes_are_refused_before_memory_is_taken(server, connect):
