@@ -258,7 +258,7 @@ def test_an_nsqd_that_does_not_answer_delays_only_its_own_messages(retaining, to
         end = progress.next(progress.initial(), None)
         assert bodies(progress.ranges(end), options) == [b"one"]
         assert progress.next(end, None) == end
-        assert caplog.text.count("is left out of batches until it answers") == 1
+        assert caplog.text.count(f"is left out of batches until it answers: http://{hanging.address}/") == 1
         report = progress.report()["nsqds"]
         assert hanging.address in report[hanging.address]["unreachable"]
         assert report[hanging.address]["heardSecondsAgo"] is None
