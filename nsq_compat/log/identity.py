@@ -14,8 +14,8 @@ from nsq_compat.log.reserve import Reserve
 
 _FILE: Final = "identity"
 _RESERVE: Final = "identity.reserve"
-_RESERVE_SIZE: Final = 1 << 18
-"""Bytes, enough for the ends of about 2,000 topics."""
+_RESERVE_SIZE: Final = 1 << 20
+"""Bytes, enough for the ends of about 10,000 topics with names of 36 characters."""
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 UNKNOWN_SALT: Final = -1
 
@@ -60,7 +60,7 @@ class Identity:
 
         On a full disk there is a reserve for it: an nsqd that could not write that a new run begins could not start.
         """
-        folder, data = our_folder(data_path), json.dumps(asdict(self), indent=1).encode("utf-8")
+        folder, data = our_folder(data_path), json.dumps(asdict(self)).encode("utf-8")
         reserve = Reserve(files, os.path.join(folder, _RESERVE), _RESERVE_SIZE)
         try:
             replace_file(files, os.path.join(folder, _FILE), data, sync=True)

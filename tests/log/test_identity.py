@@ -1,6 +1,8 @@
 """What tells whether a primary has lost something that its standby has."""
 
+import errno
 import json
+import os
 
 import pytest
 
@@ -35,6 +37,31 @@ def test_a_topic_that_is_not_there_was_deleted_unless_the_machine_has_started_si
     last = FileEnd(1, 100, SALT)
     assert Identity("a", ends={}).topics_behind({"t": last}) == {}
     assert Identity("a", ends={}, may_lack_files=True).topics_behind({"t": last}) == {"t": FoundEnd(0, 0, ())}
+
+
+def test_a_full_disk_has_room_for_the_ends_of_thousands_of_topics(tmp_path):
+    class Full(OsFiles):
+        """Has as much room as the reserve gives up."""
+
+        room = 0
+
+        def pwrite(self, fd, data, offset):
+            if len(data) > self.room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return os.pwrite(fd, data, offset)
+
+        def ftruncate(self, fd, size):
+            self.room += max(0, os.fstat(fd).st_size - size)
+            os.ftruncate(fd, size)
+
+        def fallocate(self, fd, offset, size):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "nsq_compat").mkdir()
+    first = begin_epoch(OsFiles(), str(tmp_path))
+    first.ends = {f"{number:036}": FoundEnd(1 << 30, 1 << 30, OURS[:1]) for number in range(10_000)}
+    first.save(Full(), str(tmp_path))
+    assert begin_epoch(OsFiles(), str(tmp_path)).ends == first.ends
 
 
 def test_what_a_start_has_found_stays_known_and_so_does_a_start_of_the_machine(tmp_path):
