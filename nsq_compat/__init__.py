@@ -19,7 +19,7 @@ A module imports from its own folder or from a lower one; the folders, from top 
 Read ``protocol/__init__.py`` first, then ``queue/__init__.py``.
 """
 
-__version__ = "1.0.0"
+__version__ = "0.1.0"
 """The version of this project."""
 
 NSQ_VERSION = "1.3.0"

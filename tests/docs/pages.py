@@ -164,7 +164,7 @@ NOT_RUN: Final[Mapping[tuple[str, str], str]] = {
         'conformance/run --nsqd "env PYTHONPATH=$PWD .venv/bin/python -m tests.mutants.broken_wire'
         ' one_fin_in_50_is_swallowed /path/to/nsqd"',
     ): "minutes, and another nsqd; tests/mutants does the same",
-    ("contrib/README.md", "docker load --input nsq_compat-1.0.0.linux-amd64.oci.tar"): (
+    ("contrib/README.md", "docker load --input nsq_compat-0.1.0.linux-amd64.oci.tar"): (
         "no Docker; tests/packaging/test_image.py runs the image with crun"
     ),
     (

@@ -127,7 +127,7 @@ def test_a_get_is_nsqs_and_returns_the_body(serve):
         b"Accept: application/vnd.nsq; version=1.0\r\n"
         b"Accept-Encoding: identity\r\n"
         b"Connection: close\r\n"
-        b"User-Agent: nsq_compat/1.0.0\r\n\r\n" % server.port
+        b"User-Agent: nsq_compat/0.1.0\r\n\r\n" % server.port
     ]
 
 
