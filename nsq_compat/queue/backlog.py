@@ -125,8 +125,8 @@ class FrameQueue:
             begin += len(batch)
         if removed:
             self.empty()
-            for batch in kept:
-                self.extend(batch)
+            self._batches.extend(kept)
+            self.length = begin - len(removed)
         return removed
 
     def batches(self) -> Iterator[Sequence[bytes]]:
@@ -562,13 +562,14 @@ class Backlog:
             frames += [frame for _, frame in removed]
             places = [place for place, _ in removed]
             self._before_next_restored -= bisect_left(places, self._before_next_restored)
-            points, self._return_points = self._return_points, deque()
-            begin = 0
-            for point, count in points:
-                left = count - (bisect_left(places, begin + count) - bisect_left(places, begin))
-                begin += count
-                if left:
-                    self._return_points.append((point, left))
+            # There may be a point for each returned message, so the loop is over those that were removed.
+            points = list(self._return_points)
+            ends = list(accumulate(count for _, count in points))
+            for place in places:
+                index = bisect_right(ends, place)
+                point, count = points[index]
+                points[index] = (point, count - 1)
+            self._return_points = deque(each for each in points if each[1])
             self._note_room()
         return frames
 
