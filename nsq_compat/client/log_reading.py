@@ -279,9 +279,12 @@ class LogReading:
         end = None if self.follow else offsets.stop
         while end is None or begin < end:
             request = partial(node.read, begin, end, self._max_bytes)
+            asked_at = time.monotonic()
             part: Part = yield from self._retry(f"nsqd {without_secrets(node.address)}", request)
             if part.next > begin:
                 yield part
+            else:  # an nsqd that waits before it answers is asked again at once, another is not
+                yield Pause(max(0.0, asked_at + _FIRST_DELAY - time.monotonic()))
             begin = part.next
 
     def _node(self, address: str) -> "_Node":

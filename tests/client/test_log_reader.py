@@ -18,7 +18,7 @@ from nsq_compat.bounded_http import Answer as HttpAnswer
 from nsq_compat.client import Gap, LogReadError, OffsetGone, Producer
 from nsq_compat.client import LogReader as ThreadedLogReader
 from nsq_compat.client.discovery import MAX_NODES
-from nsq_compat.client.log_reading import LoggedMessage, LogReading, Request
+from nsq_compat.client.log_reading import LoggedMessage, LogReading, Part, Pause, Request
 from nsq_compat.client.settings import SubscriptionOptions
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.daemon_process import own_host
@@ -390,6 +390,18 @@ def test_all_of_a_topic_that_is_created_later_is_after_the_end(serve):
 def test_an_invalid_answer_is_an_error(serve, answers, text):
     with pytest.raises(LogReadError, match=text):
         list(LogReader("t", nsqd_http_addresses=serve(answers), retry_timeout=0))
+
+
+def test_an_nsqd_that_answers_at_once_with_nothing_is_not_asked_again_at_once():
+    reading = LogReading("t", "h:1", (), "oldest", None, {"h:1": 0}, True, None, 60.0, 30.0, 1 << 20, {})
+    steps = reading.read("h:1", "oldest")
+    next(steps)
+    assert isinstance(steps.send(HttpAnswer(200, "", OFFSETS[2], {})), Part)
+    assert isinstance(next(steps), Request)
+    pause = steps.send(HttpAnswer(200, "", b"", {"X-NSQ-First-Offset": "0", "X-NSQ-Next-Offset": "0"}))
+    assert isinstance(pause, Pause)
+    assert pause.seconds > 0
+    assert isinstance(next(steps), Request)
 
 
 def test_an_nsqlookupd_that_lists_others_with_each_look_has_no_more_read(caplog):
