@@ -51,6 +51,10 @@ _MAX_USED: Final = 10_000
 _MAX_NAME: Final = 64
 _MAX_TEXT: Final = 300
 _MAX_ROLES: Final = 10_000
+_MAX_KEYS: Final = 100
+"""Keys of the provider; providers publish some three."""
+_PRIVATE: Final = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth"})
+"""Parameters of private keys, which take long to check (RFC 7518, section 6), and which no provider should publish."""
 _MAX_HEADER: Final = 64 * 1024
 """Bytes of the head of an ID token, which may have the certificates of its key (`x5c`)."""
 _ALGORITHMS: Final = (
@@ -280,7 +284,11 @@ class Provider:
             if status != 200:
                 raise LoginFailed(f"{self.host} did not send its keys (status {status}).", 502)
             published = answer.get("keys")
-            keys = [key for each in published if (key := _key(each))] if isinstance(published, list) else []
+            if not isinstance(published, list):
+                published = []
+            keys = [key for each in published[:_MAX_KEYS] if (key := _key(each))]
+            if len(published) > _MAX_KEYS:
+                log.warning("OIDC: %s has %d keys, only %d are used", self.host, len(published), _MAX_KEYS)
             if not keys:
                 raise LoginFailed(f"{self.host} sent no usable key.", 502)
             self._keys = KeySet(keys)
@@ -290,7 +298,7 @@ class Provider:
 def _key(published: Any) -> Any:
     """A key of the provider; None if it is of an unknown kind or not valid, which must not make the others useless."""
     try:
-        return JWKRegistry.import_key(published)
+        return JWKRegistry.import_key({name: each for name, each in published.items() if name not in _PRIVATE})
     except _INVALID:
         return None
 

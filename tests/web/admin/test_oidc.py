@@ -181,6 +181,23 @@ def test_a_key_that_cannot_be_used_leaves_the_others(log_in, other):
     assert log_in(key, {"keys": [other, *published(key)["keys"]]}) is Role.VIEWER
 
 
+def test_private_parts_of_keys_are_not_read(log_in, monkeypatch):
+    key, imported = key_of("signing"), []
+    import_key = oidc.JWKRegistry.import_key
+    monkeypatch.setattr(oidc.JWKRegistry, "import_key", lambda each: imported.append(each) or import_key(each))
+    assert log_in(key, {"keys": [key.as_dict(private=True)]}) is Role.VIEWER
+    assert [each.keys() & {"x", "d"} for each in imported] == [{"x"}]
+
+
+def test_only_the_first_hundred_keys_are_used(log_in, caplog):
+    key, other, late = key_of("signing"), key_of("other"), key_of("late")
+    keys = [*published(other)["keys"] * 99, *published(key)["keys"]]
+    assert log_in(key, {"keys": keys}) is Role.VIEWER
+    with pytest.raises(LoginFailed, match="is not valid"):
+        log_in(late, {"keys": [*keys, *published(late)["keys"]]})
+    assert "has 101 keys, only 100 are used" in caplog.text
+
+
 @pytest.mark.parametrize("keys", [{}, {"keys": 7}, {"keys": []}, {"keys": [{}]}])
 def test_an_answer_without_keys_is_not_kept(log_in, keys):
     key = key_of("signing")
