@@ -17,7 +17,7 @@ from typing import Final
 
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING
 from nsq_compat.cli.options import option, repeated
-from nsq_compat.client import LoggedMessage, LogReader, LogReadError, Producer, PublishError
+from nsq_compat.client import LoggedMessage, LogReader, LogReadError, OffsetGone, Producer, PublishError
 from nsq_compat.client.connection import start_thread
 from nsq_compat.log.data_path import reason
 from nsq_compat.protocol.headers import with_origin_id
@@ -88,13 +88,18 @@ def main(options: Options) -> None:
         start=options.begin,
         end=options.end or None,
         position=position_file.load(),
+        retry_timeout=None if options.retry else 0,
         **{**options.log_settings(), **log_settings(options.consumer_opt, options.user_agent)},
     )
     client_settings("producer-opt", options.producer_opt)
     log_plainly()
     stopping = Stopping()
     with refusing(ValueError, TypeError, OSError, LogReadError):
-        ranges = _stopped_by(stopping, make_reader(retry_timeout=None if options.retry else 0)).ranges()
+        ranges = _stopped_by(stopping, make_reader()).ranges()
+        for nsqd in ranges.keys() & position_file.last.keys():
+            offset, last_id = position_file.last[nsqd]
+            at_nsqd = partial(make_reader, nsqd_http_addresses=nsqd, lookupd_http_addresses=(), position=None)
+            _check_log(_stopped_by(stopping, at_nsqd(start=offset, end=offset + 1)), last_id)
     if stopping.is_set():
         return
     if not ranges:
@@ -122,6 +127,15 @@ def main(options: Options) -> None:
             raise Refused(f"after {replay.count} messages: {error}") from None
     lost = f"; lost: {reader.lost_count}" if reader.lost_count else ""
     say(f"replayed {replay.count} messages{lost}")
+
+
+def _check_log(reader: LogReader, last_id: str) -> None:
+    """Raises ``LogReadError`` if the only message of `reader` is there, and has another id."""
+    with reader, suppress(OffsetGone):
+        for message in reader:
+            if message.id.decode("ascii") != last_id:
+                text = "has another message than at the last run: this is another log of the topic"
+                raise LogReadError(f"offset {message.offset} {text}", message.nsqd)
 
 
 def _stopped_by(stopping: Stopping, reader: LogReader) -> LogReader:
@@ -161,6 +175,7 @@ class Replay:
             for messages in self._batches():
                 sink(messages)
                 self.count += len(messages)
+                self._file.note(messages)
                 position = self._reached
                 if time.monotonic() >= saved_at + _SAVE_SECONDS:
                     self._file.save(position)
@@ -194,14 +209,22 @@ class Replay:
 
 
 class PositionFile:
-    """The offsets that were reached, as JSON; without a path there is none."""
+    """The offsets that were reached, as JSON; without a path there is none.
+
+    `last` has the offset and the id of the last message of each nsqd. They tell when an nsqd has another log of the
+    topic, because the topic was deleted and created again, or the data path is another one.
+    """
 
     def __init__(self, path: str, topic: str) -> None:
         self._path = path
         self._topic = topic
+        self.last: dict[str, tuple[int, str]] = {}
+
+    def note(self, messages: Sequence[LoggedMessage]) -> None:
+        self.last |= {each.nsqd: (each.offset, each.id.decode("ascii")) for each in messages}
 
     def load(self) -> dict[str, int]:
-        """Empty if there is no file. Raises ``Refused``."""
+        """The next offset of each nsqd; empty if there is no file. Raises ``Refused``."""
         if not self._path:
             return {}
         try:
@@ -213,11 +236,12 @@ class PositionFile:
             raise Refused(f"--position-file={self._path}: {reason(error)}") from None
         except (ValueError, RecursionError):
             value = None
-        offsets = value.get("next_offsets") if isinstance(value, dict) else None
-        if not isinstance(offsets, dict) or not all(type(each) is int for each in offsets.values()):
+        if not _is_position(value):
             raise Refused(f"--position-file={self._path}: this is no position file")
         if value.get("topic") != self._topic:
             raise Refused(f"--position-file={self._path}: it is for another topic, {value.get('topic')}")
+        self.last = {nsqd: (offset, last_id) for nsqd, (offset, last_id) in value.get("last_messages", {}).items()}
+        offsets: dict[str, int] = value["next_offsets"]
         return offsets
 
     def save(self, position: Mapping[str, int]) -> None:
@@ -229,10 +253,24 @@ class PositionFile:
             with suppress(FileNotFoundError):  # of a run that was killed, or a link of another user to a file of ours
                 os.unlink(new)
             with open(new, "x", encoding="utf-8") as file:
-                json.dump({"topic": self._topic, "next_offsets": position}, file)
+                value = {"topic": self._topic, "next_offsets": position, "last_messages": self.last}
+                json.dump(value, file)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(new, self._path)
         except OSError as error:
             raise Refused(f"--position-file={self._path}: {reason(error)}") from None
+
+
+def _is_position(value: object) -> bool:
+    """Files of earlier versions have no last messages."""
+    if not isinstance(value, dict):
+        return False
+    offsets, last = value.get("next_offsets"), value.get("last_messages", {})
+    return (
+        isinstance(offsets, dict)
+        and all(type(each) is int for each in offsets.values())
+        and isinstance(last, dict)
+        and all(isinstance(each, list) and [*map(type, each)] == [int, str] for each in last.values())
+    )

@@ -61,13 +61,35 @@ def test_messages_are_published_to_another_topic(nsqd, filled, replay):
 def test_a_further_run_goes_on_at_the_position_of_the_last_one(nsqd, filled, replay, tmp_path):
     file = tmp_path / "position"
     assert replay("--to=1200", f"--position-file={file}").stdout == lines(0, 1200)
-    assert json.loads(file.read_text()) == {"topic": filled, "next_offsets": {nsqd.http_address: 1200}}
+    assert json.loads(file.read_text())["next_offsets"] == {nsqd.http_address: 1200}
     assert b" 800 messages" in replay(f"--position-file={file}", "--dry-run").stdout
     assert replay(f"--position-file={file}").stdout == lines(1200, 2000)
     assert replay(f"--position-file={file}").stdout == b""
     nsqd.publish(filled, b"new")
     assert replay(f"--position-file={file}").stdout == b"new\n"
     assert [path.name for path in tmp_path.iterdir()] == ["position"]
+
+
+@pytest.mark.parametrize("more", [0, 1, 500])
+def test_a_topic_that_was_created_again_is_not_taken_for_the_former_one(nsqd, filled, replay, tmp_path, more):
+    file = tmp_path / "position"
+    assert replay(f"--position-file={file}").stdout == lines(0, 2000)
+    position = file.read_text()
+    nsqd.asks("POST", f"/topic/delete?topic={filled}")
+    nsqd.publish(filled, *lines(0, 2000 + more).splitlines())
+    done = replay(f"--position-file={file}")
+    assert (done.returncode, done.stdout, file.read_text()) == (1, b"", position)
+    assert b"offset 1999 has another message than at the last run: this is another log of the topic" in done.stderr
+    file.unlink()
+    assert replay(f"--position-file={file}").stdout == lines(0, 2000 + more)
+
+
+def test_a_last_message_that_was_released_ends_no_run(nsqd, filled, replay, tmp_path):
+    file = tmp_path / "position"
+    assert replay(f"--position-file={file}").stdout == lines(0, 2000)
+    nsqd.asks("POST", f"/topic/empty?topic={filled}")
+    nsqd.publish(filled, b"new")
+    assert replay(f"--position-file={file}").stdout == b"new\n"
 
 
 @pytest.mark.parametrize(
@@ -77,6 +99,10 @@ def test_a_further_run_goes_on_at_the_position_of_the_last_one(nsqd, filled, rep
         ("[]", "this is no position file"),
         ("[" * 100_000, "this is no position file"),
         ('{"next_offsets": {"a": "1"}}', "this is no position file"),
+        *(
+            (f'{{"next_offsets": {{}}, "last_messages": {last}}}', "this is no position file")
+            for last in ("7", '{"a": 1}')
+        ),
         ('{"next_offsets": {}}', "it is for another topic, None"),
         ('{"topic": "other", "next_offsets": {}}', "it is for another topic, other"),
     ],

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from joserfc import jws, jwt
-from joserfc.jwk import ECKey, OctKey
+from joserfc.jwk import ECKey, JWKRegistry, OctKey
 from joserfc.jws import JWSRegistry
 
 from nsq_compat.cluster.http_client import HttpClient
@@ -183,8 +183,13 @@ def test_a_key_that_cannot_be_used_leaves_the_others(log_in, other):
 
 def test_private_parts_of_keys_are_not_read(log_in, monkeypatch):
     key, imported = key_of("signing"), []
-    import_key = oidc.JWKRegistry.import_key
-    monkeypatch.setattr(oidc.JWKRegistry, "import_key", lambda each: imported.append(each) or import_key(each))
+    import_key = JWKRegistry.import_key
+
+    def note(published):
+        imported.append(published)
+        return import_key(published)
+
+    monkeypatch.setattr(JWKRegistry, "import_key", note)
     assert log_in(key, {"keys": [key.as_dict(private=True)]}) is Role.VIEWER
     assert [each.keys() & {"x", "d"} for each in imported] == [{"x"}]
 
