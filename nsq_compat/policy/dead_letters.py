@@ -52,6 +52,10 @@ log = logging.getLogger(__name__)
 
 REDRIVE_CHANNEL: Final = "redrive"
 _BATCH_SIZE: Final = 256
+_MAX_WAITING: Final = 256
+"""Messages of a channel that wait while the dead-letter topic refuses them. The channel keeps the others."""
+_MAX_QUEUED: Final = 65_536
+"""Messages of a channel that are to be sent otherwise."""
 _SENT_AT_ONCE: Final = 4
 """Queues of which a batch is sent before others are served, at about 0.3 ms each if it has one message."""
 _UNLIMITED: Final = 1 << 16  # attempts has 16 bits
@@ -91,6 +95,8 @@ class DeadLetterQueue:
         self.in_flight = InFlight()  # without deadlines
         self.channel = channel
         self.target = ""  # the dead-letter topic's name
+        self.error = ""
+        """Why the dead-letter topic refused messages the last time; empty if it took them."""
         self.log_throttle = LogThrottle()
         self.transfers: list[Transfer] = []
         self._reasons: dict[bytes, str] = {}
@@ -120,14 +126,25 @@ class DeadLetterQueue:
         """Enqueue the messages that have no attempts left; returns the others. Dead-letter topics have no limit."""
         if self._max_attempts == _UNLIMITED or self.channel.topic_name in self._queues.targets:
             return frames
-        dead = [frame for frame in frames if attempts(frame) >= self._max_attempts]
+        dead = [frame for frame in frames if attempts(frame) >= self._max_attempts][: self.room]
+        if not dead:
+            return frames
         self.enqueue(dead, FAILED)
-        return [frame for frame in frames if attempts(frame) < self._max_attempts]
+        gone = frozenset(map(message_id, dead))
+        return [frame for frame in frames if message_id(frame) not in gone]
 
-    def enqueue_expired(self, frames: Sequence[bytes]) -> None:
-        """Enqueue expired messages if the policy says so."""
-        if self._takes_expired and self.channel.topic_name not in self._queues.targets:
-            self.enqueue(list(map(_not_delivered, frames)), EXPIRED)
+    def enqueue_expired(self, frames: Sequence[bytes]) -> Sequence[bytes]:
+        """Enqueue expired messages if the policy says so; returns those that there is no room for."""
+        if not self._takes_expired or self.channel.topic_name in self._queues.targets:
+            return ()
+        room = self.room
+        self.enqueue(list(map(_not_delivered, frames[:room])), EXPIRED)
+        return frames[room:]
+
+    @property
+    def room(self) -> int:
+        """The number of messages that it may take. While the dead-letter topic refuses them, that is soon none."""
+        return max(0, (_MAX_WAITING if self.error else _MAX_QUEUED) - len(self.in_flight))
 
     def enqueue(self, frames: Sequence[bytes], reason: str) -> None:
         """Keep messages until the dead-letter topic has them."""
@@ -281,14 +298,16 @@ class DeadLetterQueues:
             frames = in_flight.frames_of(ids)
             in_flight.finish(ids)
             queue.forget(ids)
-            channel.put_back(next_attempts(frames))
+            channel.put_back(next_attempts(frames), now)
         except (Refused, OSError) as error:
             if queue.log_throttle.add(len(ids), now):
                 log.error("CHANNEL(%s): cannot move dead letters to %s - %s", name, queue.target, error)
+            queue.error = reason(error) if isinstance(error, OSError) else str(error)
             for transfer in queue.transfers:
-                transfer.error = reason(error) if isinstance(error, OSError) else str(error)
+                transfer.error = queue.error
             return False
         else:
+            queue.error = ""
             for transfer in queue.transfers:
                 transfer.moved += len(transfer.pending.intersection(ids))
                 transfer.pending.difference_update(ids)

@@ -49,6 +49,8 @@ MAX_BYTES_IN_MEMORY: Final = 1 << 24
 more memory, which is in no CPU cache any more when they are delivered (docs/decisions/0015)."""
 ANY_SIZE: Final = 1 << 62
 """As a number of bytes: no limit."""
+_LEAST_RETURNED: Final = 256
+"""Returned messages for which there is room in any case, as many as are delivered at once."""
 _RESTORED_BATCH: Final = 256
 """Restored messages that are in memory before they are delivered."""
 _SEARCHED_AT_ONCE: Final = 16
@@ -494,8 +496,16 @@ class Backlog:
 
     # --- In -----------------------------------------------------------------------------------------------------------
 
+    @property
+    def room(self) -> int:
+        """The number of further returned frames that memory has room for; negative if there are too many."""
+        return max(self._memory, _LEAST_RETURNED) - self.returned.length
+
     def put_back(self, frames: Sequence[bytes]) -> None:
-        """Return frames that were delivered or deferred. They carry the attempts of their next delivery."""
+        """Return frames that were delivered or deferred, for which there should be `room`.
+
+        They carry the attempts of their next delivery.
+        """
         if frames:
             self.returned.extend(frames)
             self._return_points.append((self._passed + min(len(self.cursor), self._memory), len(frames)))

@@ -46,6 +46,8 @@ _RELEASE_SECONDS: Final = 0.002
 """Pause between two releases of deferred messages, so that messages with close due times are released together."""
 _ANSWER_SECONDS: Final = 0.05
 """Pause before a message that is replayed while it is in flight is tried again."""
+_FULL_SECONDS: Final = 60.0
+"""Pause before an expired message is tried again that the dead-letter queue has no room for."""
 _HOLD_SECONDS: Final = 1.0
 """Time in which an operator's search must take its next step; deliveries go on after it in any case."""
 
@@ -71,8 +73,8 @@ class DeadLetterQueue(Protocol):
     def enqueue_exhausted(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """Keep the frames that are not to be delivered again; return the others."""
 
-    def enqueue_expired(self, frames: Sequence[bytes]) -> None:
-        """Keep the frames, which have expired, if the policy says so."""
+    def enqueue_expired(self, frames: Sequence[bytes]) -> Sequence[bytes]:
+        """Keep the frames, which have expired, if the policy says so; return those that there is no room for."""
 
 
 class Holder(Protocol):
@@ -358,8 +360,8 @@ class Channel:
         return count
 
     def defer_again(self, frames: Sequence[bytes], due: float) -> None:
-        """Defer messages that it has delivered before or does not have yet."""
-        self.backlog.deferred.add(frames, due)
+        """Defer messages that it has delivered before or does not have yet; without a log, as many as fit."""
+        self._drop(self.backlog.deferred.add_new(frames, due))
         self._schedule.at(due, self)
 
     def without_in_flight(self, frames: Sequence[bytes], now: float = AT_ONCE) -> Sequence[bytes]:
@@ -399,12 +401,11 @@ class Channel:
             self._notified.answered()
         again = next_attempts(self._without_dead_letters([frame]))
         if delay > 0 and again:
-            self.backlog.deferred.add(again, now + delay)
-            self._schedule.at(now + delay, self)
+            self.defer_again(again, now + delay)
             if self._hooks.on_requeued is not None:
                 self._hooks.on_requeued(self.name, message_id, attempts(again[0]), now + delay)
         else:
-            self.put_back(again)
+            self.put_back(again, now)
 
     def touch(self, consumer: Holder, message_id: bytes, now: float, timeout: float) -> None:
         """Give a consumer more time for a message, up to max-msg-timeout in all. Raises ``NotInFlight``."""
@@ -424,8 +425,16 @@ class Channel:
         wanted = set(ids)
         return {found for in_flight in self.in_flight_sets() for found in in_flight.frames.keys() & wanted}
 
-    def put_back(self, frames: Sequence[bytes]) -> None:
-        """Deliver frames again. They carry the attempts of their next delivery."""
+    def put_back(self, frames: Sequence[bytes], now: float) -> None:
+        """Deliver frames again. They carry the attempts of their next delivery.
+
+        Those that memory has no room for are deferred, so that they are released when there is.
+        """
+        room = self.backlog.room
+        if len(frames) > room:
+            kept = max(0, room)
+            self.defer_again(frames[kept:], now)
+            frames = frames[:kept]
         self.backlog.put_back(frames)
         if self._wait_queue.waiting:
             self.wake()
@@ -482,9 +491,9 @@ class Channel:
         self.departed.finish(list(map(id_of, frames)))
         self.on_change()
 
-    def return_set_aside(self, frames: Sequence[bytes]) -> None:
+    def return_set_aside(self, frames: Sequence[bytes], now: float) -> None:
         """Deliver those that are still there as if they had never been taken out."""
-        self.put_back(self.departed.take_all(set(map(id_of, frames))))
+        self.put_back(self.departed.take_all(set(map(id_of, frames))), now)
 
     def requeue_withdrawn(self, frames: Sequence[bytes], now: float, delay: float) -> None:
         """Deliver messages that were taken out again, after `delay` seconds. It is not a failed attempt."""
@@ -492,11 +501,10 @@ class Channel:
         self.returns.note(map(id_of, frames), OPERATOR, now, None)
         self.on_change()
         if delay <= 0:
-            self.put_back(frames)
+            self.put_back(frames, now)
             return
         due = now + delay
-        self.backlog.deferred.add(frames, due)
-        self._schedule.at(due, self)
+        self.defer_again(frames, due)
         if self._hooks.on_requeued is not None:
             for frame in frames:
                 self._hooks.on_requeued(self.name, id_of(frame), attempts(frame), due)
@@ -633,7 +641,7 @@ class Channel:
             else:
                 self.returns.note_timeouts_of_departed(map(id_of, expired), now)
             self.on_change()
-            self.put_back(next_attempts(self._without_dead_letters(expired)))
+            self.put_back(next_attempts(self._without_dead_letters(expired)), now)
         return len(expired)
 
     def _release_deferred(self, now: float) -> float:
@@ -643,13 +651,14 @@ class Channel:
             return due
         if now < self._deferred_retry.until < NEVER:
             return self._deferred_retry.until
-        room = max(self._hooks.limits.mem_queue_size, MAX_BATCH) - self.backlog.returned.length
+        room = self.backlog.room
         if room <= 0:
             self.backlog.on_room = lambda: self._schedule.at(AT_ONCE, self)
             return NEVER
         try:
             released = self.backlog.deferred.release(now, min(room, MAX_BATCH))
-            self.put_back(released if self.backlog.without_in_flight is None else self.without_in_flight(released, now))
+            again = released if self.backlog.without_in_flight is None else self.without_in_flight(released, now)
+            self.put_back(again, now)
         except BlockingIOError:
             return now
         except OSError as error:
@@ -672,7 +681,7 @@ class Channel:
     def _drop(self, count: int) -> None:
         if count and not self.dropped_count:
             log.warning(
-                "CHANNEL(%s): more than %d messages wait, dropping new ones (see dropped_count in /stats)",
+                "CHANNEL(%s): more than %d messages wait, dropping further ones (see dropped_count in /stats)",
                 self.name, self._hooks.limits.mem_queue_size,
             )  # fmt: skip
         self.dropped_count += count
@@ -683,6 +692,10 @@ class Channel:
         expired = [frame for frame in frames if 0 < expires_ns(frame) <= now_ns]
         if not expired:
             return frames
+        gone = frozenset(map(id_of, expired))
+        if self.dead_letters is not None and (left := self.dead_letters.enqueue_expired(expired)):
+            self.defer_again(left, now + _FULL_SECONDS)
+            expired = expired[: len(expired) - len(left)]
         before = self.expired_count
         self.expired_count += len(expired)
         if self.expired_count.bit_length() > before.bit_length():  # a line each time that the number has doubled
@@ -691,9 +704,6 @@ class Channel:
                 self.topic_name, self.name, self.expired_count,
             )  # fmt: skip
         self.on_change()
-        if self.dead_letters is not None:
-            self.dead_letters.enqueue_expired(expired)
-        gone = frozenset(map(id_of, expired))
         return [frame for frame in frames if id_of(frame) not in gone]
 
     def _without_dead_letters(self, frames: Sequence[bytes]) -> Sequence[bytes]:

@@ -862,7 +862,7 @@ class Topic:
     def _drop(self, count: int) -> None:
         if count and not self.dropped_count:
             log.warning(
-                "TOPIC(%s): more than %d messages wait, dropping new ones (see dropped_count in /stats)",
+                "TOPIC(%s): more than %d messages wait, dropping further ones (see dropped_count in /stats)",
                 self.name, self.limits.mem_queue_size,
             )  # fmt: skip
         self.dropped_count += count

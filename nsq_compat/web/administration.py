@@ -213,6 +213,8 @@ class Administration:
             raise ApiError(503, "EXITING")
         try:
             with self._service.dead_letters.transfer(channel) as transfer:
+                if not transfer.queue.room:
+                    raise ApiError(503, f"DEAD_LETTER_TOPIC_REFUSES: {transfer.queue.error}")
                 _, rest = self._take_out(channel, ids, transfer.add)
                 self._service.await_transfer(transfer)
         except Refused as failure:
@@ -235,7 +237,7 @@ class Administration:
             if frames:
                 self._broker.topic(to).republish(frames, now, self._service.now_ns())
         except (Refused, OSError) as failure:
-            channel.return_set_aside(frames)
+            channel.return_set_aside(frames, now)
             text = reason(failure) if isinstance(failure, OSError) else str(failure)
             raise ApiError(503, f"PUB_FAILED: {text}") from None
         channel.finish_set_aside(frames)

@@ -273,6 +273,37 @@ def test_a_full_disk_keeps_dead_letters_queued(data_path, disk, caplog):
     assert daemon.channel(REDRIVE_CHANNEL, DEAD).depth == 1
 
 
+def refusing(daemon):
+    """A daemon whose dead-letter topic is full, and 1000 messages that failed."""
+    daemon.follows({"topic": r".*\.dead", "max_depth": 1}, {"topic": "orders", "max_attempts": 1})
+    daemon.publishes(b"full", topic=DEAD)
+    daemon.channel(REDRIVE_CHANNEL, DEAD)
+    consumer = daemon.consumer(timeout=60.0)
+    daemon.publishes(b"first")
+    fails(consumer, b"first", 1)
+    assert not daemon.sends_dead_letters()
+    daemon.publishes(*[b"%d" % number for number in range(1000)])
+    return consumer
+
+
+def test_a_channel_keeps_what_its_dead_letter_topic_refuses(daemon):
+    consumer, channel = refusing(daemon), daemon.channel()
+    for body in consumer.takes_all():
+        consumer.requeues(body)
+    assert len(channel.dead_letters.in_flight) == 256
+    again = consumer.takes_all()
+    assert len(again) == 1001 - 256
+    assert {consumer.attempts(body) for body in again} == {2}
+    daemon.topic(DEAD).channels[REDRIVE_CHANNEL].empty()
+    daemon.follows({"topic": "orders", "max_attempts": 1})
+    assert daemon.sends_dead_letters()
+    for body in again:
+        consumer.requeues(body)
+    while daemon.enforcer.dead_letters.is_waiting:
+        assert daemon.sends_dead_letters()
+    assert (channel.dead_letter_count, channel.depth, channel.in_flight_count) == (1001, 0, 0)
+
+
 def test_a_topic_is_one_of_dead_letters_as_long_as_a_channel_names_it(daemon):
     daemon.follows({"channel": "archive", "max_attempts": 1, "dead_letter_topic": "{topic}.dead"})
     targets = daemon.enforcer.dead_letters.targets

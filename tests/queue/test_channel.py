@@ -446,8 +446,69 @@ def test_messages_that_do_not_fit_are_dropped_and_counted_the_newest_first(start
     assert consumer.takes() == [b"a", b"b", b"c"]
     assert (channel.message_count, channel.dropped_count) == (6, 3)
     assert [record.message for record in caplog.records] == [
-        "CHANNEL(archive): more than 3 messages wait, dropping new ones (see dropped_count in /stats)"
+        "CHANNEL(archive): more than 3 messages wait, dropping further ones (see dropped_count in /stats)"
     ]
+
+
+def fails_all(consumer, times=1, delay=0.0):
+    """Take and requeue every message that comes, so many times."""
+    count = 0
+    for _ in range(times):
+        for body in consumer.takes():
+            consumer.requeues(body, delay)
+            count += 1
+    return count
+
+
+def test_returned_messages_that_memory_has_no_room_for_are_read_from_the_log(data_path):
+    daemon = data_path.start(mem_queue_size=300)
+    channel = daemon.channel()
+    consumer = daemon.consumer()
+    bodies = [b"%d" % number for number in range(1000)]
+    daemon.publishes(*bodies)
+    taken = []
+    while some := consumer.takes():
+        taken += some
+    for body in bodies:
+        consumer.requeues(body)
+    assert channel.backlog.returned.length == 300
+    assert (channel.depth, channel.deferred_count, channel.dropped_count) == (300, 700, 0)
+    again = consumer.takes_all()
+    while channel.deferred_count:
+        daemon.waits(0.01)
+        assert channel.backlog.returned.length <= 300
+        again += consumer.takes_all()
+    assert sorted(again) == sorted(bodies)
+    assert {consumer.attempts(body) for body in bodies} == {2}
+
+
+def test_messages_that_time_out_together_do_not_exceed_memory(data_path):
+    daemon = data_path.start(mem_queue_size=300)
+    consumer = daemon.consumer(timeout=60.0)
+    bodies = [b"%d" % number for number in range(1000)]
+    daemon.publishes(*bodies)
+    assert len(consumer.takes_all()) == 1000
+    daemon.waits(60)
+    assert daemon.channel().backlog.returned.length == 300
+    again = []
+    while len(again) < 1000:
+        again += consumer.takes_all()
+        daemon.waits(0.01)
+    assert sorted(again) == sorted(bodies)
+
+
+@pytest.mark.parametrize("delay", [0.0, 5.0])
+def test_without_a_log_returned_messages_that_do_not_fit_are_dropped_and_counted(start, delay):
+    daemon = start(mem_queue_size=300)
+    channel = daemon.channel("tail#ephemeral")
+    consumer = daemon.consumer("tail#ephemeral")
+    for number in range(10):
+        bodies = [b"%d" % (100 * number + each) for each in range(100)]
+        daemon.publishes(*bodies)
+        assert fails_all(consumer, times=5, delay=delay) >= 100
+    kept = channel.depth + channel.deferred_count + channel.in_flight_count
+    assert kept <= 600
+    assert channel.dropped_count == 1000 - kept
 
 
 def test_one_full_channel_costs_another_nothing(start):

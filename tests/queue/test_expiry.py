@@ -94,6 +94,33 @@ def test_expired_messages_go_to_the_dead_letter_topic_if_a_policy_says_so(daemon
     assert "nsq-expires" not in headers
 
 
+def test_expired_messages_that_the_dead_letter_topic_refuses_are_tried_again_later(daemon):
+    dead_letters = {"topic": "orders", "max_attempts": 5, "when_expired": "dead-letter"}
+    daemon.follows({"topic": r".*\.dead", "max_depth": 1}, dead_letters)
+    daemon.channel("redrive", "orders.archive.dead")
+    daemon.publishes(b"full", topic="orders.archive.dead")
+    publish(daemon, **{f"soon{number}": 10 for number in range(400)})
+    daemon.waits(11)
+    channel, consumer = daemon.channel(), daemon.consumer()
+    assert consumer.takes(room=1) == []
+    assert not daemon.sends_dead_letters()
+    while channel.depth:
+        assert consumer.takes() == []
+        daemon.waits(0.1)
+    assert (channel.expired_count, channel.in_flight_count, channel.deferred_count) == (256, 256, 144)
+    daemon.topic("orders.archive.dead").channels["redrive"].empty()
+    daemon.follows(dead_letters)
+    while daemon.enforcer.dead_letters.is_waiting:
+        assert daemon.sends_dead_letters()
+    daemon.waits(61)
+    while channel.depth or channel.deferred_count:
+        assert consumer.takes() == []
+        daemon.waits(0.1)
+    while daemon.enforcer.dead_letters.is_waiting:
+        assert daemon.sends_dead_letters()
+    assert (channel.expired_count, channel.dead_letter_count, channel.dropped_count) == (400, 400, 0)
+
+
 def test_a_dead_letter_that_has_no_room_for_more_headers_does_not_expire_again(daemon):
     daemon.follows({"max_attempts": 5, "when_expired": "dead-letter"})
     own = {f"n{number}": "" for number in range(MAX_HEADERS - 1)}

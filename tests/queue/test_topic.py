@@ -136,7 +136,7 @@ def test_messages_that_do_not_fit_are_dropped_and_counted_the_newest_first(start
     assert (topic.depth, topic.dropped_count, topic.message_count) == (5, 1, 6)
     assert daemon.consumer().takes() == [b"a", b"c", b"d"]
     assert [record.message for record in caplog.records] == [
-        "TOPIC(orders): more than 3 messages wait, dropping new ones (see dropped_count in /stats)"
+        "TOPIC(orders): more than 3 messages wait, dropping further ones (see dropped_count in /stats)"
     ]
 
 

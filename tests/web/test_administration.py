@@ -333,8 +333,8 @@ def test_a_drain_starts_with_true_and_cannot_be_undone(call, daemon):
 # --- Messages by their ids --------------------------------------------------------------------------------------------
 
 
-def ids_in(call, state="messages"):
-    return [message["id"] for message in json.loads(call.get("/channel/peek?topic=t&channel=c").body)[state]]
+def ids_in(call, state="messages", more=""):
+    return [message["id"] for message in json.loads(call.get(f"/channel/peek?topic=t&channel=c{more}").body)[state]]
 
 
 def acted(call, action, ids, more=""):
@@ -453,6 +453,22 @@ def test_messages_that_the_dead_letter_topic_refuses_stay_on_their_way(call, dae
     assert (channel.depth, channel.in_flight_count) == (2, 1)
     assert acted(call, "requeue", [one]) == {"requeued": 1, "not_found": []}
     assert (channel.depth, channel.in_flight_count) == (3, 0)
+
+
+def test_a_channel_has_few_messages_that_the_dead_letter_topic_refuses(call, daemon, channel):
+    def refuse(count, now):
+        raise Refused("topic t.c.dead is full")
+
+    daemon.broker.topic("t.c.dead").channel("redrive")
+    daemon.broker.topic("t.c.dead").admission = refuse
+    one, *_ = ids_in(call)
+    acted(call, "dead_letter", [one])
+    daemon.broker.topic("t").publish([b"%d" % number for number in range(500)], daemon.now(), daemon.now_ns())
+    for _ in range(3):
+        acted(call, "dead_letter", ids_in(call, more="&limit=100"))
+    response = call.post("/channel/dead_letter?topic=t&channel=c", ids_in(call)[-1].encode())
+    assert code(response) == refused(503, "DEAD_LETTER_TOPIC_REFUSES: topic t.c.dead is full")
+    assert (channel.depth, channel.in_flight_count) == (503 - 301, 301)
 
 
 def test_a_dead_letter_topic_has_no_dead_letters(call, channel):
