@@ -490,7 +490,7 @@ def test_messages_that_time_out_together_do_not_exceed_memory(data_path):
     assert len(consumer.takes_all()) == 1000
     daemon.waits(60)
     assert daemon.channel().backlog.returned.length == 300
-    again = []
+    again: list[bytes] = []
     while len(again) < 1000:
         again += consumer.takes_all()
         daemon.waits(0.01)
