@@ -1,6 +1,7 @@
 """TLS with the standard library, and NSQ's names for versions, suites and errors."""
 
 import ssl
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from nsq_compat.net.tls_codec import (
 from nsq_compat.protocol.compression import MAX_PIECE
 from nsq_compat.session.conversation import TlsFacts
 
+_EXPIRED: Final = "tls: failed to verify certificate: x509: certificate has expired"
 _VERSIONS: Final = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
 
 # nsqd: only these cipher suites have names; all others, such as those of TLS 1.3, are shown as numbers.
@@ -107,6 +109,9 @@ class StandardTls(Tls):
                 continue
             except ssl.SSLError as error:
                 raise self._refusal(error) from None
+            if self._tls.session_reused and self._has_expired():
+                self._refused = True
+                raise TlsError(_EXPIRED)
             self._unread = parts[number:]
             self._records_each = 2 if self._tls.version() == "TLSv1" else 1
             return True
@@ -197,6 +202,12 @@ class StandardTls(Tls):
             names[-1] if names else "",
             tuple(dict.fromkeys(names + hosts)),
         )
+
+    def _has_expired(self) -> bool:
+        """Whether the peer's certificate has; OpenSSL does not verify it again when a session is resumed."""
+        certificate = self._tls.getpeercert() or {}
+        end = certificate.get("notAfter")
+        return isinstance(end, str) and ssl.cert_time_to_seconds(end) < time.time()
 
     def _refusal(self, error: ssl.SSLError) -> TlsError:
         self._refused = True

@@ -77,9 +77,9 @@ class Server:
 class TlsClient:
     """The client's side of TLS, with the methods of a codec. A class of Python cannot derive from a compiled one."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, session: ssl.SSLSession | None = None) -> None:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost", session=session)
         self.is_complete = False
 
     def do_handshake(self, received: bytes = b"") -> bytes:

@@ -239,6 +239,20 @@ def test_a_policy_accepts_the_clients_it_names(authority, policy, certificates, 
             pair.client_hears(pair.server.encode(b""))
 
 
+@pytest.mark.parametrize("version", [V2, V3])
+def test_a_session_is_not_resumed_with_a_certificate_that_has_expired(authority, monkeypatch, version):
+    certificates = Certificates(authority.files(client_policy="require-verify"))
+    context = authority.trusting(authority.client, authority.client_key, version=version)
+    first = Pair(certificates, TlsClient(context)).do_handshake()
+    first.client_hears(first.server.encode(b"OK"))
+    session = first.client.tls.session
+    again = Pair(certificates, TlsClient(context, session)).do_handshake()
+    assert again.client.tls.session_reused
+    monkeypatch.setattr("time.time", lambda: 1e11)
+    with pytest.raises(TlsError, match="certificate has expired"):
+        Pair(certificates, TlsClient(context, session)).do_handshake()
+
+
 def test_renegotiation_is_refused(authority, certificates):
     context = SSL.Context(SSL.TLS_CLIENT_METHOD)
     context.set_max_proto_version(SSL.TLS1_2_VERSION)
