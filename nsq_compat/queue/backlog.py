@@ -467,6 +467,7 @@ class Backlog:
         self.without_in_flight: WithoutInFlight | None = None
         """Set once messages may be there twice, because the channel was moved back (``replay``)."""
         self._memory = memory
+        self._most_returned = max(memory, _LEAST_RETURNED)
         self._fetch = fetch
         self.returned = FrameQueue()
         self._return_points: deque[tuple[int, int]] = deque()  # (n, count): `count` frames follow the n-th message
@@ -499,7 +500,7 @@ class Backlog:
     @property
     def room(self) -> int:
         """The number of further returned frames that memory has room for; negative if there are too many."""
-        return max(self._memory, _LEAST_RETURNED) - self.returned.length
+        return self._most_returned - self.returned.length
 
     def put_back(self, frames: Sequence[bytes]) -> None:
         """Return frames that were delivered or deferred, for which there should be `room`.
@@ -698,7 +699,7 @@ class Backlog:
         return places
 
     def _note_room(self) -> None:
-        if self.on_room is not None and self.returned.length <= self._memory // 2:
+        if self.on_room is not None and self.returned.length <= self._most_returned // 2:
             on_room, self.on_room = self.on_room, None
             on_room()
 

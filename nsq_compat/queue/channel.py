@@ -430,11 +430,14 @@ class Channel:
 
         Those that memory has no room for are deferred, so that they are released when there is.
         """
-        room = self.backlog.room
+        room = self.backlog.room if self.backlog.on_room is None else 0  # due messages wait for room, and come first
         if len(frames) > room:
             kept = max(0, room)
             self.defer_again(frames[kept:], now)
             frames = frames[:kept]
+        self._put_back(frames)
+
+    def _put_back(self, frames: Sequence[bytes]) -> None:
         self.backlog.put_back(frames)
         if self._wait_queue.waiting:
             self.wake()
@@ -658,7 +661,7 @@ class Channel:
         try:
             released = self.backlog.deferred.release(now, min(room, MAX_BATCH))
             again = released if self.backlog.without_in_flight is None else self.without_in_flight(released, now)
-            self.put_back(again, now)
+            self._put_back(again)
         except BlockingIOError:
             return now
         except OSError as error:

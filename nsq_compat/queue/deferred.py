@@ -281,11 +281,16 @@ class Deferred:
         heap = self._keys
         keys: list[bytes] = []
         until = _pack_due(now) + b"\xff" * 8  # no serial number is so great
-        for key in [key for key in self._unlocated if key < until]:  # they need no location any more
-            self._keep(entry_id(key), self._unlocated.pop(key))
-            heapq.heappush(heap, key)
+        unlocated = sorted((key for key in self._unlocated if key < until), reverse=True)
         searches = 0
-        while heap and len(keys) < limit and heap[0] < until:
+        while len(keys) < limit:
+            if unlocated and (not heap or unlocated[-1] < heap[0]):  # it needs no location any more
+                key = unlocated.pop()
+                self._keep(entry_id(key), self._unlocated.pop(key))
+                keys.append(key)
+                continue
+            if not heap or heap[0] >= until:
+                break
             key = heap[0]
             if len(key) == ENTRY.size and entry_id(key) not in self._frames:
                 searches += 1

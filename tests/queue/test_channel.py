@@ -482,6 +482,27 @@ def test_returned_messages_that_memory_has_no_room_for_are_read_from_the_log(dat
     assert {consumer.attempts(body) for body in bodies} == {2}
 
 
+@pytest.mark.parametrize("memory", [0, 300])
+def test_messages_that_are_requeued_again_and_again_do_not_keep_others_from_delivery(data_path, memory):
+    daemon = data_path.start(mem_queue_size=memory)
+    consumer = daemon.consumer()
+    bodies = [b"%d" % number for number in range(1000)]
+    daemon.publishes(*bodies)
+    for body in consumer.takes_all():
+        consumer.requeues(body)
+    poison, seen = set(bodies[:250]), set()
+    for _ in range(4000):
+        for body in consumer.takes(room=1):
+            seen.add(body)
+            if body in poison:
+                consumer.requeues(body)
+            else:
+                consumer.finishes(body)
+        daemon.waits(0.001)
+    assert seen == set(bodies)
+    assert daemon.channel().depth + daemon.channel().deferred_count == 250
+
+
 def test_messages_that_time_out_together_do_not_exceed_memory(data_path):
     daemon = data_path.start(mem_queue_size=300)
     consumer = daemon.consumer(timeout=60.0)

@@ -212,6 +212,20 @@ def test_frames_that_do_not_fit_are_handed_over_to_the_log_in_batches(make_frame
 
 
 @pytest.mark.interpreted
+def test_due_frames_are_not_kept_because_others_are_released(make_frames):
+    frames = make_frames(*[b"%d" % number for number in range(2000)])
+    log = Log(*frames)
+    deferred = Deferred(log.fetch, memory=0, locate=log.locate)
+    released, most = [], 0
+    for number, frame in enumerate(frames):
+        deferred.add([frame], due=1.0)
+        if number % 10 == 0:
+            released += deferred.release(2.0, 1)
+            most = max(most, in_memory(deferred))
+    assert most <= 256
+    assert bodies(released) == [b"%d" % number for number in range(len(released))]
+
+
 def test_frames_that_the_log_does_not_take_stay_in_memory(make_frames, monkeypatch):
     monkeypatch.setattr("nsq_compat.queue.deferred._LOCATED_AT_ONCE", 1)
     frames = make_frames(b"a", b"b", b"c")
