@@ -39,6 +39,8 @@ from nsq_compat.session.tracing import log_delivery
 DONE: Final = 0  # the only false one, so that the message path tests `state` without a comparison
 POSTED: Final = 1
 IN_STEPS: Final = 2
+_MANY_TOPICS: Final = 1000
+"""After so many topics of a client, those that are gone are forgotten."""
 _WITH_HEADERS: Final = ("HPUB", "HMPUB")
 
 
@@ -78,7 +80,8 @@ class Publisher:
     ) -> None:
         self.state = DONE
         self.counts: dict[bytes, int] = {}
-        """Published messages by topic."""
+        """Published messages by topic. After the first thousand, topics that are gone may be left out."""
+        self._most_counts = _MANY_TOPICS
         self.names_windows = False
         """The client has asked to be told if ids of messages have no effect."""
         self._broker = broker
@@ -252,8 +255,18 @@ class Publisher:
 
     def _confirm(self, command: Publish, count: int, answer: bytes = OK) -> None:
         name, counts = command.tokens[1], self.counts
+        if name not in counts and len(counts) >= self._most_counts:
+            self._forget_topics()
+            counts = self.counts
         counts[name] = counts.get(name, 0) + count
         self._reply(OK * count if count > 1 and command.spec is table.PUB else answer)
+
+
+    def _forget_topics(self) -> None:
+        """Forget the counts of topics that do not exist any more, such as thousands of ephemeral ones."""
+        topics = self._broker.topics
+        self.counts = {name: count for name, count in self.counts.items() if name.decode("ascii") in topics}
+        self._most_counts = max(_MANY_TOPICS, 2 * len(self.counts))
 
 
 class Subscription:

@@ -144,6 +144,16 @@ def test_published_messages_are_counted_by_topic(producer, build):
     assert producer.stats.pub_counts == (("a", 3), ("b", 3))
 
 
+def test_counts_of_thousands_of_topics_that_are_gone_are_forgotten(nsqd, producer):
+    producer.publishes(b"1", topic=b"lasts")
+    for number in range(5000):
+        producer.publishes(b"1", topic=b"t%d" % number)
+        nsqd.broker.delete_topic(f"t{number}")
+    counts = dict(producer.stats.pub_counts)
+    assert counts["lasts"] == 1
+    assert len(counts) <= 1001
+
+
 def test_refused_messages_are_not_counted(producer):
     producer.says(b"PUB t\n\0\0\0\0")
     assert not producer.session.has_published
