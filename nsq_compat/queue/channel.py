@@ -658,6 +658,7 @@ class Channel:
         if room <= 0:
             self.backlog.on_room = lambda: self._schedule.at(AT_ONCE, self)
             return NEVER
+        self.backlog.on_room = None
         try:
             released = self.backlog.deferred.release(now, min(room, MAX_BATCH))
             again = released if self.backlog.without_in_flight is None else self.without_in_flight(released, now)
