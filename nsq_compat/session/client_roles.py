@@ -261,7 +261,6 @@ class Publisher:
         counts[name] = counts.get(name, 0) + count
         self._reply(OK * count if count > 1 and command.spec is table.PUB else answer)
 
-
     def _forget_topics(self) -> None:
         """Forget the counts of topics that do not exist any more, such as thousands of ephemeral ones."""
         topics = self._broker.topics
