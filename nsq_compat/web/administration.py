@@ -48,6 +48,8 @@ from nsq_compat.web.topic_log import TopicLogApi, read_of
 MAX_SHOWN_BODY_BYTES: Final = 16 * 1024
 _DEFAULT_LIMIT: Final = "10"
 _NS_PER_SECOND: Final = 1_000_000_000
+_LOOKUP_SECONDS: Final = 5.0
+"""Time in which nsqlookupd usually names the channels of a topic that was just created, as a dead-letter topic may be."""
 _REDRIVE_SECONDS: Final = 60.0
 """Time after which messages are delivered again if the topic that they are published to is not done with them."""
 _SEARCH_SECONDS: Final = 60.0
@@ -231,8 +233,10 @@ class Administration:
         to = required_name(request, "to")
         if to == channel.topic_name:
             raise ApiError(400, "INVALID_ARG_TO")
-        limit, now = _limit(request, MAX_BATCH), self._service.now()
-        frames = read_of(self._topic_of(request), lambda: channel.set_aside(limit, now, _REDRIVE_SECONDS))
+        topic, limit = self._topic_of(request), _limit(request, MAX_BATCH)
+        self._service.wait_until(lambda: not topic.awaits_channels, _LOOKUP_SECONDS)
+        now = self._service.now()
+        frames = read_of(topic, lambda: channel.set_aside(limit, now, _REDRIVE_SECONDS))
         try:
             if frames:
                 self._broker.topic(to).republish(frames, now, self._service.now_ns())

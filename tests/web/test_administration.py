@@ -503,6 +503,15 @@ def test_a_redrive_moves_the_next_messages_to_another_topic(call, daemon, channe
     assert drain(again) == [b"one", b"two", b"three"]
 
 
+def test_a_redrive_waits_until_the_channels_of_a_topic_are_known(call, daemon):
+    topic = daemon.broker.topic("new")
+    topic.channel("c")
+    topic.await_channels()
+    topic.publish([b"one"], daemon.now(), daemon.now_ns())
+    daemon.while_waiting = topic.learn_channels
+    assert json.loads(redrive(call, topic="new").body) == {"moved": 1, "depth": 0}
+
+
 def test_a_redrive_that_is_refused_leaves_the_messages_as_they_were(call, daemon, channel, drain):
     def refuse(count, now):
         raise Refused("topic again is full")
