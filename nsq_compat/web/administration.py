@@ -49,7 +49,7 @@ MAX_SHOWN_BODY_BYTES: Final = 16 * 1024
 _DEFAULT_LIMIT: Final = "10"
 _NS_PER_SECOND: Final = 1_000_000_000
 _LOOKUP_SECONDS: Final = 5.0
-"""Time in which nsqlookupd usually names the channels of a topic that was just created, as a dead-letter topic may be."""
+"""Time in which nsqlookupd usually names the channels of a new topic, as a dead-letter topic may be one."""
 _REDRIVE_SECONDS: Final = 60.0
 """Time after which messages are delivered again if the topic that they are published to is not done with them."""
 _SEARCH_SECONDS: Final = 60.0
