@@ -152,6 +152,10 @@ def _read(files: TlsFiles) -> MakeTls:
         return lambda: LenientTls(lenient)
     if files.client_policy == REQUIRE_VERIFY:
         context.verify_mode = ssl.CERT_REQUIRED
+        # A session that is resumed is not verified again, although a certificate of its chain may have expired. Without
+        # tickets, only those of TLS 1.2 are, for two hours; `StandardTls` looks at the client's own certificate.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
         if not files.root_ca:
             context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
     return lambda: StandardTls(context)

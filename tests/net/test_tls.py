@@ -239,18 +239,27 @@ def test_a_policy_accepts_the_clients_it_names(authority, policy, certificates, 
             pair.client_hears(pair.server.encode(b""))
 
 
-@pytest.mark.parametrize("version", [V2, V3])
-def test_a_session_is_not_resumed_with_a_certificate_that_has_expired(authority, monkeypatch, version):
-    certificates = Certificates(authority.files(client_policy="require-verify"))
+def again_with(authority, policy, version):
+    """Another connection of a client that resumes the session of its first one, and that one, which is not closed."""
+    certificates = Certificates(authority.files(client_policy=policy))
     context = authority.trusting(authority.client, authority.client_key, version=version)
     first = Pair(certificates, TlsClient(context)).do_handshake()
     first.client_hears(first.server.encode(b"OK"))
-    session = first.client.tls.session
-    again = Pair(certificates, TlsClient(context, session)).do_handshake()
-    assert again.client.tls.session_reused
+    return Pair(certificates, TlsClient(context, first.client.tls.session)), first
+
+
+@pytest.mark.parametrize("policy", ["none", "require-verify"])
+@pytest.mark.parametrize("version", [V2, V3])
+def test_a_session_of_tls_1_3_is_not_resumed_if_certificates_are_verified(authority, policy, version):
+    again, _first = again_with(authority, policy, version)
+    assert again.do_handshake().client.tls.session_reused == (policy == "none" or version is V2)
+
+
+def test_a_session_is_not_resumed_with_a_certificate_that_has_expired(authority, monkeypatch):
+    again, _first = again_with(authority, "require-verify", V2)
     monkeypatch.setattr("time.time", lambda: 1e11)
     with pytest.raises(TlsError, match="certificate has expired"):
-        Pair(certificates, TlsClient(context, session)).do_handshake()
+        again.do_handshake()
 
 
 def test_renegotiation_is_refused(authority, certificates):
