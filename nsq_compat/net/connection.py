@@ -374,7 +374,7 @@ class Connection(Generic[Session]):
             if session.has_unread:
                 now_ns = _time_ns()
                 session.read_on(_monotonic(), now_ns)
-            else:
+            elif self._pieces is not None:  # the session may have been closed while this waited
                 self._feed_pieces()
             self.flush()
             self._apply_back_pressure()

@@ -255,6 +255,34 @@ def test_a_deferral_begins_no_earlier_than_the_timestamp_of_its_message(session_
     connection.abort()
 
 
+def test_a_session_that_is_closed_while_it_has_work_left_is_no_error(eventually, caplog):
+    class Session(Conversation):
+        def receive_data(self, data, now, now_ns):
+            self.has_unread = True
+            gevent.spawn(self.close)
+
+        def data_to_send(self, now):
+            return []
+
+        def close(self):
+            self.has_unread = False
+            closed.append(self)
+
+        def end_of_input(self):
+            self.closing = True
+
+    closed: list[Session] = []
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    connection = Connection(here, "@", lambda *_: Session())
+    connection.start(lambda: None)
+    there.sendall(b"x")
+    eventually(lambda: closed)
+    there.close()
+    eventually(lambda: here.fileno() == -1)
+    assert "internal error" not in caplog.text
+
+
 def test_hostile_sizes_are_refused_before_memory_is_taken(server, connect):
     server.limits = replace(server.limits, max_msg_size=100)
     client = connect().says(b"PUB t\n\x7f\xff\xff\xff")
