@@ -274,7 +274,7 @@ def test_a_full_disk_keeps_dead_letters_queued(data_path, disk, caplog):
 
 
 def refusing(daemon):
-    """A daemon whose dead-letter topic is full, and 1000 messages that failed."""
+    """A consumer of a channel with 1000 messages, after its dead-letter topic has refused one because it is full."""
     daemon.follows({"topic": r".*\.dead", "max_depth": 1}, {"topic": "orders", "max_attempts": 1})
     daemon.publishes(b"full", topic=DEAD)
     daemon.channel(REDRIVE_CHANNEL, DEAD)

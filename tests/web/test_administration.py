@@ -441,12 +441,16 @@ def test_dead_letters_leave_the_channel_when_the_dead_letter_topic_has_them(call
     assert bodies(shown) == [b"one", b"three"]
 
 
-def test_messages_that_the_dead_letter_topic_refuses_stay_on_their_way(call, daemon, channel):
+def refuse_dead_letters(daemon):
     def refuse(count, now):
         raise Refused("topic t.c.dead is full")
 
     daemon.broker.topic("t.c.dead").channel("redrive")
     daemon.broker.topic("t.c.dead").admission = refuse
+
+
+def test_messages_that_the_dead_letter_topic_refuses_stay_on_their_way(call, daemon, channel):
+    refuse_dead_letters(daemon)
     one, *_ = ids_in(call)
     answer = acted(call, "dead_letter", [one])
     assert (answer["dead_lettered"], answer["pending"], answer["error"]) == (0, [one], "topic t.c.dead is full")
@@ -456,13 +460,8 @@ def test_messages_that_the_dead_letter_topic_refuses_stay_on_their_way(call, dae
 
 
 def test_a_channel_has_few_messages_that_the_dead_letter_topic_refuses(call, daemon, channel):
-    def refuse(count, now):
-        raise Refused("topic t.c.dead is full")
-
-    daemon.broker.topic("t.c.dead").channel("redrive")
-    daemon.broker.topic("t.c.dead").admission = refuse
-    one, *_ = ids_in(call)
-    acted(call, "dead_letter", [one])
+    refuse_dead_letters(daemon)
+    acted(call, "dead_letter", ids_in(call)[:1])
     daemon.broker.topic("t").publish([b"%d" % number for number in range(500)], daemon.now(), daemon.now_ns())
     for _ in range(3):
         acted(call, "dead_letter", ids_in(call, more="&limit=100"))
