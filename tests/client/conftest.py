@@ -2,9 +2,11 @@
 
 import itertools
 import os
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -76,13 +78,18 @@ def start_consumer(request: pytest.FixtureRequest) -> Iterator[StartConsumer]:
     end_loops()
 
 
+def _accepts_connections(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0  # the file is there before it does
+
+
 @pytest.fixture(scope="session")
 def memcached_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A private memcached on a Unix socket."""
     path = tmp_path_factory.mktemp("memcached") / "socket"
     as_user = ["-u", "root"] if os.getuid() == 0 else []
     process = subprocess.Popen(["memcached", *as_user, "-s", str(path), "-m", "16"])
-    wait_until(path.exists)
+    wait_until(partial(_accepts_connections, path))
     yield path
     process.terminate()
     process.wait()
