@@ -288,12 +288,15 @@ class CheckpointWatch(threading.Thread):
         while not self._over.wait(_CHECKPOINT_POLL_SECONDS):
             self._look()
 
-    def end(self) -> float:
-        """Return the time up to which the last checkpoint is known to be complete; called after the end of nsqd."""
+    def end(self, until: float) -> float:
+        """Return the time up to which the last checkpoint is known to be complete; called after the end of nsqd.
+
+        Those that were written after `until` do not count.
+        """
         self._over.set()
         self.join()
         self._look()
-        return self.times[-2]
+        return [0.0, 0.0, *(each for each in self.times if each <= until)][-2]
 
     def _look(self) -> None:
         written_at = self._daemon.checkpoint_written_at(self._topic)
@@ -314,6 +317,8 @@ class Traffic:
         self.refusals: list[str] = []
         self.checkpoint_ages: list[float] = []
         """The age of the decisive checkpoint at each kill; messages finished after it may return."""
+        self.checkpoints_until = float("inf")
+        """Wall-clock time of the last checkpoint that counts, for an `end` in which later ones may not arrive."""
         self.orders = Ledger("orders")
         self.bare = Ledger("bare")
         self.settled = 0
@@ -348,7 +353,7 @@ class Traffic:
             if not isinstance(thread, CheckpointWatch):
                 thread.join()
         for ledger, watch in watches.items():
-            known_until = watch.end()
+            known_until = watch.end(self.checkpoints_until)
             if ledger is self.orders and known_until > ended - seconds:
                 self.checkpoint_ages.append(ended - known_until)
             ledger.settle(float("inf") if clean else known_until)
