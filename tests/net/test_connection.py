@@ -255,6 +255,7 @@ def test_a_deferral_begins_no_earlier_than_the_timestamp_of_its_message(session_
     connection.abort()
 
 
+@pytest.mark.interpreted
 def test_a_session_that_is_closed_while_it_has_work_left_is_no_error(eventually, caplog):
     class Session(Conversation):
         def receive_data(self, data, now, now_ns):
