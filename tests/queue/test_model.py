@@ -418,10 +418,12 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
         if reason is None:
             attempts = model.in_flight.pop(body).attempts + 1
             model.requeued += 1
-            if delay:
+            if not delay:
+                model.waiting[body] = attempts
+            elif len(model.deferred) < MEM_QUEUE_SIZE:
                 model.deferred[body] = (self.now + delay, attempts)
             else:
-                model.waiting[body] = attempts
+                model.dropped += 1
         client.awake = True
 
     @precondition(lambda self: self.clients)
