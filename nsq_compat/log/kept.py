@@ -14,13 +14,17 @@ from typing import Final, NamedTuple
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.group_reader import GroupReader, unfinished
-from nsq_compat.log.segment import FIRST_GROUP, Segment, encode_group
+from nsq_compat.log.segment import FIRST_GROUP, Segment, encode_group, locations_of, place_of
 from nsq_compat.protocol.message import message_id, message_ids
 from nsq_compat.protocol.storage_schema import MESSAGES
 
+KEPT: Final = 1 << 23
+"""Added to the number of a file of kept messages in a location, where those of segments are smaller."""
 _GROUP_SIZE: Final = 1 << 16
 """Approximate bytes of frames in a group, which is read as a whole even for one message."""
 _READ_AT_ONCE: Final = 1 << 22
+_SORTED_AT_ONCE: Final = 1 << 24
+"""Bytes that are copied together, so that the copies have narrow ranges of ids, and few groups are read for an id."""
 
 
 class IdRange(NamedTuple):
@@ -106,11 +110,12 @@ class Kept:
         """Note that a checkpoint is being created, which contains all unfinished messages that were added so far."""
         self._protected.clear()
 
-    def add(self, frames: Iterable[bytes], *, protects: bool = False) -> None:
-        """Write frames. If it raises, some of them may have been written.
+    def add(self, frames: Iterable[bytes], *, protects: bool = False) -> dict[bytes, bytes]:
+        """Write frames; returns their locations, by id. If it raises, some of them may have been written.
 
         With `protects`, the files are kept until the next checkpoint is begun: one that is being written may lack them.
         """
+        locations: dict[bytes, bytes] = {}
         for group in cut_by_size(sorted(frames, key=message_id), _GROUP_SIZE):
             active = self._active
             if active is None or active.abandoned or active.end >= self._segment_size:
@@ -120,6 +125,9 @@ class Kept:
             offset = active.end
             active.append(encode_group(MESSAGES, 0, 0, group, offset, active.salt), self._segment_size)
             active.ranges().append(IdRange(message_id(group[0]), message_id(group[-1]), offset, len(group)))
+            found = locations_of(place_of(KEPT | active.number, offset), group)
+            locations.update(zip(map(message_id, group), found, strict=True))
+        return locations
 
     def read_ranges(self, pause: Callable[[], None]) -> None:
         """Read all files that were not read yet, and call `pause` after every few megabytes."""
@@ -165,9 +173,17 @@ class Kept:
         """Copy a file's unfinished messages to other files. Returns whether all were read, so it can be deleted."""
         wanted = set(unfinished)
         damage = Damage(quiet=True)
+        copied: list[bytes] = []
+        size = 0
         for group in file.ranges():
             if _count_in(unfinished, group):
-                self.add(frame for frame in _read_group(file, group, damage) if message_id(frame) in wanted)
+                some = [frame for frame in _read_group(file, group, damage) if message_id(frame) in wanted]
+                copied += some
+                size += sum(map(len, some))
+                if size >= _SORTED_AT_ONCE:
+                    self.add(copied)
+                    copied, size = [], 0
+        self.add(copied)
         file.is_damaged = damage.records > 0
         return not file.is_damaged
 

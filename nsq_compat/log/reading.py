@@ -31,7 +31,7 @@ from nsq_compat.log.group_reader import (
     skip_control_records,
     unfinished,
 )
-from nsq_compat.log.kept import Kept
+from nsq_compat.log.kept import KEPT, Kept
 from nsq_compat.log.memory_tail import MemoryTail
 from nsq_compat.log.segment import (
     FIRST_GROUP,
@@ -536,8 +536,10 @@ class ReadableLog:
             by_segment.setdefault(number, []).append((offset, crc))
         found: dict[bytes, bytes] = {}
         for number, wanted in by_segment.items():
-            place = bisect_left(self.segments, number, key=attrgetter("number"))
-            segment = self.segments[place] if place < len(self.segments) else None
+            files: Sequence[Segment] = self.kept.files if number & KEPT else self.segments
+            number &= ~KEPT
+            place = bisect_left(files, number, key=attrgetter("number"))
+            segment = files[place] if place < len(files) else None
             if segment is not None and segment.number == number and not segment.released:
                 found.update((message_id(frame), frame) for frame in fetch_at(segment, wanted))
         return {message: found[message] for message in locations if message in found}

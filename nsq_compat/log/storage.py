@@ -307,14 +307,14 @@ class TopicStore:
     def locate(self, frames: Sequence[bytes]) -> Mapping[bytes, bytes]:
         """Hand over frames that the caller will fetch again; returns the locations that a short search finds, by id.
 
-        Raises ``OSError`` if the caller has to keep them.
+        At level ``memory``, those that it does not find are written. Raises ``OSError`` if the caller has to keep them.
         """
-        if self._is_in_memory:
-            self.log.keep(frames)
-            return {}
+        found: dict[bytes, bytes] = {}
         with suppress(OSError):
-            return self.log.locate(map(message_id, frames))
-        return {}
+            found = self.log.locate(map(message_id, frames))
+        if self._is_in_memory:
+            found |= self.log.keep([frame for frame in frames if message_id(frame) not in found])
+        return found
 
     def keep(self, frames: Sequence[bytes]) -> None:
         """Write messages of another nsqd, which are in no segment. Raises ``OSError``."""

@@ -236,10 +236,11 @@ class TopicLog(ReadableLog):
         self._add_segment(segment)
         self.next_seq = first_seq + staged.count
 
-    def keep(self, frames: Iterable[bytes]) -> None:
-        """Keep frames that are in no segment, so that ``fetch`` finds them."""
-        self.kept.add(frames, protects=True)
+    def keep(self, frames: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Keep frames that are in no segment, so that ``fetch`` finds them; returns their locations, by id."""
+        locations = self.kept.add(frames, protects=True)
         self._note_kept()
+        return locations
 
     def begin_checkpoint(self) -> LogEnd:
         """Return the log's end, for a checkpoint of the current state, without messages that are kept later."""

@@ -34,7 +34,7 @@ _SEARCHED_AT_ONCE: Final = 16
 _PREPARED_AT_ONCE: Final = 2048
 """Keys, in about 2 ms."""
 _REMEMBERED: Final = 8192
-"""Locations of released messages, for requeues."""
+"""Locations of released messages, for requeues, beside those of as many messages as wait in memory."""
 
 _MAX_SHARED: Final = 2048
 """Frames that channels may share before older ones are dropped; at most twice as many."""
@@ -318,7 +318,8 @@ class Deferred:
             found.update(self._fetch(missing, locations))
             if self._locate is not None:
                 self._recent.update(locations)
-                for oldest in list(islice(self._recent, max(0, len(self._recent) - _REMEMBERED))):
+                surplus = len(self._recent) - self._memory - _REMEMBERED
+                for oldest in list(islice(self._recent, max(0, surplus))):
                     del self._recent[oldest]
         return entries, found
 

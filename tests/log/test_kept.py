@@ -4,8 +4,9 @@ import pytest
 
 from nsq_compat.log import kept
 from nsq_compat.log.descriptors import Descriptors
-from nsq_compat.log.files import Files
+from nsq_compat.log.files import Files, OsFiles
 from nsq_compat.log.kept import Kept
+from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
 from tests.faults.disk import SimulatedDisk
 
@@ -56,6 +57,26 @@ def test_retained_messages_are_found_by_id_in_this_run_and_the_next(keeper):
     for _ in range(2):
         assert keeper.numbers(1, 2, 3, 4, 5, 6, 900, 1000) == [2, 3, 4, 5, 900, 1000]
         keeper.start()
+
+
+def test_kept_messages_are_read_at_their_locations_until_their_file_is_deleted(tmp_path):
+    log = TopicLog(OsFiles(), str(tmp_path / "log"))
+    first, second = frames_of(*range(0, 1000, 2)), frames_of(*range(1, 1000, 2))
+    locations = log.keep(first) | log.keep(second)
+    assert log.keep([]) == {}
+    wanted = {each: locations[each] for each in ids_of(0, 499, 998)}
+    for _ in range(2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Kept, "fetch", None)  # by id
+            assert list(log.fetch(wanted, wanted).values()) == [first[0], second[249], first[499]]
+        log.close()
+        log = TopicLog(OsFiles(), str(tmp_path / "log"))
+    (file,) = log.kept.files
+    log.kept.add(frames_of(2000))
+    assert log.kept.copy(file, ids_of(499))
+    log.kept.remove(file)
+    assert log.fetch(ids_of(499), wanted) == {ids_of(499)[0]: second[249]}
+    log.close()
 
 
 def test_a_file_has_a_bounded_size_and_each_run_begins_a_new_one(keeper):

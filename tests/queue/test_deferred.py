@@ -386,6 +386,37 @@ def test_a_message_requeued_again_and_again_is_located_once(data_path, meter):
     assert meter.bytes < COUNT * ONE
 
 
+@pytest.mark.parametrize("spilled", [False, True])
+def test_at_level_memory_a_message_requeued_again_and_again_is_written_once(data_path, meter, spilled):
+    daemon = data_path.start(Durability.MEMORY, mem_queue_size=20)
+    consumer = daemon.consumer()
+    bodies = some_bodies()
+    for each in () if spilled else bodies:
+        daemon.publishes(each)
+        consumer.takes()
+        consumer.requeues(each, 60.0)
+    if spilled:
+        daemon.publishes(*bodies)
+    else:
+        daemon.waits(60.0)
+    topic_log = daemon.topic().store.log
+    random = Random(27)
+    written: list[int] = []
+    for _ in range(5):
+        received: list[bytes] = []
+        while len(received) < COUNT:
+            for each in consumer.takes():
+                received.append(each)
+                consumer.requeues(each, 60 + random.random() * SPREAD)
+            daemon.waits(0.1)
+        assert sorted(received) == bodies
+        written.append(topic_log.disk_bytes)
+        meter.bytes = 0
+        daemon.waits(60 + SPREAD)
+    assert written == written[:1] * 5
+    assert meter.bytes < COUNT * ONE
+
+
 @pytest.mark.parametrize("ending", ["stopped", "killed", "killed after a checkpoint"])
 def test_locations_survive_a_restart(data_path, meter, ending):
     daemon = data_path.start()
