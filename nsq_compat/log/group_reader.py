@@ -13,6 +13,7 @@ import errno
 import re
 import struct
 from collections.abc import Container, Sequence
+from operator import eq
 from typing import Final
 
 from google_crc32c import value as crc32c
@@ -98,8 +99,8 @@ class GroupReader:
     With `in_steps`, `read` raises ``BlockingIOError`` after a part of a long search past damage, `read_messages` also
     after one past control records. The next call resumes, also that of another reader.
 
-    With `in_parts`, `read` returns a group of large frames in several parts, each as a group without its `place`. If
-    the group is damaged, sound frames may come twice.
+    With `in_parts`, `read` returns a group of large frames, or of very many, in several parts, each as a group without
+    its `place`. If the group is damaged, sound frames may come twice.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class GroupReader:
         self._counts_all = counts_all
         self._in_steps = in_steps
         self._in_parts = in_parts
-        self._has_large_frames = False  # the last group, and probably the next
+        self._reads_parts = False  # of the last group, and probably the next
         self._part: _LargeGroup | None = None  # which begins at `offset`
         self._segment = segment
         self._damage = damage
@@ -141,7 +142,7 @@ class GroupReader:
         """Read the next groups, about `max_bytes`; none at the end. Raises ``OSError``."""
         groups: list[Group] = []
         while not groups and self.offset < self._segment.end:
-            groups = self._read_large_frames(max_bytes) or self._read_block(max_bytes) or self._read_one(max_bytes)
+            groups = self._read_parts(max_bytes) or self._read_block(max_bytes) or self._read_one(max_bytes)
         return groups
 
     def read_messages(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
@@ -186,33 +187,33 @@ class GroupReader:
                 self.next_seq = first_seq + count
             at = stop
         self.offset = base + at
-        self._has_large_frames = self._in_parts and at > 0 and len(groups[-1].frames[-1]) >= LARGE_FRAME
+        self._reads_parts = self._in_parts and at > 0 and len(groups[-1].frames[-1]) >= LARGE_FRAME
         return groups
 
-    def _read_large_frames(self, max_bytes: int) -> list[Group]:
-        """Read the next frames if they are expected to be large, each into memory of its own, which saves copies."""
+    def _read_parts(self, max_bytes: int) -> list[Group]:
+        """Read the next frames of a large group. Large ones get memory of their own, which saves copies."""
         groups: list[Group] = []
         size = 0
-        while self._has_large_frames and self.offset < self._segment.end:
+        while self._reads_parts and self.offset < self._segment.end:
             try:
                 part = self._part or self._begin_part()
                 if part is None or (size and size + part.next_size() > max_bytes):
                     break
-                frame = part.read()
+                frames = part.read(max_bytes - size)
             except OSError:
                 if groups:
                     break  # the next call raises it again
                 raise
-            if frame is None:
+            if not frames:
                 if groups:
                     break
-                self._part, self._has_large_frames = None, False
+                self._part, self._reads_parts = None, False
                 return self._read_group(part.header)
             seq = part.header.first_seq + part.index
-            groups.append(Group(MESSAGES, seq, 0, [frame]))
-            size += len(frame)
-            self.next_seq = seq + 1
-            if part.advance(frame):
+            groups.append(Group(MESSAGES, seq, 0, frames))
+            size += sum(map(len, frames))
+            self.next_seq = seq + len(frames)
+            if part.advance(frames):
                 self._part = None
                 self.offset = part.header.end
         return groups
@@ -222,7 +223,7 @@ class GroupReader:
         header = decode_header(self._segment.pread(HEADER_SIZE, self.offset), 0, self.offset, self._segment.salt)
         part = None if header is None else _large_group(self._segment, header)
         if part is None:
-            self._has_large_frames = False
+            self._reads_parts = False
         elif self.suspect is not None:
             self.report_suspect(part.header.first_seq)
         self._part = part
@@ -231,8 +232,8 @@ class GroupReader:
     def _read_one(self, max_bytes: int) -> list[Group]:
         """Read the next group if it is larger than a block, or its sound frames; none after moving past damage."""
         if self._in_parts and self._begin_part() is not None:
-            self._has_large_frames = True
-            return self._read_large_frames(max_bytes)
+            self._reads_parts = True
+            return self._read_parts(max_bytes)
         header = decode_header(self._segment.pread(HEADER_SIZE, self.offset), 0, self.offset, self._segment.salt)
         return self._find_next() if header is None else self._read_group(header)
 
@@ -414,13 +415,13 @@ def seek_number(segment: Segment, seq: int, damage: Damage, in_steps: bool = Fal
 
 
 class _LargeGroup:
-    """A group of large frames, which is read frame by frame. `index` is that of the next frame."""
+    """A group that is read in parts: large frames one by one, others in blocks. `index` is that of the next frame."""
 
-    def __init__(self, segment: Segment, header: GroupHeader, checksums: Sequence[int]) -> None:
+    def __init__(self, segment: Segment, header: GroupHeader) -> None:
         self.header = header
         self.index = 0
         self._segment = segment
-        self._checksums = checksums
+        self._is_of_large_frames = _has_large_frames(header)
         self._offset = header.frames_begin
         self._next_size = 0  # 0: unknown
 
@@ -434,37 +435,58 @@ class _LargeGroup:
                 self._next_size = 4 + _frame_size(data)[0] if len(data) == 4 else 4
         return self._next_size
 
-    def read(self) -> bytes | None:
-        """The next frame; None if it does not match its checksum. Raises ``OSError``."""
+    def read(self, max_bytes: int) -> list[bytes]:
+        """The next frame, or the next ones; none if one does not match its checksum. Raises ``OSError``."""
         size = self.next_size()
         if self._offset + size > self.header.payload_end:
-            return None
-        frame = self._segment.pread(size, self._offset)
-        return frame if crc32c(frame) == self._checksums[self.index] else None
+            return []
+        if self._is_of_large_frames:
+            frames = [self._segment.pread(size, self._offset)]
+        else:
+            frames = self._cut(self._segment.pread(max(size, max_bytes), self._offset))
+        if self.header.record_count == 1:
+            return frames if crc32c(frames[0]) == self.header.payload_crc else []
+        count = len(frames)
+        data = self._segment.pread(count * CHECKSUM_SIZE, self.header.payload_begin + self.index * CHECKSUM_SIZE)
+        if len(data) < count * CHECKSUM_SIZE:
+            return []
+        checksums = struct.unpack(f">{count}I", data)
+        return frames if all(map(eq, map(crc32c, frames), checksums)) else []
 
-    def advance(self, frame: bytes) -> bool:
-        """Go on to the frame after this one; returns whether there is none."""
-        self.index += 1
-        self._offset += len(frame)
+    def advance(self, frames: Sequence[bytes]) -> bool:
+        """Go on to the frame after these; returns whether there is none."""
+        self.index += len(frames)
+        self._offset += sum(map(len, frames))
         self._next_size = 0
         return self.index == self.header.record_count
 
+    def _cut(self, block: bytes) -> list[bytes]:
+        """The frames that are wholly in this block, which begins at the next frame."""
+        frames: list[bytes] = []
+        at, end = 0, min(len(block), self.header.payload_end - self._offset)
+        left = self.header.record_count - self.index
+        while at + 4 <= end and len(frames) < left:
+            stop = at + 4 + _frame_size(block, at)[0]
+            if stop > end:
+                break
+            frames.append(block[at:stop])
+            at = stop
+        return frames
+
+
+def _has_large_frames(header: GroupHeader) -> bool:
+    return header.size >= header.record_count * LARGE_FRAME
+
 
 def _large_group(segment: Segment, header: GroupHeader) -> _LargeGroup | None:
-    """The group as one that is read frame by frame; None if its frames are small, or it may be incomplete."""
-    count = header.record_count
+    """The group as one that is read in parts; None if it is small, or may be incomplete."""
     if (
         header.kind != MESSAGES
-        or header.size < count * LARGE_FRAME
+        or (header.size <= BLOCK_SIZE and not _has_large_frames(header))
         or header.end > min(segment.acknowledged, segment.end)
     ):
         return None
-    if count == 1:
-        return _LargeGroup(segment, header, (header.payload_crc,))
-    checksums = segment.pread(count * CHECKSUM_SIZE, header.payload_begin)
-    if len(checksums) < count * CHECKSUM_SIZE:
-        return None
-    return _LargeGroup(segment, header, struct.unpack(f">{count}I", checksums))
+    return _LargeGroup(segment, header)
 
 
 def index_of(segment: Segment, damage: Damage, in_steps: bool = False) -> Index:

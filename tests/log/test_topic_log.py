@@ -140,12 +140,26 @@ def test_an_empty_publish_is_none(writer):
     assert writer.log.end == LogEnd(0, 0, 0)
 
 
-def test_a_publish_larger_than_a_segment_or_a_block_is_read_whole():
+def test_a_publish_larger_than_a_segment_or_a_block_is_read_in_parts():
     writer = Writer(segment_size=100_000)
     for count in (1, 3000, 1):
         writer.publish(count, size=200)
     assert list(numbers_read(writer.log)) == list(range(3002))
-    assert [len(group.frames) for group in writer.log.reader(500).read()] == [2501]
+    parts = [len(group.frames) for groups in iter(writer.log.reader(500).read, []) for group in groups]
+    assert sum(parts) == 2502
+    assert max(parts) * 200 < group_reader.BLOCK_SIZE
+
+
+@pytest.mark.parametrize("number", [0, 1500, 2999])
+def test_of_a_large_publish_only_the_damaged_message_is_lost(number):
+    writer = Writer(segment_size=1_000_000)
+    frames = writer.publish(3000, size=200)
+    writer.publish(1)
+    disk = cast("SimulatedDisk", writer.files)
+    (path,) = (f"{FOLDER}/{name}" for name in writer.paths())
+    disk.pwrite(disk.open(path, os.O_RDWR), b"damage", disk.content(path).find(frames[number]) + 100)
+    assert list(numbers_read(writer.log)) == [each for each in range(3001) if each != number]
+    assert writer.log.damage.records == 1
 
 
 @pytest.fixture
