@@ -76,6 +76,12 @@ def test_no_datapoint_is_an_internal_error(graphite, nsqd, answer):
         graphite.rate("t")
 
 
+def test_an_answer_that_is_too_long_for_a_rate_is_not_parsed(graphite, nsqd):
+    nsqd.says("render", b'[{"datapoints":[[60,1]]}' + b',{"datapoints":[[60,1]]}' * 10_000 + b"]", 200)
+    with pytest.raises(ApiError, match="INTERNAL_ERROR"):
+        graphite.rate("t")
+
+
 def test_a_proxied_graph_is_fetched_by_nsqadmin(browser, service, graphite, nsqd):
     service.options.proxy_graphite = True
     nsqd.says("render", b"<script>", 200)
