@@ -46,9 +46,9 @@ from gevent.monkey import get_original
 
 from nsq_compat.log.data_path import reason
 from nsq_compat.net.event_loop import BusyPoll, LoopTick, endings, handshakes, yield_to_loop
-from nsq_compat.net.sockets import network_of
 from nsq_compat.net.tls_codec import MakeTls, Tls, TlsError
 from nsq_compat.protocol.compression import Codec, CompressionError
+from nsq_compat.protocol.names import network_of_peer
 from nsq_compat.session.conversation import Conversation, Upgrade
 
 log = logging.getLogger(__name__)
@@ -390,7 +390,7 @@ class Connection(Generic[Session]):
     def client(self) -> str:
         """The network of the client; long work for it is done in the turns of that."""
         if self._client is None:
-            self._client = network_of(self.peer.rpartition(":")[0].strip("[]"))
+            self._client = network_of_peer(self.peer)
         return self._client
 
     def _apply_back_pressure(self) -> None:

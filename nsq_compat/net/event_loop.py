@@ -457,15 +457,16 @@ def _queues_of_this_loop() -> _Queues:
     return found
 
 
-def yield_to_loop(client: str | None = None) -> None:
+def yield_to_loop(client: str | None = None, turn: str = "") -> None:
     """Wait between two steps of long work. Must not be called in the hub, which cannot wait.
 
-    `client` is the address for which this greenlet works from now on; steps for different ones take turns.
+    `client` is the address for which this greenlet works from now on; steps for different ones take turns. Work for
+    which other clients wait has a `turn` of its own instead, with any text that is no address.
     """
     greenlet: Any = gevent.getcurrent()
     if client is not None:
         greenlet.works_for = client
-    _queues_of_this_loop()[0].wait(getattr(greenlet, "works_for", ""))
+    _queues_of_this_loop()[0].wait(turn or getattr(greenlet, "works_for", ""))
 
 
 class ClientLocks:

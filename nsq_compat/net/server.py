@@ -19,9 +19,10 @@ from gevent.event import Event
 from nsq_compat.net.connection import RECEIVE_SIZE, Connection, Session
 from nsq_compat.net.event_loop import BusyPoll, LoopTick, yield_to_loop
 from nsq_compat.net.process import ClientDescriptors
-from nsq_compat.net.sockets import address_of, close_listener, network_of, peer_of, prepare_listener
+from nsq_compat.net.sockets import address_of, close_listener, peer_of, prepare_listener
 from nsq_compat.net.tls_codec import MakeTls
 from nsq_compat.policy.log_throttle import LogThrottle
+from nsq_compat.protocol.names import network_of
 from nsq_compat.session.http_message import HttpHandler, HttpLimits
 from nsq_compat.session.http_session import HttpSession, ImmediateHandler
 

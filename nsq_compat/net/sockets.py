@@ -6,7 +6,6 @@ import os
 import socket
 import stat
 import time
-from functools import lru_cache
 from typing import Any
 
 import gevent
@@ -98,22 +97,6 @@ def peer_of(name: object) -> tuple[str, str]:
         return "@", ""
     host = str(name[0]).removeprefix("::ffff:")
     return (f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"), host
-
-
-@lru_cache(maxsize=1024)
-def network_of(host: str) -> str:
-    """The network of 64 bits of an IPv6 address, because a client may use any address of it; else the same text.
-
-    That is an IPv4 address, or a name such as ``tls://host`` of an nsqlookupd; "" for a unix socket.
-    """
-    if ":" not in host:
-        return host
-    from ipaddress import ip_network  # 0.3 MB
-
-    try:
-        return str(ip_network(f"{host.partition('%')[0]}/64", strict=False))
-    except ValueError:
-        return host
 
 
 def prepare_client(client: socket.socket) -> None:

@@ -30,10 +30,10 @@ from gevent.threadpool import ThreadPool
 
 from nsq_compat import __version__
 from nsq_compat.log.data_path import reason
-from nsq_compat.net.sockets import network_of
 from nsq_compat.nsqd.durability import in_thread
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.go_json import INT64, JsonError, dumps, loads_object
+from nsq_compat.protocol.names import network_of
 from nsq_compat.session.authorization import MAX_ANSWER_BYTES as MAX_GRANTS_BYTES
 from nsq_compat.session.authorization import AuthFailed, Credentials, Grants, read_answer
 

@@ -6,6 +6,7 @@ bytes in total. A valid name is ASCII, so the layers above use ``str``.
 
 import ipaddress
 import re
+from functools import lru_cache
 from typing import Final
 
 from nsq_compat.protocol.errors import quote
@@ -68,6 +69,25 @@ def canonical_host(host: str) -> str:
     if _is_ipv6(host):
         return str(ipaddress.IPv6Address(host)).lower()
     return host.lower().removesuffix(".")
+
+
+@lru_cache(maxsize=1024)
+def network_of(host: str) -> str:
+    """The network of 64 bits of an IPv6 address, because a client may use any address of it; else the same text.
+
+    That is an IPv4 address, or a name such as ``tls://host`` of an nsqlookupd; "" for a unix socket.
+    """
+    if ":" not in host:
+        return host
+    try:
+        return str(ipaddress.ip_network(f"{host.partition('%')[0]}/64", strict=False))
+    except ValueError:
+        return host
+
+
+def network_of_peer(peer: str) -> str:
+    """`network_of` the host of ``host:port``, or of ``[host]:port``; "" for a unix socket (``@``)."""
+    return network_of(peer.rpartition(":")[0].strip("[]"))
 
 
 def _is_ipv6(text: str) -> bool:

@@ -11,6 +11,7 @@ the same objects to all its channels. A channel delivers them to its consumers a
     values    limits, refusals, the values of /stats       withdrawal     takes messages out by their ids
     replay    delivers a part of the log once more         publish_ids    recognizes repeated publishes
     message_state  where one message is                    departed       messages that consumers have left
+    turns     of clients, at work that waits
 
 May import ``log`` and ``protocol``. It knows neither network nor clock: `now` (monotonic seconds) and `now_ns`
 (nanoseconds since 1970) are parameters. Nor does it know the durability level: every topic that is not ephemeral has a

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from nsq_compat.log.segment import StagedBatch
 from nsq_compat.protocol.headers import declared_size
@@ -175,15 +175,24 @@ def is_large_with_headers(payloads: Sequence[bytes], topic: Topic) -> bool:
 class LargeBatch:
     """A publish in steps, for bodies that are ``is_large``: to be stepped to its end, or cancelled.
 
-    Of a topic's large batches only the first one proceeds. `bodies` are consumed. The messages are written to a file of
-    their own, which becomes a part of the log. Without one they stay in memory. Of the frames, those that the channels
-    may hold in memory and those of the last step are kept. With `with_headers`, the bodies are payloads
-    (``protocol.headers``), and ``step`` raises ``HeaderError``, too; messages of which the topic knows the ids are left
-    out.
+    Of a topic's large batches only one proceeds. Clients take turns (`client`: see ``Turns``), and the steps of each
+    batch do the work of the one that proceeds, because the turns of its client may be few.
+
+    `bodies` are consumed. The messages are written to a file of their own, which becomes a part of the log. Without one
+    they stay in memory. Of the frames, those that the channels may hold in memory and those of the last step are kept.
+    With `with_headers`, the bodies are payloads (``protocol.headers``), and ``step`` raises ``HeaderError``, too;
+    messages of which the topic knows the ids are left out.
     """
 
     def __init__(
-        self, topic: Topic, bodies: list[bytes], now: float, now_ns: int, *, with_headers: bool = False
+        self,
+        topic: Topic,
+        bodies: list[bytes],
+        now: float,
+        now_ns: int,
+        client: str = "",
+        *,
+        with_headers: bool = False,
     ) -> None:
         self.count = len(bodies)
         self.size = 0
@@ -191,11 +200,16 @@ class LargeBatch:
         self.latest: Sequence[bytes] = ()
         self.staged: StagedBatch | None = None
         self.is_published = False
+        """It is complete, and committed."""
+        self._is_complete = False
+        self._failure: Exception | None = None
         self._fresh = 0
         """Messages made so far, without those that are left out."""
         self._ids: PublishIds | None = None
         self._part: Part | None = None
         """While there are `_ids`: those of the batch."""
+        self._settled: tuple[PublishIds, Part] | None = None
+        """Those of a complete batch."""
         self._topic = topic
         self._with_headers = with_headers
         self._bodies = bodies
@@ -210,51 +224,80 @@ class LargeBatch:
         self._ahead_ns = _AHEAD_NS
         self._room = max(_ROOM, self.count >> 2)
         self._overtaken = 0
-        topic.large_batches.append(self)
+        topic.large_batches.add(client, self)
 
     def step(self) -> bool:
         """Do a part of the work; returns whether the batch is published now.
 
         Raises ``Refused`` and ``OSError``: then no message is published.
         """
-        topic, ids = self._topic, self._topic.frames.ids
+        batches = self._topic.large_batches
         try:
-            # Of a batch that may be known as a whole, only what is new must be admitted.
-            count = self._fresh if self._with_headers and topic.publish_ids is not None else self.count
-            if topic.admission is not None and (count or topic.exiting):
-                topic.admission(count, self._now)
-            if topic.large_batches[0] is not self:
+            if not self._is_complete and self._failure is None:
+                first: Any = batches.first
+                if first is not self:
+                    self._admit()
+                first.advance()
+            if self._failure is not None:
+                raise self._failure
+            if not self._is_complete:
                 return False
-            if self._next < self.count:
-                self._make_some()
-                return False
-            if self._store is not None and not self._store.spill_some():
-                return False
-            if ids.has_reached(self._first_id):
-                self._ahead_ns *= 2
-                self._room *= 2
-                self._start_again()
-                return False
-            if self._is_overtaken():
-                self._overtaken += 1
-                if self._overtaken > _MAX_OVERTAKEN:
-                    raise Refused("its publish ids are being published by others")
-                self._start_again()
-                return False
-            if self._fresh:
-                ids.skip_to(self._first_id + self.count, self._now_ns)
-                is_logged = False
-                if self._store is not None and self.staged is not None:
-                    self._store.attach(self.staged, topic.seq)
-                    self.staged, is_logged = None, True
-                topic.publish_prepared(self._fresh, self.size, self.kept, self.latest, is_logged=is_logged)
             self._commit()
         except BaseException:
             self.cancel()
             raise
         self.is_published = True
-        topic.large_batches.remove(self)
         self._discard()
+        return True
+
+    def advance(self) -> None:
+        """Do a part of the work in the turn of any batch. ``step`` raises what fails."""
+        try:
+            self._admit()
+            if self._make():
+                self._is_complete = True
+                self._topic.large_batches.remove(self)
+        except Exception as error:
+            self._failure = error
+            self._topic.large_batches.remove(self)
+
+    def _admit(self) -> None:
+        # Of a batch that may be known as a whole, only what is new must be admitted.
+        topic = self._topic
+        count = self._fresh if self._with_headers and topic.publish_ids is not None else self.count
+        if topic.admission is not None and (count or topic.exiting):
+            topic.admission(count, self._now)
+
+    def _make(self) -> bool:
+        """Make some messages, and publish all of them at last; returns whether that is done."""
+        topic, ids = self._topic, self._topic.frames.ids
+        if self._next < self.count:
+            self._make_some()
+            return False
+        if self._store is not None and not self._store.spill_some():
+            return False
+        if ids.has_reached(self._first_id):
+            self._ahead_ns *= 2
+            self._room *= 2
+            self._start_again()
+            return False
+        if self._is_overtaken():
+            self._overtaken += 1
+            if self._overtaken > _MAX_OVERTAKEN:
+                raise Refused("its publish ids are being published by others")
+            self._start_again()
+            return False
+        if self._fresh:
+            ids.skip_to(self._first_id + self.count, self._now_ns)
+            is_logged = False
+            if self._store is not None and self.staged is not None:
+                self._store.attach(self.staged, topic.seq)
+                self.staged, is_logged = None, True
+            topic.publish_prepared(self._fresh, self.size, self.kept, self.latest, is_logged=is_logged)
+        if self._ids is not None and self._part is not None:
+            topic.settle_ids(self._part, self.count - self._fresh, self._now)
+            self._settled = self._ids, self._part
+            self._ids = self._part = None
         return True
 
     def forget_bodies(self) -> bool:
@@ -264,8 +307,7 @@ class LargeBatch:
 
     def cancel(self) -> None:
         """Abandon the batch, unless it is published already. May be called twice."""
-        if self in self._topic.large_batches:
-            self._topic.large_batches.remove(self)
+        self._topic.large_batches.remove(self)
         self._discard()
 
     def _make_some(self) -> None:
@@ -284,7 +326,7 @@ class LargeBatch:
         while self._with_headers and len(bodies) > 1 and sum(map(declared_size, bodies)) > _STEP_HEADER_BYTES:
             bodies = bodies[: len(bodies) // 2]
             size = sum(map(len, bodies))
-        frames = self._make(bodies, self._first_id + begin)
+        frames = self._frames(bodies, self._first_id + begin)
         made_before = self._fresh
         self._next = begin + len(bodies)
         self._fresh += len(frames)
@@ -299,7 +341,7 @@ class LargeBatch:
         self.latest = frames
         self.size += size
 
-    def _make(self, bodies: list[bytes], first_id: int) -> Sequence[bytes]:
+    def _frames(self, bodies: list[bytes], first_id: int) -> Sequence[bytes]:
         factory = self._topic.frames
         if not self._with_headers:
             return factory.make_from(bodies, self._now_ns, first_id)
@@ -316,11 +358,10 @@ class LargeBatch:
         return self._topic.publish_ids is not self._ids or (self._part is not None and self._part.is_overtaken)
 
     def _commit(self) -> None:
-        ids, part, self._part = self._ids, self._part, None
-        if ids is None or part is None:
+        if self._settled is None:
             self._topic.commit()
         else:
-            self._topic.settle_ids(part, self.count - self._fresh, self._now)
+            ids, part = self._settled
             self._topic.commit_ids(ids, (), part, has_known=self._fresh < self.count)
 
     def _start_again(self) -> None:

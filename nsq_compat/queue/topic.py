@@ -44,6 +44,7 @@ from nsq_compat.queue.deferred import Deferred, SharedReads
 from nsq_compat.queue.publish_ids import Part, PublishIds
 from nsq_compat.queue.replay import ReplayingCursor
 from nsq_compat.queue.schedule import AT_ONCE, NEVER, Schedule
+from nsq_compat.queue.turns import Turns
 from nsq_compat.queue.values import Exiting, NotLogged, QueueLimits, refuse_all
 
 log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class Topic:
         self.frames = FrameFactory(limits.node_id)
         self.seq = 0
         """The number of the next message."""
-        self.large_batches: deque[object] = deque()
+        self.large_batches: Turns[object] = Turns()
         """The publishes in steps that have begun, see ``publish_batch.LargeBatch``."""
         self.alarm = NEVER
         self._schedule = schedule

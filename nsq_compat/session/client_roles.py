@@ -27,6 +27,7 @@ from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, E_NOT_MIRRORED
 from nsq_compat.protocol.frames import OK, OK_NO_WINDOW
 from nsq_compat.protocol.headers import MAX_PART, HeaderError
 from nsq_compat.protocol.message import message_ids, without_headers
+from nsq_compat.protocol.names import network_of_peer
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import InFlight
@@ -73,6 +74,7 @@ class Publisher:
         broker: Broker,
         publish_batch: PublishBatch | None,
         *,
+        peer: str,
         require: Callable[[CommandSpec, bytes], None] | None,
         reply: Callable[[bytes], None],
         fail: Callable[[FatalClientError], None],
@@ -86,6 +88,7 @@ class Publisher:
         """The client has asked to be told if ids of messages have no effect."""
         self._broker = broker
         self._publish_batch = publish_batch
+        self._peer = peer
         self._command: Publish | None = None  # unless the state is DONE
         # While it is IN_STEPS: the payloads so far and the parts that follow, and then the batch.
         self._payloads: list[bytes] = []
@@ -131,7 +134,7 @@ class Publisher:
             elif is_large(bodies):
                 command.bodies = ()  # the batch frees them in steps
                 owned = bodies if isinstance(bodies, list) else [*bodies]  # copying 500,000 takes milliseconds
-                self._large = LargeBatch(topic, owned, now, now_ns)
+                self._large = LargeBatch(topic, owned, now, now_ns, network_of_peer(self._peer))
                 self._command, self.state = command, IN_STEPS
                 return
             topic.publish(bodies, now, now_ns, delay)
@@ -160,7 +163,7 @@ class Publisher:
             topic = self._broker.topic(name.decode("ascii"))
             if is_large_with_headers(payloads, topic):
                 command.bodies = ()
-                self._large = LargeBatch(topic, payloads, now, now_ns, with_headers=True)
+                self._large = LargeBatch(topic, payloads, now, now_ns, network_of_peer(self._peer), with_headers=True)
                 self._command, self.state, self._answer = command, IN_STEPS, self._answer_of(topic)
                 return
             topic.publish_with_headers(payloads, now, now_ns, delay)

@@ -127,6 +127,7 @@ class NsqdSession(Conversation):
         self._publisher = Publisher(
             broker,
             publish_batch,
+            peer=self.peer,
             require=self._require if limits.auth_required else None,
             reply=self._replies.append,
             fail=self._fail,

@@ -442,6 +442,21 @@ def test_clients_with_long_work_take_turns_whatever_number_of_requests_each_has(
     assert len(order) == 103
 
 
+def test_work_for_which_others_wait_has_turns_of_its_own():
+    order: list[str] = []
+
+    def work(turn: str, steps: int) -> None:
+        yield_to_loop("10.0.0.1")
+        for _ in range(steps):
+            order.append(turn)
+            yield_to_loop(turn=turn)
+
+    busy = [gevent.spawn(work, "", 2) for _ in range(50)]
+    gevent.joinall([gevent.spawn(work, "topic", 5), *busy])
+    assert max(at for at, turn in enumerate(order) if turn == "topic") < 60
+    assert len(order) == 105
+
+
 def test_a_greenlet_that_is_killed_while_it_waits_for_its_step_is_forgotten():
     done: list[int] = []
 

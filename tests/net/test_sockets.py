@@ -18,7 +18,6 @@ from nsq_compat.net.sockets import (
     address_of,
     check_address,
     listen,
-    network_of,
     peer_of,
     port_of,
     prepare_client,
@@ -257,19 +256,3 @@ def test_a_slow_name_is_resolved_once_at_a_time_and_does_not_delay_others(monkey
         assert Resolver("127.0.0.1:4160").resolve(20)
     finally:
         release.set()
-
-
-@pytest.mark.parametrize(
-    ("host", "network"),
-    [
-        ("127.0.0.1", "127.0.0.1"),
-        ("2001:db8::1", "2001:db8::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("", ""),
-        # The other side of a connection that was not accepted, and a path. They take turns, too.
-        ("tls://127.0.0.1", "tls://127.0.0.1"),
-        ("/run/a:b", "/run/a:b"),
-    ],
-)
-def test_clients_are_told_apart_by_address_or_network(host, network):
-    assert network_of(host) == network

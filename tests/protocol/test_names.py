@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.protocol.names import is_ephemeral, is_valid_name
+from nsq_compat.protocol.names import is_ephemeral, is_valid_name, network_of, network_of_peer
 
 ALLOWED = string.ascii_letters + string.digits + "._-"
 
@@ -59,3 +59,26 @@ def test_a_name_is_legal_by_the_rule_spelled_out(stem, suffix):
 def test_only_the_suffix_makes_a_name_ephemeral():
     assert is_ephemeral("t#ephemeral")
     assert not is_ephemeral("ephemeral")
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+        # The other side of a connection that was not accepted, and a path. They take turns, too.
+        ("tls://127.0.0.1", "tls://127.0.0.1"),
+        ("/run/a:b", "/run/a:b"),
+    ],
+)
+def test_clients_are_told_apart_by_address_or_network(host, network):
+    assert network_of(host) == network
+
+
+@pytest.mark.parametrize(
+    ("peer", "network"), [("127.0.0.1:5", "127.0.0.1"), ("[2001:db8::1]:5", "2001:db8::/64"), ("@", "")]
+)
+def test_the_port_of_a_client_does_not_count(peer, network):
+    assert network_of_peer(peer) == network

@@ -8,7 +8,7 @@ import pytest
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol import message
 from nsq_compat.queue.publish_batch import MAX_AT_ONCE, LargeBatch
-from nsq_compat.queue.values import Exiting
+from nsq_compat.queue.values import Exiting, Refused
 
 COUNT = MAX_AT_ONCE + 4000
 BODIES = [b"%d" % number for number in range(COUNT)]
@@ -264,3 +264,56 @@ def test_the_bodies_of_a_published_batch_are_freed_in_steps(data_path):
     assert bodies == []
     batch.cancel()
     assert daemon.topic().message_count == 100_000
+
+
+def test_clients_take_turns(data_path):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    topic = daemon.topic()
+    bodies = {name: [b"%s %d" % (name.encode(), number) for number in range(COUNT)] for name in ("a0", "a1", "b0")}
+    batches = {
+        name: LargeBatch(topic, [*each], daemon.now, daemon.now_ns, client=name[0]) for name, each in bodies.items()
+    }
+    order: list[str] = []
+    while len(order) < len(batches):
+        for name, batch in batches.items():
+            if name not in order and batch.step():
+                order.append(name)
+    assert order == ["a0", "b0", "a1"]
+    assert everything(consumer) == [body for name in order for body in bodies[name]]
+
+
+@LEVELS
+def test_a_batch_that_waits_does_the_work_of_the_one_before_it(data_path, durability):
+    daemon = data_path.start(durability)
+    consumer = daemon.consumer()
+    first = begins(daemon)
+    second = begins(daemon, [b"last", *BODIES])
+    steps_to_its_end(second)
+    assert (daemon.topic().message_count, first.is_published) == (2 * COUNT + 1, False)
+    assert first.step()
+    assert first.is_published
+    assert everything(consumer) == [*BODIES, b"last", *BODIES]
+    assert staged_files(data_path) == []
+
+
+def test_what_fails_in_the_step_of_another_batch_is_raised_by_its_own(data_path):
+    daemon = data_path.start()
+    daemon.channel()
+    first, second = begins(daemon), begins(daemon)
+    second.step()
+
+    def refuse(*_):
+        daemon.topic().admission = None
+        raise Refused("it is full")
+
+    daemon.topic().admission = lambda count, now: setattr(daemon.topic(), "admission", refuse)
+    assert not second.step()
+    assert daemon.topic().admission is None
+    steps_to_its_end(second)
+    with pytest.raises(Refused, match="it is full"):
+        first.step()
+    with pytest.raises(Refused, match="it is full"):
+        first.step()
+    assert daemon.topic().message_count == COUNT
+    assert staged_files(data_path) == []

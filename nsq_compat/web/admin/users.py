@@ -8,7 +8,6 @@ outside the event loop.
 import base64
 import hashlib
 import hmac
-import ipaddress
 import re
 import secrets
 from collections import deque
@@ -16,6 +15,8 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from threading import Event
 from typing import Final, NamedTuple
+
+from nsq_compat.protocol.names import network_of
 
 _COST: Final = (2**14, 8, 1)
 _MAX_MEMORY: Final = 64 * 1024 * 1024
@@ -214,15 +215,6 @@ class PasswordCheck:
             self._failed[key].remove(began)
             if not self._failed[key]:
                 del self._failed[key]
-
-
-def network_of(address: str) -> str:
-    """The address, or the network of 64 bits of an IPv6 address, which a host has as a whole."""
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-        return str(ipaddress.ip_network((ip, 64), strict=False)) if ip.version == 6 else address
-    except ValueError:
-        return address  # a unix socket
 
 
 def _keys(address: str, name: str) -> _Keys:
