@@ -12,6 +12,9 @@ from typing import Final, NamedTuple, Protocol
 TEXT: Final = ("Content-Type", "text/plain; charset=utf-8")
 
 
+def _nothing() -> None: ...
+
+
 def _never() -> bool:
     return False
 
@@ -35,6 +38,9 @@ class Request(NamedTuple):
     client_is_gone: Callable[[], bool] = _never
     """Whether the client has closed the connection or its sending side, also if nothing has been read since, or may not
     make the request any more."""
+    recheck: Callable[[], None] = _nothing
+    """Raises an exception if the client may not make the request any more. To be called after each wait, before a
+    change."""
     lost_body: bool = False
     """There was a body, which was dropped (`Admission.is_dropped`)."""
 

@@ -19,9 +19,10 @@ from nsq_compat.policy.access import ADMIN, CONSUME, OPERATE
 from nsq_compat.policy.enforcer import CreationRefused
 from nsq_compat.policy.policies import PolicyError
 from nsq_compat.protocol.message import attempts, body, has_headers, headers, message_id, timestamp_ns
-from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.protocol.names import is_valid_name, network_of_peer
 from nsq_compat.queue.channel import MAX_BATCH, Channel
 from nsq_compat.queue.topic import MAX_RECENT, Topic
+from nsq_compat.queue.turns import Turns
 from nsq_compat.queue.values import Exiting, Refused
 from nsq_compat.queue.withdrawal import Withdrawal
 from nsq_compat.session.http_message import Admission, Request, Response
@@ -65,7 +66,7 @@ class Administration:
         self._service = service
         self._broker = service.broker
         self._topic_log = TopicLogApi(service)
-        self._searches: dict[Channel, list[Withdrawal]] = {}
+        self._searches: dict[Channel, Turns[Withdrawal]] = {}
         """Of each channel: the search for messages that is under way, and those that wait for it."""
 
     def routes(self) -> Routes:
@@ -141,7 +142,7 @@ class Administration:
             if when is not None:
                 self._topic_log.offset_of(topic, when, "FROM")  # an invalid one does not count as a creation
                 self._broker.check_channel(topic, name)
-                return self._topic_log.create_channel(topic, name, when)
+                return self._topic_log.create_channel(request, topic, name, when)
             self._broker.channel(topic, name)
         except (CreationRefused, Exiting, OSError) as failure:
             raise refusal_of(failure) from None
@@ -197,14 +198,14 @@ class Administration:
 
     def _finish(self, request: Request) -> Response:
         channel, ids = self._channel_of(request), ids_of(request)
-        finished, rest = self._take_out(channel, ids, lambda frames: None)
+        finished, rest = self._take_out(request, channel, ids, lambda frames: None)
         return _done(channel, {"finished": finished, **rest})
 
     def _requeue(self, request: Request) -> Response:
         channel, ids = self._channel_of(request), ids_of(request)
         seconds = delay_of(request, self._service.options.max_req_timeout)
         requeued, rest = self._take_out(
-            channel, ids, lambda frames: channel.requeue_withdrawn(frames, self._service.now(), seconds)
+            request, channel, ids, lambda frames: channel.requeue_withdrawn(frames, self._service.now(), seconds)
         )
         return _done(channel, {"requeued": requeued, **rest})
 
@@ -217,7 +218,7 @@ class Administration:
             with self._service.dead_letters.transfer(channel) as transfer:
                 if not transfer.queue.room:
                     raise ApiError(503, f"DEAD_LETTER_TOPIC_REFUSES: {transfer.queue.error}")
-                _, rest = self._take_out(channel, ids, transfer.add)
+                _, rest = self._take_out(request, channel, ids, transfer.add)
                 self._service.await_transfer(transfer)
         except Refused as failure:
             raise ApiError(400, f"INVALID_CHANNEL: {failure}") from None
@@ -235,6 +236,7 @@ class Administration:
             raise ApiError(400, "INVALID_ARG_TO")
         topic, limit = self._topic_of(request), _limit(request, MAX_BATCH)
         self._service.wait_until(lambda: not topic.awaits_channels, _LOOKUP_SECONDS)
+        request.recheck()
         now = self._service.now()
         frames = read_of(topic, lambda: channel.set_aside(limit, now, _REDRIVE_SECONDS))
         try:
@@ -248,34 +250,40 @@ class Administration:
         return json_response({"moved": len(frames), "depth": channel.depth})
 
     def _take_out(
-        self, channel: Channel, ids: Sequence[bytes], use: Callable[[Sequence[bytes]], None]
+        self, request: Request, channel: Channel, ids: Sequence[bytes], use: Callable[[Sequence[bytes]], None]
     ) -> tuple[int, dict[str, Any]]:
         """Pass the frames to `use`, in steps; returns their number, and what became of the other messages."""
         # One search at a time: two would each have the other begin again, without an end.
         search = Withdrawal(channel, ids)
-        searches = self._searches.setdefault(channel, [])
-        searches.append(search)
+        searches = self._searches.setdefault(channel, Turns())
+        searches.add(network_of_peer(request.remote_address), search)
         try:
-            if not self._service.wait_until(lambda: searches[0] is search, _SEARCH_SECONDS):
+            if not self._service.wait_until(lambda: searches.first is search, _SEARCH_SECONDS):
                 raise ApiError(503, "CHANNEL_BUSY")
-            return self._run(search, use)
+            return self._run(request, channel, search, use)
         finally:
             searches.remove(search)
             if not searches:
                 del self._searches[channel]
 
-    def _run(self, search: Withdrawal, use: Callable[[Sequence[bytes]], None]) -> tuple[int, dict[str, Any]]:
+    def _run(
+        self, request: Request, channel: Channel, search: Withdrawal, use: Callable[[Sequence[bytes]], None]
+    ) -> tuple[int, dict[str, Any]]:
         count, problem = 0, {}
         try:
             while not search.is_done:
+                request.recheck()
                 frames = search.step(self._service.now())
                 if frames:
                     use(frames)
                 count += len(frames)
                 if not search.is_done:
-                    yield_to_loop()
+                    yield_to_loop(turn=f"search in {channel.topic_name}:{channel.name}")
         except OSError as failure:
             problem = {"error": reason(failure)}  # those that are left may be where it cannot read
+        except Exception:
+            log.info("CHANNEL(%s:%s): %d messages taken out over HTTP", channel.topic_name, channel.name, count)
+            raise
         finally:
             search.end()
         return count, {"not_found": [each.decode("ascii") for each in search.missing], **problem}

@@ -15,7 +15,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 from weakref import WeakKeyDictionary
@@ -326,11 +326,20 @@ class Application:
                 stream.close()
 
     def _while_permitted(self, request: Request, route: Route) -> Request:
-        """A request that takes nothing if the client's token is revoked while it waits."""
-        if self._refuse is None or request.method != "GET":
+        """A request that takes and changes nothing if the client's token is revoked while it waits."""
+        if self._refuse is None:
             return request
         is_gone = request.client_is_gone
-        return request._replace(client_is_gone=lambda: is_gone() or self._refusal(request, route) is not None)
+        return request._replace(
+            client_is_gone=lambda: is_gone() or self._refusal(request, route) is not None,
+            recheck=partial(self._recheck, request, route),
+        )
+
+    def _recheck(self, request: Request, route: Route) -> None:
+        refusal = self._refusal(request, route)
+        if refusal is not None:
+            self.refused += 1
+            raise _Revoked(refusal)
 
     def _refusal(self, request: Request, route: Route) -> Response | None:
         if self._refuse is None:
@@ -427,9 +436,18 @@ class TlsRequired:
         return self._response
 
 
+class _Revoked(Exception):
+    """A request is not permitted any more, which gets this response."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+
+
 def _respond(request: Request, handler: Handler) -> Response:
     try:
         return handler(request)
+    except _Revoked as revoked:
+        return revoked.response
     except ApiError as failure:
         return error(failure.status, failure.code, failure.headers, failure.explanation)
     except Exception:

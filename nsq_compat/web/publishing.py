@@ -13,7 +13,7 @@ from nsq_compat.policy.access import PUBLISH
 from nsq_compat.policy.enforcer import CreationRefused, Full
 from nsq_compat.protocol.headers import ID, HeaderError, encode_raw, publish_id
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
-from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.protocol.names import is_valid_name, network_of_peer
 from nsq_compat.queue.publish_batch import LargeBatch, Producer, PublishBatch, is_large
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.values import Refused
@@ -109,12 +109,13 @@ class Publishing:
         for number, part in enumerate(parts):
             if number:
                 yield_to_loop()
+                request.recheck()
             bodies += part
         if not bodies:
             return OK
         try:
             if is_large(bodies):
-                self._publish_in_steps(topic, bodies)
+                self._publish_in_steps(request, topic, bodies)
             else:
                 topic.publish(bodies, self._service.now(), self._service.now_ns(), defer)
         except (Refused, OSError) as failure:
@@ -140,11 +141,13 @@ class Publishing:
             return OK
         return _OK_OF_ID["no-window" if topic.publish_ids is None else "new" if count else "known"]
 
-    def _publish_in_steps(self, topic: Topic, bodies: list[bytes]) -> None:
-        batch = LargeBatch(topic, bodies, self._service.now(), self._service.now_ns())
+    def _publish_in_steps(self, request: Request, topic: Topic, bodies: list[bytes]) -> None:
+        client = network_of_peer(request.remote_address)
+        batch = LargeBatch(topic, bodies, self._service.now(), self._service.now_ns(), client)
         try:
             while not batch.step():
                 yield_to_loop()
+                request.recheck()
             while batch.forget_bodies():
                 yield_to_loop()
         finally:

@@ -247,18 +247,28 @@ class TopicLogApi:
         drops_taken = _drops_taken(query)
         offset = self.offset_of(topic, required(request, "to"), "TO")
         now_ns = self._service.now_ns()
+
+        def move() -> None:
+            request.recheck()
+            topic.move_channel(name, offset, now_ns, drops_taken=drops_taken)
+
         with _refusing_moves():
-            read_of(topic, lambda: topic.move_channel(name, offset, now_ns, drops_taken=drops_taken))
+            read_of(topic, move)
         return _moved(topic, topic.channels[name], offset)
 
-    def create_channel(self, topic: Topic, name: str, when: str) -> Response:
+    def create_channel(self, request: Request, topic: Topic, name: str, when: str) -> Response:
         """/channel/create with `from`."""
         if name in topic.channels:
             raise ApiError(400, "INVALID_ARG_FROM: the channel exists; /channel/rewind moves it")
         offset = self.offset_of(topic, when, "FROM")
         now_ns = self._service.now_ns()
+
+        def create() -> Channel:
+            request.recheck()
+            return topic.create_channel_at(name, offset, now_ns)
+
         try:
-            channel = read_of(topic, lambda: topic.create_channel_at(name, offset, now_ns))
+            channel = read_of(topic, create)
         except NotLogged:
             raise ApiError(400, "INVALID_ARG_CHANNEL: an ephemeral channel begins at the end") from None
         return _moved(topic, channel, offset)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nsq_compat.policy.access import PERMISSIONS, Tokens, hash_of
+from nsq_compat.protocol.message import message_id
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.registry.registration_policy import RegistrationPolicy
 from nsq_compat.session.http_message import HttpLimits, Request, Response
@@ -279,6 +280,55 @@ def test_streams_end_when_their_token_is_revoked_and_others_go_on(caplog):
     api.end_refused()
     assert (revoked.is_over, kept.is_over) == (True, False)
     assert caplog.text.count("its token does not permit it any more") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("/channel/finish", b"id=%016x"),
+        ("/channel/requeue", b"id=%016x"),
+        ("/channel/dead_letter", b"id=%016x"),
+        ("/channel/redrive", b"to=orders2"),
+        ("/channel/rewind", b"to=0"),
+        ("/channel/create", b"from=0&channel=another"),
+        ("/mpub", b""),
+    ],
+)
+def test_a_request_that_waits_changes_nothing_once_its_token_is_revoked(monkeypatch, path, query):
+    access = Access()
+    daemon = Daemon()
+    daemon.options.max_body_size = 1 << 20
+    api = NsqdApi(daemon, refuse=TokenCheck(access, "nsqd", now=lambda: 0.0))  # type: ignore[arg-type]
+    topic = daemon.broker.topic("orders")
+    channel = topic.channel("c")
+    topic.publish([b"a"], 0.0, 0)
+    (frame,) = channel.peek(1).waiting
+    if b"%" in query:
+        query = b"id=" + message_id(frame)
+
+    def revoke(*_: object, **options: object) -> int:
+        access.tokens = Tokens(token("any", "consume"))
+        return 0
+
+    daemon.while_waiting = revoke  # type: ignore[assignment]
+    monkeypatch.setattr("nsq_compat.web.publishing.yield_to_loop", revoke)
+    monkeypatch.setattr("nsq_compat.web.topic_log.TopicLogApi.offset_of", revoke)
+    large = b"b\n" * 60_000
+    parameters = b"topic=orders&channel=c&" + query if path != "/channel/create" else b"topic=orders&" + query
+    headers = {b"authorization": b"Bearer orders"}
+    request = Request("POST", path.encode() + b"?" + parameters, path, parameters, headers, large, "127.0.0.1:5")
+    if path != "/mpub":
+        request = request._replace(body=b"")
+    answer = api.respond(request)
+    assert (answer.status, api.refused) == (401, 1)
+    assert (topic.message_count, channel.depth, list(topic.channels), list(daemon.broker.topics)) == (
+        1,
+        1,
+        ["c"],
+        ["orders"],
+    )
+    assert channel.peek(1).waiting == [frame]
+    assert len(topic.large_batches) == 0
 
 
 class Silent:

@@ -359,7 +359,7 @@ def searching(monkeypatch):
     """Set once a search for messages has begun and lets others run."""
     has_begun = Event()
 
-    def pause() -> None:
+    def pause(**_: str) -> None:
         has_begun.set()
         yield_to_loop()
 

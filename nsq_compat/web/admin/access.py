@@ -27,7 +27,7 @@ from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
 from nsq_compat.net.event_loop import yield_to_loop
 from nsq_compat.policy.access import ADMIN, OPERATE, READ, AccessFile
-from nsq_compat.protocol.names import printable
+from nsq_compat.protocol.names import network_of, printable
 from nsq_compat.web.access import bearer
 from nsq_compat.web.admin.request_queue import (
     MAX_OF_ADDRESS,
@@ -46,7 +46,6 @@ from nsq_compat.web.admin.users import (
     TooBusy,
     TooManyAttempts,
     Users,
-    network_of,
 )
 from nsq_compat.web.application import ApiError
 from nsq_compat.web.metrics import Metrics
@@ -230,7 +229,11 @@ def check() -> Response | None:
 
 
 def _wait_in_queue() -> None:
-    """Wait until the request may be answered. Raises `ApiError` 503 if too many of the visitor wait."""
+    """Wait until the request may be answered.
+
+    Raises `ApiError`: 503 if too many requests of the visitor wait, 401 if its login or token has ended meanwhile.
+    """
+    users = service().users
     names_visitors = login_is_used() or service().options.admin_users or service().access is not None
     name = (visitor().subject or visitor().name) if names_visitors else ""
     key = Requester(f"user {name}", MAX_OF_USER)
@@ -246,6 +249,19 @@ def _wait_in_queue() -> None:
     g.queued_as = key
     if has_waited:
         yield_to_loop()
+        _identify_again(users)
+
+
+def _identify_again(users_before: Users | None) -> None:
+    before = visitor()
+
+    def check_password(users: Users, name: str, password: str) -> Role:
+        return before.role if users is users_before else authenticate(users, name, password)  # which takes long
+
+    g.visitor = Visitor("", Role.NONE)
+    g.visitor = _identify(check_password)
+    if visitor().role is Role.NONE:
+        raise ApiError(401, "UNAUTHORIZED")
 
 
 def _never() -> bool:

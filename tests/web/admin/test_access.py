@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nsq_compat.policy.access import AccessFile, hash_of
+from nsq_compat.policy.access import AccessFile, Tokens, hash_of
 from nsq_compat.web.admin.app import create_app
 from nsq_compat.web.admin.request_queue import (
     MAX_OF_ADDRESS,
@@ -458,6 +458,28 @@ def test_a_visitor_has_few_requests_answered_at_once_whatever_its_address_and_to
     for path in ("/ping", "/login", "/static/nsqadmin.css", "/docs"):  # without a login
         assert behind_login.get(path).status_code == 200
     assert len(entered) == 4
+
+
+@pytest.mark.parametrize("ends", ["token", "user", "role"])
+def test_a_request_that_waits_changes_nothing_once_its_token_or_user_is_gone(
+    behind_login, nsqd, service, access, monkeypatch, ends
+):
+    service.access = access
+
+    def enter(queue: RequestQueue, visitor: Requester, client_is_gone: Callable[[], bool]) -> bool:
+        if ends == "token":
+            access.tokens = Tokens("")
+        else:
+            service.users = Users(make_line("olga", "viewer", "olga-pw") if ends == "role" else "")
+        return True
+
+    monkeypatch.setattr(RequestQueue, "enter", enter)
+    monkeypatch.setattr(RequestQueue, "leave", lambda queue, visitor: None)
+    if ends == "token":
+        assert with_token(behind_login, PAUSE, "operate") == 401
+    else:
+        assert status(behind_login, PAUSE, ("olga", "olga-pw")) == (403 if ends == "role" else 401)
+    assert nsqd.orders == []
 
 
 @pytest.mark.parametrize(
