@@ -82,6 +82,10 @@ _SKIPPED_BYTES: Final = 1 << 22
 _MESSAGE_ID: Final = MESSAGE_HEADER.slices["id"]
 
 
+_LEAST_PART: Final = 1 << 16
+"""Bytes of a large group of small frames that are read at once, if fewer are asked for."""
+
+
 class TooManyCandidates(Exception):
     """Much of what is between two headers looks like a header, because messages were made so."""
 
@@ -210,7 +214,7 @@ class GroupReader:
                 self._part, self._reads_parts = None, False
                 return self._read_group(part.header)
             seq = part.header.first_seq + part.index
-            groups.append(Group(MESSAGES, seq, 0, frames))
+            groups.append(Group(MESSAGES, seq, part.header.due_ns, frames))
             size += sum(map(len, frames))
             self.next_seq = seq + len(frames)
             if part.advance(frames):
@@ -443,7 +447,7 @@ class _LargeGroup:
         if self._is_of_large_frames:
             frames = [self._segment.pread(size, self._offset)]
         else:
-            frames = self._cut(self._segment.pread(max(size, max_bytes), self._offset))
+            frames = self._cut(self._segment.pread(max(size, max_bytes, _LEAST_PART), self._offset))
         if self.header.record_count == 1:
             return frames if crc32c(frames[0]) == self.header.payload_crc else []
         count = len(frames)

@@ -9,9 +9,8 @@ which never go back, as far as they differ.
 """
 
 import errno
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count
 from typing import Final, NamedTuple
 
 from google_crc32c import extend as extend_crc32c
@@ -45,7 +44,7 @@ from nsq_compat.log.segment import (
     unpack_header,
 )
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
-from nsq_compat.protocol.message import message_id, message_ids, publish_tick, tick_of, timestamp_ns
+from nsq_compat.protocol.message import message_id, publish_tick, tick_of, timestamp_ns
 from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, MESSAGES
 
 _NO_LIMIT: Final = 1 << 62
@@ -305,18 +304,20 @@ def offset_of_number(log: ReadableLog, seq: int, end: int) -> int:
 def offsets_of(log: ReadableLog, ids: Iterable[bytes]) -> dict[bytes, int]:
     """The offsets of those of these messages that are retained, by id. Raises ``OSError``."""
     found: dict[bytes, int] = {}
-    known: dict[bytes, int] = {}
+    groups: list[Group] = []
     last = b""
     for wanted in sorted(ids):
-        if not known or wanted > last:
-            known = {}
+        if wanted > last:
             reader = OffsetReader(log, 0, last_before(log, later_than_id(wanted)))
-            while (not known or last < wanted) and (groups := reader.read(NEAR)):
-                for group in groups:
-                    known.update(zip(message_ids(group.frames), count(group.offset), strict=False))
-                last = message_id(groups[-1].frames[-1])
-        if wanted in known:
-            found[wanted] = known[wanted]
+            while (groups := reader.read(NEAR)) and (last := message_id(groups[-1].frames[-1])) < wanted:
+                pass
+        # Ids grow with the log.
+        place = bisect_right(groups, wanted, key=lambda group: message_id(group.frames[0])) - 1
+        if place >= 0:
+            group = groups[place]
+            index = bisect_left(group.frames, wanted, key=message_id)
+            if index < len(group.frames) and message_id(group.frames[index]) == wanted:
+                found[wanted] = group.offset + index
     return found
 
 
@@ -433,7 +434,9 @@ class OffsetReader:
 
     def _enter(self, segment: Segment, position: int) -> None:
         self._segment = segment
-        self._reader = GroupReader(segment, self._log.damage, position, counts_all=False, in_steps=self._log.in_steps)
+        self._reader = GroupReader(
+            segment, self._log.damage, position, counts_all=False, in_steps=self._log.in_steps, in_parts=True
+        )
 
     def _after(self, segment: Segment) -> Segment | None:
         segments = self._log.segments

@@ -61,6 +61,8 @@ _FIRST: Final = itemgetter(0)
 _size_of: Final = struct.Struct(">I").unpack_from
 _SPANS_AT_ONCE: Final = 8
 """Parts of a segment, of about INDEX_STEP bytes each, that are searched to locate messages."""
+_SCANNED: Final = 64
+"""Frames that are examined in turn for each message that is sought; of more, some are."""
 _NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
 _CONTROL_RECORDS: Final = 64
 """That are passed one by one; many more may follow."""
@@ -383,12 +385,21 @@ def find_in_span(
         if crc32c(block[begin:end]) != header.payload_crc:
             break
         begin = header.frames_begin - base
-        for frame in cut_frames(block, begin, end, count) if kind in MESSAGE_KINDS else ():
-            if (found_id := message_id(frame)) in wanted:
-                found[found_id] = base + begin, frame
-            begin += len(frame)
+        if kind in MESSAGE_KINDS:
+            frames = cut_frames(block, begin, end, count)
+            for index in _indexes_of(wanted, frames):
+                frame = frames[index]
+                found[message_id(frame)] = base + begin + sum(map(len, frames[:index])), frame
         at = header.end - base
     return found
+
+
+def _indexes_of(wanted: set[bytes], frames: Sequence[bytes]) -> Iterable[int]:
+    """Where these messages are in the frames of a group, of which the ids grow."""
+    if len(frames) < _SCANNED * len(wanted):
+        return [index for index, frame in enumerate(frames) if message_id(frame) in wanted]
+    places = {bisect_left(frames, each, key=message_id): each for each in wanted}
+    return [index for index, each in places.items() if index < len(frames) and message_id(frames[index]) == each]
 
 
 class ReadableLog:

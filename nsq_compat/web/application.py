@@ -145,12 +145,16 @@ def delay_of(request: Request, limit_ns: int) -> float:
 
 
 def read_in_steps(read: Callable[[], Read]) -> Read:
-    """Read from a log, in as many steps as it needs. Raises ``ApiError`` if it cannot be read."""
+    """Read from a log, in as many steps as it needs. Raises ``ApiError`` if it cannot be read.
+
+    Each begins in the client's turn, because it may take long: a publish of a million messages can be one group.
+    """
     while True:
+        yield_to_loop()
         try:
             return read()
         except BlockingIOError:
-            yield_to_loop()
+            continue
         except OSError:
             raise ApiError(500, "INTERNAL_ERROR") from None
 
