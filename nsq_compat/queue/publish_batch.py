@@ -180,8 +180,9 @@ class LargeBatch:
 
     `bodies` are consumed. The messages are written to a file of their own, which becomes a part of the log. Without one
     they stay in memory. Of the frames, those that the channels may hold in memory and those of the last step are kept.
-    With `with_headers`, the bodies are payloads (``protocol.headers``), and ``step`` raises ``HeaderError``, too;
-    messages of which the topic knows the ids are left out.
+    `recheck` is called before each part of the work, and raises what ``step`` raises then. With `with_headers`, the
+    bodies are payloads (``protocol.headers``), and ``step`` raises ``HeaderError``, too; messages of which the topic
+    knows the ids are left out.
     """
 
     def __init__(
@@ -192,6 +193,7 @@ class LargeBatch:
         now_ns: int,
         client: str = "",
         *,
+        recheck: Callable[[], None] | None = None,
         with_headers: bool = False,
     ) -> None:
         self.count = len(bodies)
@@ -211,6 +213,7 @@ class LargeBatch:
         self._settled: tuple[PublishIds, Part] | None = None
         """Those of a complete batch."""
         self._topic = topic
+        self._recheck = recheck
         self._with_headers = with_headers
         self._bodies = bodies
         self._now = now
@@ -262,6 +265,8 @@ class LargeBatch:
             self._topic.large_batches.remove(self)
 
     def _admit(self) -> None:
+        if self._recheck is not None:
+            self._recheck()
         # Of a batch that may be known as a whole, only what is new must be admitted.
         topic = self._topic
         count = self._fresh if self._with_headers and topic.publish_ids is not None else self.count

@@ -217,12 +217,21 @@ class Access:
         if not grants.authorizations:
             raise FatalClientError(E_AUTH_FIRST, f"AUTH required before {spec.name}")
         if grants.expires_at < now:
-            grants = self._renew()
+            self._renew()
+        self._decide(spec, topic, channel)
+
+    def recheck(self, spec: CommandSpec, topic: bytes) -> None:
+        """As `require`, for a command that waits, but never waits itself: permissions that expire are not renewed."""
+        if not self.grants.authorizations:
+            raise FatalClientError(E_UNAUTHORIZED, f"AUTH failed for {spec.name} on {quote(topic)}")
+        self._decide(spec, topic, b"")
+
+    def _decide(self, spec: CommandSpec, topic: bytes, channel: bytes) -> None:
         allowed = self._decisions.get((topic, channel))
         if allowed is None:
             if len(self._decisions) >= _MAX_DECISIONS:
                 self._decisions.clear()
-            allowed = grants.allow(topic.decode("ascii"), channel.decode("ascii"))
+            allowed = self.grants.allow(topic.decode("ascii"), channel.decode("ascii"))
             self._decisions[topic, channel] = allowed
         if not allowed:
             raise FatalClientError(E_UNAUTHORIZED, f"AUTH failed for {spec.name} on {quote(topic)} {quote(channel)}")
@@ -245,6 +254,7 @@ class Access:
         try:
             self.grants = ask(self._secret)
         except AuthFailed:
+            self.grants = NO_GRANTS
             return False
         if self._is_primary and not self._may_mirror():
             return False  # while it is connected, its topics are not taken over

@@ -17,6 +17,7 @@ Invariants of a subscription:
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from nsq_compat.log.data_path import NotMirrored, reason
@@ -66,7 +67,8 @@ class Publisher:
     """The ``queue.publish_batch.Producer`` of one client. `now` is monotonic seconds, `now_ns` wall-clock time.
 
     `reply` takes frames for the client, `fail` an error that ends its connection, `wake` flushes the connection.
-    `require` raises the error of a client that may not publish to a topic; None permits all.
+    `require` raises the error of a client that may not publish to a topic; None permits all. `recheck` does so while a
+    publish waits for others.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Publisher:
         *,
         peer: str,
         require: Callable[[CommandSpec, bytes], None] | None,
+        recheck: Callable[[CommandSpec, bytes], None] | None,
         reply: Callable[[bytes], None],
         fail: Callable[[FatalClientError], None],
         wake: Callable[[], None],
@@ -97,6 +100,7 @@ class Publisher:
         self._answer = OK
         self._sent_at = 0.0, 0  # the two times of the HMPUB
         self._require = require
+        self._recheck = recheck
         self._reply = reply
         self._fail = fail
         self._wake = wake
@@ -134,13 +138,27 @@ class Publisher:
             elif is_large(bodies):
                 command.bodies = ()  # the batch frees them in steps
                 owned = bodies if isinstance(bodies, list) else [*bodies]  # copying 500,000 takes milliseconds
-                self._large = LargeBatch(topic, owned, now, now_ns, network_of_peer(self._peer))
+                self._large = self._begin_large(command, topic, owned, now, now_ns)
                 self._command, self.state = command, IN_STEPS
                 return
             topic.publish(bodies, now, now_ns, delay)
         except (Refused, OSError) as error:
             raise failed(command.spec, error) from None
         self._confirm(command, len(bodies))
+
+    def _begin_large(
+        self,
+        command: Publish,
+        topic: Topic,
+        bodies: list[bytes],
+        now: float,
+        now_ns: int,
+        *,
+        with_headers: bool = False,
+    ) -> LargeBatch:
+        recheck = None if self._recheck is None else partial(self._recheck, command.spec, command.tokens[1])
+        client = network_of_peer(self._peer)
+        return LargeBatch(topic, bodies, now, now_ns, client, recheck=recheck, with_headers=with_headers)
 
     @property
     def is_known_producer(self) -> bool:
@@ -163,7 +181,7 @@ class Publisher:
             topic = self._broker.topic(name.decode("ascii"))
             if is_large_with_headers(payloads, topic):
                 command.bodies = ()
-                self._large = LargeBatch(topic, payloads, now, now_ns, network_of_peer(self._peer), with_headers=True)
+                self._large = self._begin_large(command, topic, payloads, now, now_ns, with_headers=True)
                 self._command, self.state, self._answer = command, IN_STEPS, self._answer_of(topic)
                 return
             topic.publish_with_headers(payloads, now, now_ns, delay)
@@ -250,7 +268,7 @@ class Publisher:
 
     def freed(self) -> None:
         """Forget the client. What is ``POSTED`` is published, and not answered."""
-        self._require, self._fail, self._wake = None, _not_told, _not_woken
+        self._require, self._recheck, self._fail, self._wake = None, None, _not_told, _not_woken
 
     def _done(self) -> None:
         self._command, self._large, self.state = None, None, DONE

@@ -129,6 +129,7 @@ class NsqdSession(Conversation):
             publish_batch,
             peer=self.peer,
             require=self._require if limits.auth_required else None,
+            recheck=self._access.recheck if self._access is not None else None,
             reply=self._replies.append,
             fail=self._fail,
             wake=wake,

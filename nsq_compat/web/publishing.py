@@ -143,11 +143,11 @@ class Publishing:
 
     def _publish_in_steps(self, request: Request, topic: Topic, bodies: list[bytes]) -> None:
         client = network_of_peer(request.remote_address)
-        batch = LargeBatch(topic, bodies, self._service.now(), self._service.now_ns(), client)
+        now, now_ns = self._service.now(), self._service.now_ns()
+        batch = LargeBatch(topic, bodies, now, now_ns, client, recheck=request.recheck)
         try:
             while not batch.step():
                 yield_to_loop()
-                request.recheck()
             while batch.forget_bodies():
                 yield_to_loop()
         finally:

@@ -59,6 +59,7 @@ def test_retained_messages_are_found_by_id_in_this_run_and_the_next(keeper):
         keeper.start()
 
 
+@pytest.mark.interpreted
 def test_kept_messages_are_read_at_their_locations_until_their_file_is_deleted(tmp_path):
     log = TopicLog(OsFiles(), str(tmp_path / "log"))
     first, second = frames_of(*range(0, 1000, 2)), frames_of(*range(1, 1000, 2))

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import struct
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from nsq_compat.policy.access import Tokens, hash_of
 from nsq_compat.protocol import commands as table
 from nsq_compat.protocol.errors import FatalClientError
+from nsq_compat.queue.publish_batch import MAX_AT_ONCE, LargeBatch
 from nsq_compat.session.authorization import (
     MAX_COMMANDS_WITHOUT_AUTH,
     Access,
@@ -439,6 +441,30 @@ def test_a_permission_that_is_taken_away_while_the_topic_is_created_permits_no_s
     monkeypatch.setattr(nsqd.broker, "topic", created_slowly)
     authed.says(b"SUB t c\n").hears(b'E_UNAUTHORIZED AUTH failed for SUB on "t" "c"').and_is_closed()
     assert not nsqd.broker.topics["t"].channels["c"].consumers
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_large_publish_that_waits_is_refused_when_its_permission_ends(nsqd, authed, is_gone):
+    """Also if the steps of another client would complete it before its own turn."""
+
+    def ask(secret):
+        if is_gone:
+            raise AuthFailed("unknown token")
+        return grants({**ALL, "topic": "other"})
+
+    bodies = b"\0\0\0\1x" * (MAX_AT_ONCE + 1)
+    mpub = b"MPUB t\n" + struct.pack(">ii", 4 + len(bodies), MAX_AT_ONCE + 1) + bodies
+    authed.session.receive_data(mpub, nsqd.now, nsqd.now_ns)
+    topic = nsqd.broker.topic("t")
+    another = LargeBatch(topic, [b"y"] * (MAX_AT_ONCE + 1), nsqd.now, nsqd.now_ns, "another")
+    another.step()
+    assert authed.session.may_continue(ask) is not is_gone
+    while not another.step():
+        pass
+    assert topic.message_count == MAX_AT_ONCE + 1
+    nsqd.turns()
+    authed.hears(b'E_UNAUTHORIZED AUTH failed for MPUB on "t"' + (b"" if is_gone else b' ""')).and_is_closed()
+    assert topic.message_count == MAX_AT_ONCE + 1
 
 
 def test_a_decision_is_made_once_for_each_topic_until_the_authorizations_are_renewed(monkeypatch):
