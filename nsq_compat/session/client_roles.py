@@ -121,7 +121,7 @@ class Publisher:
             # The line is mostly the same as the one before, and the very same object.
             topic = self._last_topic
             if topic is None or name is not self._last_name or topic.exiting:
-                topic = self._broker.topic(name.decode("ascii"))
+                topic = self._topic(command.spec, name)
                 self._last_name, self._last_topic = name, topic
             if is_alone:
                 if self._publish_batch is not None and self._publish_batch.post(topic, bodies, self, now, now_ns):
@@ -145,6 +145,12 @@ class Publisher:
         except (Refused, OSError) as error:
             raise failed(command.spec, error) from None
         self._confirm(command, len(bodies))
+
+    def _topic(self, spec: CommandSpec, name: bytes) -> Topic:
+        topic = self._broker.topic(name.decode("ascii"))
+        if self._recheck is not None:  # it waits for a new topic
+            self._recheck(spec, name)
+        return topic
 
     def _begin_large(
         self,
@@ -178,7 +184,7 @@ class Publisher:
         if self._require is not None:
             self._require(command.spec, name)
         try:
-            topic = self._broker.topic(name.decode("ascii"))
+            topic = self._topic(command.spec, name)
             if is_large_with_headers(payloads, topic):
                 command.bodies = ()
                 self._large = self._begin_large(command, topic, payloads, now, now_ns, with_headers=True)

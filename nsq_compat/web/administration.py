@@ -241,11 +241,16 @@ class Administration:
         frames = read_of(topic, lambda: channel.set_aside(limit, now, _REDRIVE_SECONDS))
         try:
             if frames:
-                self._broker.topic(to).republish(frames, now, self._service.now_ns())
+                target = self._broker.topic(to)
+                request.recheck()
+                target.republish(frames, now, self._service.now_ns())
         except (Refused, OSError) as failure:
             channel.return_set_aside(frames, now)
             text = reason(failure) if isinstance(failure, OSError) else str(failure)
             raise ApiError(503, f"PUB_FAILED: {text}") from None
+        except Exception:
+            channel.return_set_aside(frames, now)
+            raise
         channel.finish_set_aside(frames)
         return json_response({"moved": len(frames), "depth": channel.depth})
 

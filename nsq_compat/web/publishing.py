@@ -109,7 +109,7 @@ class Publishing:
         for number, part in enumerate(parts):
             if number:
                 yield_to_loop()
-                request.recheck()
+            request.recheck()
             bodies += part
         if not bodies:
             return OK
@@ -125,6 +125,7 @@ class Publishing:
     def _publish_with_headers(self, request: Request, headers: list[tuple[bytes, bytes]]) -> Response:
         """Publish the message of a /pub with its headers, among them its id."""
         topic, parts, defer = self._read(request)
+        request.recheck()
         if (identity := parse_query(request.query).get("id")) is not None:
             headers.append((_ID, identity.encode("utf-8", "surrogateescape")))
         try:

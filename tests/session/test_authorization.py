@@ -443,6 +443,24 @@ def test_a_permission_that_is_taken_away_while_the_topic_is_created_permits_no_s
     assert not nsqd.broker.topics["t"].channels["c"].consumers
 
 
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    "command", [b"PUB t\n\0\0\0\1x", b"DPUB t 1\n\0\0\0\1x", b"MPUB t\n\0\0\0\x09\0\0\0\1\0\0\0\1x"]
+)
+def test_nothing_is_published_to_a_new_topic_if_the_permission_ends_while_it_is_created(
+    nsqd, authed, monkeypatch, command
+):
+    def created_slowly(name, make=nsqd.broker.topic):
+        topic = make(name)
+        assert authed.session.may_continue(lambda secret: grants({**ALL, "topic": "other"}))
+        return topic
+
+    monkeypatch.setattr(nsqd.broker, "topic", created_slowly)
+    name = command.split(b" ")[0]
+    authed.says(command).hears(b"E_UNAUTHORIZED AUTH failed for " + name + b' on "t" ""').and_is_closed()
+    assert nsqd.broker.topics["t"].message_count == 0
+
+
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_a_large_publish_that_waits_is_refused_when_its_permission_ends(nsqd, authed, is_gone):
     """Also if the steps of another client would complete it before its own turn."""

@@ -8,6 +8,8 @@ import pytest
 
 from nsq_compat.policy.access import PERMISSIONS, Tokens, hash_of
 from nsq_compat.protocol.message import message_id
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.topic import Topic
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.registry.registration_policy import RegistrationPolicy
 from nsq_compat.session.http_message import HttpLimits, Request, Response
@@ -329,6 +331,28 @@ def test_a_request_that_waits_changes_nothing_once_its_token_is_revoked(monkeypa
     )
     assert channel.peek(1).waiting == [frame]
     assert len(topic.large_batches) == 0
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("path", ["/pub", "/mpub", "/channel/redrive"])
+def test_nothing_is_published_to_a_new_topic_if_the_token_is_revoked_while_it_is_created(monkeypatch, path):
+    access = Access()
+    daemon = Daemon()
+    api = NsqdApi(daemon, refuse=TokenCheck(access, "nsqd", now=lambda: 0.0))  # type: ignore[arg-type]
+    channel = daemon.broker.topic("orders").channel("c")
+    daemon.broker.topic("orders").publish([b"a"], 0.0, 0)
+    create = type(daemon.broker).topic
+
+    def revoked_meanwhile(broker: Broker, name: str) -> Topic:
+        access.tokens = Tokens("")
+        return create(broker, name)
+
+    monkeypatch.setattr(Broker, "topic", revoked_meanwhile)
+    parameters = b"topic=orders&channel=c&to=ord2" if path == "/channel/redrive" else b"topic=ord2"
+    headers = {b"authorization": b"Bearer any"}
+    request = Request("POST", path.encode() + b"?" + parameters, path, parameters, headers, b"b", "127.0.0.1:5")
+    assert api.respond(request).status == 401
+    assert (daemon.broker.topics["ord2"].message_count, channel.depth) == (0, 1)
 
 
 class Silent:

@@ -115,6 +115,7 @@ class Sessions:
 
     def user_of(self, cookie: MutableMapping[str, Any], basis_of: Callable[[str], bytes], *, renew: bool) -> str:
         """The user of the login; empty if there is none or it has ended. A request of the user renews it."""
+        self._reread()  # the request may have waited since its cookie was verified
         user, now = str(cookie.get("user", "")), self._now()
         if not user or not all(isinstance(cookie.get(name), int | float) for name in ("began", "seen")):
             return ""

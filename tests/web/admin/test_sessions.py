@@ -71,6 +71,14 @@ def test_revoking_ends_all_logins_at_once_and_new_ones_work(path):
     assert nsqadmin.accepts(nsqadmin.logs_in())
 
 
+def test_revoking_ends_a_login_whose_cookie_was_verified_before(path):
+    nsqadmin = Nsqadmin(path)
+    cookie = nsqadmin.logs_in()
+    assert nsqadmin.accepts(cookie)
+    revoke(str(path))
+    assert nsqadmin.sessions.user_of(cookie, lambda user: nsqadmin.basis, renew=False) == ""
+
+
 def test_revoking_at_a_path_without_a_file_fails_because_the_logins_are_elsewhere(path):
     nsqadmin = Nsqadmin(path)
     cookie = nsqadmin.logs_in()
