@@ -31,16 +31,23 @@ _MAX_ALARM_SECONDS: Final = 0.004
 _LAG_INTERVAL: Final = 0.25
 
 
+_SHORT_SECONDS: Final = 0.002
+"""An iteration that takes no longer is short."""
+
+
 class TurnQueue:
     """Runs callbacks in later iterations of the event loop, in each for about `seconds` and at least one.
 
     Clients take turns, and each has its callbacks run in FIFO order: a client with hundreds of connections holds up
-    another one by a single callback. `client` is any text that identifies one.
+    another one by a single callback. `client` is any text that identifies one. With `most`, callbacks get as much time
+    as all else in a long iteration took, up to this, so that they go on where others make each iteration long.
     """
 
-    def __init__(self, loop: Any, seconds: float = 0.0) -> None:
+    def __init__(self, loop: Any, seconds: float = 0.0, most: float = 0.0) -> None:
         self._waiting: OrderedDict[str, deque[Callable[[], object]]] = OrderedDict()
         self._seconds = seconds
+        self._most = most
+        self._waiting_since = 0.0  # in this iteration
         # A timer fires once in an iteration. A thousand of the callbacks of a loop may run before sockets are served.
         self._timer = loop.timer(0)
         self._is_set = False
@@ -76,6 +83,7 @@ class TurnQueue:
         self._is_set = False
         self._timer.stop()
         began = time.monotonic()
+        seconds = max(self._seconds, min(self._most, began - self._waiting_since - _SHORT_SECONDS))
         try:
             while self._waiting:
                 client, callbacks = self._waiting.popitem(last=False)
@@ -83,7 +91,7 @@ class TurnQueue:
                 if callbacks:
                     self._waiting[client] = callbacks
                 callback()
-                if time.monotonic() - began > self._seconds:
+                if time.monotonic() - began > seconds:
                     break
         finally:
             if self._waiting:
@@ -92,6 +100,8 @@ class TurnQueue:
     def _set_timer(self) -> None:
         if not self._is_set:
             self._is_set = True
+            if self._most:
+                self._waiting_since = time.monotonic()
             self._timer.start(self._next, update=False)
 
 
@@ -453,7 +463,8 @@ def _queues_of_this_loop() -> _Queues:
     found = _queues.get(hub)
     if found is None:
         ended, streams = CallbackQueue(hub, MAX_ENDINGS), CallbackQueue(hub, MAX_TURNS)
-        found = _queues[hub] = TurnQueue(hub.loop), ended, streams, TimeLimit(hub.loop, MAX_SECONDS)
+        work = TurnQueue(hub.loop, most=MAX_SECONDS)
+        found = _queues[hub] = work, ended, streams, TimeLimit(hub.loop, MAX_SECONDS)
     return found
 
 

@@ -442,6 +442,25 @@ def test_clients_with_long_work_take_turns_whatever_number_of_requests_each_has(
     assert len(order) == 103
 
 
+def test_long_work_goes_on_where_others_make_each_iteration_long():
+    def steps_in(seconds: float) -> float:
+        """Steps of long work in an iteration in which other work takes this time."""
+        loop, iterations = gevent.get_hub().loop, set[int]()
+        check = loop.check()
+        check.start(lambda: time.sleep(seconds))
+        try:
+            for _ in range(200):
+                yield_to_loop()
+                iterations.add(loop.iteration)
+        finally:
+            check.stop()
+            check.close()
+        return 200 / len(iterations)
+
+    assert steps_in(0.0) < 2
+    assert steps_in(0.02) > 10
+
+
 def test_work_for_which_others_wait_has_turns_of_its_own():
     order: list[str] = []
 
