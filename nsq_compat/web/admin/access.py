@@ -180,6 +180,7 @@ def visitor() -> Visitor:
     if "visitor" not in g:
         # If identification fails, the error page needs a visitor too.
         g.visitor = Visitor("", Role.NONE)
+        g.users = service().users  # others may be in force when the password is checked
         g.visitor = _identify()
     found: Visitor = g.visitor
     return found
@@ -233,7 +234,6 @@ def _wait_in_queue() -> None:
 
     Raises `ApiError`: 503 if too many requests of the visitor wait, 401 if its login or token has ended meanwhile.
     """
-    users = service().users
     names_visitors = login_is_used() or service().options.admin_users or service().access is not None
     name = (visitor().subject or visitor().name) if names_visitors else ""
     key = Requester(f"user {name}", MAX_OF_USER)
@@ -249,11 +249,12 @@ def _wait_in_queue() -> None:
     g.queued_as = key
     if has_waited:
         yield_to_loop()
-        _identify_again(users)
+    if has_waited or g.users is not service().users:
+        _identify_again()
 
 
-def _identify_again(users_before: Users | None) -> None:
-    before = visitor()
+def _identify_again() -> None:
+    before, users_before = visitor(), g.users
 
     def check_password(users: Users, name: str, password: str) -> Role:
         return before.role if users is users_before else authenticate(users, name, password)  # which takes long

@@ -16,7 +16,7 @@ from nsq_compat.web.admin.request_queue import (
     RequestQueue,
     TooMany,
 )
-from nsq_compat.web.admin.users import PasswordCheck, TooBusy, Users, make_line
+from nsq_compat.web.admin.users import PasswordCheck, Role, TooBusy, Users, make_line
 from tests.web.admin.conftest import USERS, Form, shown
 
 FORM = "application/x-www-form-urlencoded"
@@ -479,6 +479,19 @@ def test_a_request_that_waits_changes_nothing_once_its_token_or_user_is_gone(
         assert with_token(behind_login, PAUSE, "operate") == 401
     else:
         assert status(behind_login, PAUSE, ("olga", "olga-pw")) == (403 if ends == "role" else 401)
+    assert nsqd.orders == []
+
+
+def test_a_user_that_is_removed_while_its_password_is_checked_changes_nothing(behind_login, nsqd, service, monkeypatch):
+    check = service.password_check.log_in
+
+    def log_in(users: Users, *credentials: object) -> Role:
+        role: Role = check(users, *credentials)
+        service.users = Users("")
+        return role
+
+    monkeypatch.setattr(service.password_check, "log_in", log_in)
+    assert status(behind_login, PAUSE, ("olga", "olga-pw")) == 401
     assert nsqd.orders == []
 
 
