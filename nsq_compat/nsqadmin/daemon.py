@@ -99,7 +99,9 @@ class Daemon:
         self._http.start()
 
     def reload(self) -> None:
-        """Read the user file and the access file again. If one is invalid, its present content stays in force."""
+        """Read the access file and the user file again. If one is invalid, its present content stays in force."""
+        if self.access is not None:
+            self.access.reload()  # first, because ending logins may wait for the session file
         if self.options.user_file:
             try:
                 before, self.users = self.users, read_users(self.options.user_file)
@@ -108,9 +110,6 @@ class Daemon:
                 log.info("read --user-file (%s) again", self.options.user_file)
             except OptionError as failure:
                 log.error("keeping the users - %s", failure)
-
-        if self.access is not None:
-            self.access.reload()
 
     def stop(self) -> None:
         self._http.stop(STOP_TIMEOUT)

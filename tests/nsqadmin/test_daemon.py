@@ -9,7 +9,9 @@ import pytest
 from nsq_compat.nsqadmin import daemon as daemon_module
 from nsq_compat.nsqadmin.daemon import Daemon
 from nsq_compat.nsqadmin.options import NsqadminOptions
+from nsq_compat.policy.access import hash_of
 from nsq_compat.protocol.durations import MILLISECOND
+from nsq_compat.web.admin.users import make_line
 from tests.cluster import daemon as other
 
 Start = Callable[..., Daemon]
@@ -45,6 +47,26 @@ def until(condition: Callable[[], object]) -> None:
     with gevent.Timeout(30):
         while not condition():
             gevent.sleep(0.01)
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_revoked_token_does_not_wait_for_the_logins_of_a_removed_user_to_end(make, tmp_path, monkeypatch):
+    """That writes the session file, which another process may have locked."""
+    users, tokens = tmp_path / "users", tmp_path / "access.toml"
+    users.write_text(make_line("ada", "admin", "ada-pw"))
+    tokens.write_text(f'[[tokens]]\nname = "a"\nhash = "{hash_of(b"a")}"\npermissions = ["admin"]\n')
+    for each in (users, tokens):
+        each.chmod(0o600)
+    daemon = make(user_file=str(users), access_file=str(tokens), session_file=str(tmp_path / "sessions"))
+    assert daemon.access.tokens.find(b"a", 0.0) is not None
+    found = []
+    monkeypatch.setattr(daemon.sessions, "end_all", lambda name: found.append(daemon.access.tokens.find(b"a", 0.0)))
+    users.write_text("")
+    tokens.write_text("")
+    daemon.reload()
+    assert found == [None]
 
 
 # --- Samples ----------------------------------------------------------------------------------------------------------
