@@ -256,7 +256,7 @@ class GroupReader:
             self._pass(header)
             place = place_of(self._segment.number, header.offset)
             return [Group(header.kind, header.first_seq, header.due_ns, frames, place)]
-        groups = salvage(header, data)
+        groups = salvage(header, data, may_be_torn=header.end > self._segment.acknowledged)
         if groups is None and header.end > self._segment.acknowledged and not self._search(header.end, header.end)[0]:
             return self._finish(header.offset)
         self._count(header, groups or [])
@@ -628,15 +628,16 @@ def _step_over(segment: Segment, damage: Damage, index: Index) -> None:
     index.offset, index.seq = reader.offset, reader.next_seq or UNKNOWN_SEQ
 
 
-def salvage(header: GroupHeader, data: bytes) -> list[Group] | None:
+def salvage(header: GroupHeader, data: bytes, *, may_be_torn: bool = True) -> list[Group] | None:
     """The sound frames of a damaged group, as groups of consecutive frames; `data` is the whole group.
 
-    None if the group was not written completely, which a sector of zeros in it shows. Then all of it is ignored.
+    None if the group `may_be_torn` and was not written completely, which a sector of zeros in it shows. Then all of it
+    is ignored.
     """
     frames_begin, frames_end = header.frames_begin - header.offset, header.payload_end - header.offset
     expected = struct.unpack_from(f">{header.record_count}I", data, HEADER_SIZE) if header.record_count > 1 else ()
     found = _find_frames(data, frames_begin, frames_end, expected) if expected else []
-    if _is_torn(header.offset, data, frames_end, found):
+    if may_be_torn and _is_torn(header.offset, data, frames_end, found):
         return None
     return _without_gaps(header, found)
 

@@ -213,6 +213,7 @@ class LargeBatch:
         self._settled: tuple[PublishIds, Part] | None = None
         """Those of a complete batch."""
         self._topic = topic
+        self._client = client
         self._recheck = recheck
         self._with_headers = with_headers
         self._bodies = bodies
@@ -370,6 +371,9 @@ class LargeBatch:
             self._topic.commit_ids(ids, (), part, has_known=self._fresh < self.count)
 
     def _start_again(self) -> None:
+        """Make the batch again, behind others: they do not wait for what has to be made more than once."""
+        self._topic.large_batches.remove(self)
+        self._topic.large_batches.add(self._client, self)
         self._discard()
         self._next, self._first_id = 0, -1
         self.size = 0

@@ -162,6 +162,18 @@ def test_of_a_large_publish_only_the_damaged_message_is_lost(number):
     assert writer.log.damage.records == 1
 
 
+def test_of_a_large_publish_that_was_acknowledged_only_the_messages_in_zeroed_sectors_are_lost():
+    writer = Writer(segment_size=1_000_000)
+    frames = writer.publish(3000, size=200, filler=b"x")
+    disk = cast("SimulatedDisk", writer.files)
+    (path,) = (f"{FOLDER}/{name}" for name in writer.paths())
+    at = disk.content(path).find(frames[1500]) // 512 * 512
+    disk.pwrite(disk.open(path, os.O_RDWR), bytes(2048), at)
+    found = numbers_read(writer.log)
+    assert 3000 - 12 < len(found) < 3000
+    assert writer.log.damage.records == 3000 - len(found)
+
+
 @pytest.fixture
 def wide_writer() -> Writer:
     """A log with large messages: alone, in a publish larger than a block, after small ones, and in another segment."""
