@@ -33,7 +33,7 @@ class Turns(Generic[_Work]):
 
     @property
     def first(self) -> _Work:
-        """The piece whose turn it is; there must be one."""
+        """The piece that has its turn; there must be one."""
         return self._pieces[0][1]
 
     def remove(self, work: _Work) -> None:

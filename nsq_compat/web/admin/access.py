@@ -249,12 +249,14 @@ def _wait_in_queue() -> None:
     g.queued_as = key
     if has_waited:
         yield_to_loop()
-    if has_waited or g.users is not service().users:
+    while has_waited or g.users is not service().users:
+        has_waited = False
         _identify_again()
 
 
 def _identify_again() -> None:
     before, users_before = visitor(), g.users
+    g.users = service().users
 
     def check_password(users: Users, name: str, password: str) -> Role:
         return before.role if users is users_before else authenticate(users, name, password)  # which takes long
