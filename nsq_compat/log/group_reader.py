@@ -16,6 +16,7 @@ from collections.abc import Container, Sequence
 from operator import eq
 from typing import Final
 
+from google_crc32c import extend as extend_crc32c
 from google_crc32c import value as crc32c
 
 from nsq_compat.log.damage import Damage, uncovered
@@ -483,14 +484,28 @@ def _has_large_frames(header: GroupHeader) -> bool:
 
 
 def _large_group(segment: Segment, header: GroupHeader) -> _LargeGroup | None:
-    """The group as one that is read in parts; None if it is small, or may be incomplete."""
-    if (
-        header.kind != MESSAGES
-        or (header.size <= BLOCK_SIZE and not _has_large_frames(header))
-        or header.end > min(segment.acknowledged, segment.end)
-    ):
+    """The group as one that is read in parts; None if it is small, or may be incomplete. Raises ``OSError``."""
+    is_large = header.size > BLOCK_SIZE or _has_large_frames(header)
+    if header.kind != MESSAGES or not is_large or header.end > segment.end:
         return None
-    return _LargeGroup(segment, header)
+    is_whole = header.end <= segment.acknowledged or _is_sound(segment, header)
+    return _LargeGroup(segment, header) if is_whole else None
+
+
+def _is_sound(segment: Segment, header: GroupHeader) -> bool:
+    """Whether a large group of an earlier run matches its checksum, which is remembered. Raises ``OSError``."""
+    if header.offset in segment.sound_groups:
+        return True
+    checksum, at = 0, header.payload_begin
+    while at < header.payload_end:
+        data = segment.pread(min(BLOCK_SIZE, header.payload_end - at), at)
+        if not data:
+            return False
+        checksum = extend_crc32c(checksum, data)
+        at += len(data)
+    if checksum == header.payload_crc:
+        segment.sound_groups.add(header.offset)
+    return checksum == header.payload_crc
 
 
 def index_of(segment: Segment, damage: Damage, in_steps: bool = False) -> Index:

@@ -371,6 +371,7 @@ class Segment:
         self.settled = 0  # a sync of the data up to here has succeeded or failed
         self.header_lost = False  # the header is damaged: `first_seq` and `salt` are those of the first group found
         self.acknowledged = 0
+        self.sound_groups: set[int] = set()  # the offsets of large ones of an earlier run that were verified
         self._descriptors = descriptors
         self._files = descriptors.files
         self._pwrite = self._files.pwrite

@@ -1182,8 +1182,8 @@ def _reads_zeros(pread: Callable[..., bytes], segment: Segment, size: int, offse
         return bytes(size)
 
 
-def _without_protection(original: Any, kept: Kept, frames: Any, **named: Any) -> None:
-    original(kept, frames)
+def _without_protection(original: Any, kept: Kept, frames: Any, **named: Any) -> Any:
+    return original(kept, frames)
 
 
 def _nothing(*_: Any) -> None:

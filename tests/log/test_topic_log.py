@@ -145,9 +145,25 @@ def test_a_publish_larger_than_a_segment_or_a_block_is_read_in_parts():
     for count in (1, 3000, 1):
         writer.publish(count, size=200)
     assert list(numbers_read(writer.log)) == list(range(3002))
-    parts = [len(group.frames) for groups in iter(writer.log.reader(500).read, []) for group in groups]
-    assert sum(parts) == 2502
-    assert max(parts) * 200 < group_reader.BLOCK_SIZE
+    for _ in range(2):
+        parts = [len(group.frames) for groups in iter(writer.log.reader(500).read, []) for group in groups]
+        assert sum(parts) == 2502
+        assert max(parts) * 200 < group_reader.BLOCK_SIZE
+        writer.open()  # an earlier run wrote it
+
+
+def test_of_a_large_publish_that_may_not_have_been_written_completely_nothing_is_read():
+    writer = Writer(segment_size=1_000_000)
+    writer.publish(1)
+    frames = writer.publish(3000, size=200, filler=b"x")
+    writer.publish(1)
+    disk = cast("SimulatedDisk", writer.files)
+    (path,) = (f"{FOLDER}/{name}" for name in writer.paths())
+    at = disk.content(path).find(frames[1500]) // 512 * 512
+    disk.pwrite(disk.open(path, os.O_RDWR), bytes(2048), at)
+    writer.open()
+    assert list(numbers_read(writer.log)) == [0, 3001]
+    assert writer.log.damage.records == 3000
 
 
 @pytest.mark.parametrize("number", [0, 1500, 2999])
