@@ -444,8 +444,10 @@ class NsqdSession(Conversation):
         self._require(command.spec, *command.tokens[1:3])
         topic, channel = (name.decode("ascii") for name in command.tokens[1:3])
         try:
-            found = self._broker.channel(self._broker.topic(topic), channel)
+            parent = self._broker.topic(topic)
             # Creating these may have waited for the disk or the standby, and the permission been taken away meanwhile.
+            self._require(command.spec, *command.tokens[1:3])
+            found = self._broker.channel(parent, channel)
             self._require(command.spec, *command.tokens[1:3])
             self.subscription = Subscription(
                 found,

@@ -365,9 +365,11 @@ class Consuming:
         required_name(request, "topic")
         name = required_name(request, "channel")
         topic = topic_of(self._service, parameters)
+        request.recheck()
         if _wants_events(request):
             return Response(200, headers=_EVENT_HEADERS, stream=self._begin_stream(topic, name, request, most))
         consumer = self._polled_consumer(topic, name, request)
+        request.recheck()  # it may have waited for its channel
         now = self._service.now
         frames = consumer.receive(most, now, now() + seconds, self._service.wait_until, request.client_is_gone)
         response = json_response({"messages": [_message_json(frame) for frame in frames]})

@@ -440,7 +440,7 @@ def test_a_permission_that_is_taken_away_while_the_topic_is_created_permits_no_s
 
     monkeypatch.setattr(nsqd.broker, "topic", created_slowly)
     authed.says(b"SUB t c\n").hears(b'E_UNAUTHORIZED AUTH failed for SUB on "t" "c"').and_is_closed()
-    assert not nsqd.broker.topics["t"].channels["c"].consumers
+    assert not nsqd.broker.topics["t"].channels
 
 
 @pytest.mark.interpreted

@@ -9,6 +9,7 @@ import pytest
 from nsq_compat.policy.access import PERMISSIONS, Tokens, hash_of
 from nsq_compat.protocol.message import message_id
 from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.topic import Topic
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.registry.registration_policy import RegistrationPolicy
@@ -331,6 +332,24 @@ def test_a_request_that_waits_changes_nothing_once_its_token_is_revoked(monkeypa
     )
     assert channel.peek(1).waiting == [frame]
     assert len(topic.large_batches) == 0
+
+
+@pytest.mark.interpreted
+def test_nothing_is_consumed_if_the_token_is_revoked_while_the_channel_is_created(monkeypatch):
+    access = Access()
+    daemon = Daemon()
+    api = NsqdApi(daemon, refuse=TokenCheck(access, "nsqd", now=lambda: 0.0))  # type: ignore[arg-type]
+    topic = daemon.broker.topic("orders")
+    topic.publish([b"a"], 0.0, 0)
+    create = Broker.channel
+
+    def revoked_meanwhile(broker: Broker, topic: Topic, name: str) -> Channel:
+        access.tokens = Tokens("")
+        return create(broker, topic, name)
+
+    monkeypatch.setattr(Broker, "channel", revoked_meanwhile)
+    assert ask(api, "GET", "/channel/consume", b"topic=orders&channel=c", b"Bearer any").status == 401
+    assert topic.channels["c"].depth == 1
 
 
 @pytest.mark.interpreted
