@@ -40,7 +40,7 @@ CHECK_INTERVAL_SECONDS: Final = 1.0
 _CHECKED_AT_ONCE: Final = 8
 """Channels that are checked before other work is done, at up to 2 ms each if many of their messages are in memory."""
 _MAX_DROPPED: Final = 1024
-"""Messages that are dropped before other work is done."""
+"""Messages that are dropped by size or age before other work is done."""
 _DROP_PAUSE_SECONDS: Final = 0.001
 """Between two such drops."""
 _NS_PER_SECOND: Final = 1_000_000_000
@@ -252,9 +252,10 @@ class Limited:
         """Return how many messages to drop, and at most how many bytes."""
         bounds, backlog = self.bounds, self.target.backlog
         if bounds.max_depth is not None and (excess := len(backlog) - bounds.max_depth) > 0:
-            return min(excess, _MAX_DROPPED), ANY_SIZE
+            return excess, ANY_SIZE
         if bounds.max_bytes is not None and (excess := backlog.byte_count() - bounds.max_bytes) > 0:
-            return _MAX_DROPPED, excess
+            surplus = backlog.count_beyond(bounds.max_bytes)
+            return (surplus, ANY_SIZE) if surplus else (_MAX_DROPPED, excess)
         if bounds.max_age is not None:
             return self._too_old(now_ns, backlog.peek_waiting(_MAX_DROPPED)), ANY_SIZE
         return 0, 0

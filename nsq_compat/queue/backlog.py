@@ -245,6 +245,25 @@ class Cursor:
             self.position += len(frames)
         return frames
 
+    def count_beyond(self, max_bytes: int) -> int:
+        """The number of the next messages without which those that are only in the log have about `max_bytes`.
+
+        It is 0 if they have no more already, or if there are gaps.
+        """
+        log, position = self._log, self.position
+        first = self.window.length
+        if log is None or self.gaps or not self.behind or log.bytes_behind(position + first) <= max_bytes:
+            return 0
+        return bisect_left(range(len(self)), -max_bytes, first, key=lambda each: -log.bytes_behind(position + each))
+
+    def drop(self, count: int) -> int:
+        """Drop the next messages; those that are only in the log are not read. Returns how many there were."""
+        count = min(count, len(self))
+        if len(self.window.take(count, ANY_SIZE)) < count:
+            self._stop_reading()
+        self._advance(count)
+        return count
+
     def follow(self, other: "Cursor") -> int:
         """Append the messages of a cursor that begins where this one ends; returns how many were dropped.
 
@@ -587,6 +606,27 @@ class Backlog:
     def empty(self) -> None:
         self.cursor.skip_to_end()
         self.drop_taken()
+
+    def drop_oldest(self, limit: int, max_bytes: int) -> int:
+        """Drop what ``take`` would return, or more of it if size does not matter; returns how many.
+
+        Raises as ``take`` does.
+        """
+        if max_bytes < ANY_SIZE or not self._is_stream:
+            return len(self.take(limit, max_bytes))
+        count = self.cursor.drop(limit)
+        self._passed += count
+        return count
+
+    def count_beyond(self, max_bytes: int) -> int:
+        """As that of the cursor, or 0 if messages were returned or are delivered once more."""
+        return self.cursor.count_beyond(max_bytes) if self._is_stream else 0
+
+    @property
+    def _is_stream(self) -> bool:
+        """Whether all messages that wait are the next ones of the stream."""
+        is_plain = self.cursor.replay() is None and self.without_in_flight is None
+        return is_plain and not self._return_points and not self._restored
 
     def drop_taken(self) -> None:
         """Drop the messages that were taken from the stream."""

@@ -598,7 +598,7 @@ class Channel:
 
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
         """Drop the next messages, and count them as dropped; returns how many. Raises ``OSError``."""
-        count = len(self.backlog.take(limit, max_bytes))
+        count = self.backlog.drop_oldest(limit, max_bytes)
         self.dropped_count += count
         self.on_change()
         return count

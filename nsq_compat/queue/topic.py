@@ -702,7 +702,7 @@ class Topic:
 
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
         """Drop the oldest held messages, and count them as dropped; returns how many. Raises ``OSError``."""
-        count = len(self.backlog.take(limit, max_bytes))
+        count = self.backlog.drop_oldest(limit, max_bytes)
         self.dropped_count += count
         self._pass_over()
         self._note_change()
