@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -204,7 +205,7 @@ def _lock(path: str, *, make: bool) -> tuple[int, bool]:
     while True:
         is_new = False
         try:
-            file = os.open(path, os.O_RDONLY)
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for the writer of a pipe
         except FileNotFoundError:
             if not make:
                 raise
@@ -214,6 +215,9 @@ def _lock(path: str, *, make: bool) -> tuple[int, bool]:
                 os.close(file)
                 is_new = True
             file = os.open(path, os.O_RDONLY)
+        if not stat.S_ISREG(os.fstat(file).st_mode):  # a device would be replaced by a file
+            os.close(file)
+            raise Refused(f"{path}: not a regular file")
         fcntl.flock(file, fcntl.LOCK_EX)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file), os.stat(path)):

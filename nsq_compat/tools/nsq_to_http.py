@@ -44,7 +44,7 @@ _MAX_IGNORED_BYTES: Final = 1 << 20
 _RETRY_WITHIN: Final = 1.0
 
 
-_SECRET_HEADER: Final = re.compile("(?i)auth|cookie|key|secret|token")
+_SECRET_HEADER: Final = re.compile("(?i)auth|bearer|cookie|cred|jwt|key|pass|pwd|secret|sess|sign|token")
 
 
 def _shown_header(header: str) -> str:

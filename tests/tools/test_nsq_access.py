@@ -170,3 +170,15 @@ def test_a_file_that_is_named_by_a_link_is_changed_by_one_program_at_a_time(path
         thread.join()
     assert len(Tokens(path.read_text())) == 16
     assert link.is_symlink()
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path, capsys):
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        for words in (("new", "--name=a", "--permission=read"), ("revoke", "--name=a")):
+            assert run([words[0], f"--access-file={path}", *words[1:]]) == 1
+            assert "not a regular file" in capsys.readouterr().err
+    assert pipe.is_fifo()
+    assert link.is_symlink()

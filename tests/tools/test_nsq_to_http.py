@@ -199,7 +199,7 @@ def test_a_redirect_that_drops_the_body_does_not_accept_the_message(target, make
 
 @pytest.mark.parametrize("status", [307, 308])
 def test_secret_headers_are_for_the_server_of_the_url(target, make_target, status):
-    secrets = {"X-Api-Key": "sesame", "Authorization": "Bearer sesame", "Cookie": "a=b"}
+    secrets = {"X-Api-Key": "sesame", "Authorization": "Bearer sesame", "Cookie": "a=b", "X-Password": "sesame"}
     headers = tuple(f"{name}: {value}" for name, value in {**secrets, "X-Of": "me"}.items())
     posting = sender("POST", *headers)
     elsewhere = make_target()
