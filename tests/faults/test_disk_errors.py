@@ -159,7 +159,7 @@ def test_a_moment_of_read_errors_costs_no_message_and_is_logged_once(start: Star
     assert [message.body for message in taken] == bodies
     wait_until(lambda: daemon.ping() == "OK")
     assert daemon.stats("t")[0].get("damaged_records", 0) == 0
-    assert daemon.log.count("ERROR") == 1, daemon.log
+    assert daemon.log.count("ERROR: LOG") == 1, daemon.log  # a client of another test may come to its port
     assert daemon.log.count("everything can be read again") == 1
 
 
