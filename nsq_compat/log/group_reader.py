@@ -12,7 +12,8 @@ The number of lost messages is known only when the next message has been found. 
 import errno
 import re
 import struct
-from collections.abc import Container, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Container, Sequence
 from operator import eq
 from typing import Final
 
@@ -27,9 +28,11 @@ from nsq_compat.log.segment import (
     LOW_32,
     MARK_SIZE,
     UNKNOWN_SEQ,
+    First,
     Group,
     GroupHeader,
     Index,
+    Part,
     Segment,
     cut_frames,
     decode_header,
@@ -39,7 +42,7 @@ from nsq_compat.log.segment import (
 )
 from nsq_compat.protocol.frames import FRAME_HEADER, FRAME_TYPE_MESSAGE, FRAME_TYPE_MESSAGE_WITH_HEADERS
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
-from nsq_compat.protocol.message import message_id
+from nsq_compat.protocol.message import message_id, timestamp_ns
 from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, KINDS, MAGIC_PREFIX, MESSAGES
 
 BLOCK_SIZE: Final = 1 << 18
@@ -85,6 +88,8 @@ _MESSAGE_ID: Final = MESSAGE_HEADER.slices["id"]
 
 _LEAST_PART: Final = 1 << 16
 """Bytes of a large group of small frames that are read at once, if fewer are asked for."""
+_PASSED_PARTS: Final = 4
+"""Parts of a large group, of `BLOCK_SIZE`, that one step passes over, some 10 milliseconds of work."""
 
 
 class TooManyCandidates(Exception):
@@ -105,7 +110,8 @@ class GroupReader:
     after one past control records. The next call resumes, also that of another reader.
 
     With `in_parts`, `read` returns a group of large frames, or of very many, in several parts, each as a group without
-    its `place`. If the group is damaged, sound frames may come twice.
+    its `place`. If the group is damaged, sound frames may come twice. `is_behind` says of a part whether it is behind
+    the first message that is needed, so that parts before that one are not returned.
     """
 
     def __init__(
@@ -117,6 +123,7 @@ class GroupReader:
         counts_all: bool = True,
         in_steps: bool = False,
         in_parts: bool = False,
+        is_behind: Callable[[Part], bool] | None = None,
     ) -> None:
         self.offset = offset
         self.next_seq = 0
@@ -126,6 +133,7 @@ class GroupReader:
         self._counts_all = counts_all
         self._in_steps = in_steps
         self._in_parts = in_parts
+        self._is_behind = is_behind
         self._reads_parts = False  # of the last group, and probably the next
         self._part: _LargeGroup | None = None  # which begins at `offset`
         self._segment = segment
@@ -227,6 +235,8 @@ class GroupReader:
         """The next group as one to be read in parts; None if it has to be read as a whole."""
         header = decode_header(self._segment.pread(HEADER_SIZE, self.offset), 0, self.offset, self._segment.salt)
         part = None if header is None else _large_group(self._segment, header)
+        if part is not None and self._is_behind is not None:
+            part.skip(self._is_behind, self._in_steps)
         if part is None:
             self._reads_parts = False
         elif self.suspect is not None:
@@ -361,6 +371,9 @@ def next_header(
     If the segment has no salt, a group must begin at `position`, because messages may contain what looks like a header.
     Raises ``TooManyCandidates`` after `most` groups of other kinds, and places that only look like a group.
     """
+    if segment.salt:  # else only `position` is examined
+        within = (end for begin, end in segment.large_groups.items() if begin < position < end)
+        position = next(within, position)
     while position < limit:
         block = segment.pread(_PROBE, position)
         if len(block) < HEADER_SIZE:
@@ -465,6 +478,46 @@ class _LargeGroup:
         self._next_size = 0
         return self.index == self.header.record_count
 
+    def skip(self, is_behind: Callable[[Part], bool], in_steps: bool) -> None:
+        """Go to the last part that is not behind a place; no further than to a damaged one.
+
+        The parts of a group larger than a block are remembered. Raises ``OSError``; with `in_steps` as ``index_of``.
+        """
+        if self.header.size <= BLOCK_SIZE:
+            return
+        parts = self._segment.parts.setdefault(self.header.offset, [])
+        self._segment.index_is_used = True
+        place = bisect_left(parts, True, key=is_behind)
+        if place:
+            self._go_to(parts[place - 1])
+        left = _PASSED_PARTS if place == len(parts) else 0
+        while left and (frames := self.read(BLOCK_SIZE)):
+            part = self._part(frames[0])
+            if not parts or part.position > parts[-1].position:
+                parts.append(part)
+                if is_behind(part):
+                    self._go_to(parts[max(0, len(parts) - 2)])
+                    return
+            if len(frames) == part.left:
+                return
+            self.advance(frames)
+            left -= 1
+            if not left:
+                if in_steps:
+                    raise unfinished(self._segment)
+                left = _PASSED_PARTS
+
+    def _part(self, frame: bytes) -> Part:
+        """The part that begins with this frame, the next one."""
+        seq = self.header.first_seq + self.index
+        first = First(seq + self.header.due_ns, message_id(frame), timestamp_ns(frame))
+        return Part(first, seq, self.header.record_count - self.index, self._offset)
+
+    def _go_to(self, part: Part) -> None:
+        self.index = self.header.record_count - part.left
+        self._offset = part.position
+        self._next_size = 0
+
     def _cut(self, block: bytes) -> list[bytes]:
         """The frames that are wholly in this block, which begins at the next frame."""
         frames: list[bytes] = []
@@ -488,14 +541,16 @@ def _large_group(segment: Segment, header: GroupHeader) -> _LargeGroup | None:
     is_large = header.size > BLOCK_SIZE or _has_large_frames(header)
     if header.kind != MESSAGES or not is_large or header.end > segment.end:
         return None
-    is_whole = header.end <= segment.acknowledged or _is_sound(segment, header)
-    return _LargeGroup(segment, header) if is_whole else None
+    is_acknowledged = header.end <= segment.acknowledged
+    if not (is_acknowledged or header.offset in segment.large_groups or _is_sound(segment, header)):
+        return None
+    if header.size > BLOCK_SIZE or not is_acknowledged:
+        segment.large_groups[header.offset] = header.end
+    return _LargeGroup(segment, header)
 
 
 def _is_sound(segment: Segment, header: GroupHeader) -> bool:
-    """Whether a large group of an earlier run matches its checksum, which is remembered. Raises ``OSError``."""
-    if header.offset in segment.sound_groups:
-        return True
+    """Whether a large group of an earlier run matches its checksum. Raises ``OSError``."""
     checksum, at = 0, header.payload_begin
     while at < header.payload_end:
         data = segment.pread(min(BLOCK_SIZE, header.payload_end - at), at)
@@ -503,8 +558,6 @@ def _is_sound(segment: Segment, header: GroupHeader) -> bool:
             return False
         checksum = extend_crc32c(checksum, data)
         at += len(data)
-    if checksum == header.payload_crc:
-        segment.sound_groups.add(header.offset)
     return checksum == header.payload_crc
 
 

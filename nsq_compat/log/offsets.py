@@ -39,6 +39,7 @@ from nsq_compat.log.segment import (
     First,
     Group,
     GroupHeader,
+    Part,
     Segment,
     cut_frames,
     unpack_header,
@@ -96,6 +97,11 @@ def published_since(time_ns: int) -> Later:
         return own > tick or (own == tick and first.timestamp_ns >= time_ns)
 
     return Later(is_true, _tick, tick)
+
+
+def _is_behind(later: Later) -> Callable[[Part], bool]:
+    """Whether a part of a large group is behind the place before the first later message."""
+    return lambda part: later.is_true(part.first)
 
 
 def _tick(first: First) -> int:
@@ -245,7 +251,7 @@ def groups_since(log: ReadableLog, time_ns: int, kind: int) -> Iterator[Group]:
 def offset_at(log: ReadableLog, later: Later, end: int) -> int:
     """The offset of the first retained message that is later; `end` if there is none. Raises ``OSError``."""
     place = last_before(log, later)
-    reader = OffsetReader(log, 0, place)
+    reader = OffsetReader(log, 0, place, _is_behind(later))
     while groups := reader.read(NEAR):
         for group in groups:
             for number, frame in enumerate(group.frames):
@@ -293,7 +299,8 @@ def offset_of_number(log: ReadableLog, seq: int, end: int) -> int:
     if seq >= log.next_seq or place == len(segments):
         return end
     segment = segments[place]
-    reader = OffsetReader(log, 0, (segment, seek_number(segment, seq, log.damage, log.in_steps)[0]))
+    place_in_segment = segment, seek_number(segment, seq, log.damage, log.in_steps)[0]
+    reader = OffsetReader(log, 0, place_in_segment, lambda part: part.seq > seq)
     while groups := reader.read(NEAR):
         for group in groups:
             if group.kind == MESSAGES and group.first_seq + len(group.frames) > seq:
@@ -308,7 +315,8 @@ def offsets_of(log: ReadableLog, ids: Iterable[bytes]) -> dict[bytes, int]:
     last = b""
     for wanted in sorted(ids):
         if wanted > last:
-            reader = OffsetReader(log, 0, last_before(log, later_than_id(wanted)))
+            later = later_than_id(wanted)
+            reader = OffsetReader(log, 0, last_before(log, later), _is_behind(later))
             while (groups := reader.read(NEAR)) and (last := message_id(groups[-1].frames[-1])) < wanted:
                 pass
         # Ids grow with the log.
@@ -349,10 +357,21 @@ def logged(log: ReadableLog, wanted: bytes) -> Logged | None:
 
 
 class OffsetReader:
-    """Reads messages from an offset on, as groups. `offset` is that of the next message."""
+    """Reads messages from an offset on, as groups. `offset` is that of the next message.
 
-    def __init__(self, log: ReadableLog, offset: int, place: tuple[Segment, int] | None = None) -> None:
+    With a `place`, messages before the offset are read from there on, but in a large group as `is_behind` says (as
+    ``GroupReader``).
+    """
+
+    def __init__(
+        self,
+        log: ReadableLog,
+        offset: int,
+        place: tuple[Segment, int] | None = None,
+        is_behind: Callable[[Part], bool] | None = None,
+    ) -> None:
         self.offset = offset
+        self._is_behind = is_behind or _is_behind(later_than_offset(offset))
         self._log = log
         self._place = place
         self._is_exact = place is None  # whether `offset` is that of the next message in the log, not a lower one
@@ -434,8 +453,9 @@ class OffsetReader:
 
     def _enter(self, segment: Segment, position: int) -> None:
         self._segment = segment
+        in_steps, is_behind = self._log.in_steps, self._is_behind
         self._reader = GroupReader(
-            segment, self._log.damage, position, counts_all=False, in_steps=self._log.in_steps, in_parts=True
+            segment, self._log.damage, position, counts_all=False, in_steps=in_steps, in_parts=True, is_behind=is_behind
         )
 
     def _after(self, segment: Segment) -> Segment | None:

@@ -37,6 +37,7 @@ from nsq_compat.log.segment import (
     FIRST_GROUP,
     HEADER_SIZE,
     Group,
+    Part,
     Segment,
     cut_frames,
     decode_header,
@@ -172,16 +173,23 @@ class LogCursor:
         )
 
 
-def _last_groups(segment: Segment, count: int, damage: Damage) -> list[Group]:
+def _last_groups(segment: Segment, count: int, damage: Damage, in_steps: bool) -> list[Group]:
     found: list[Group] = []
+
+    def is_behind(part: Part) -> bool:
+        return part.left < count
+
     if (index := segment.index) is not None and segment.end - index.next_offset > _LOOK_BACK[0]:
         # Messages after the last entry are before where the next entry would be. Only control records follow.
-        reader = GroupReader(segment, damage, index.last_until(segment.end), counts_all=False)
+        begin = index.last_until(segment.end)
+        reader = GroupReader(
+            segment, damage, begin, counts_all=False, in_steps=in_steps, in_parts=True, is_behind=is_behind
+        )
         while index.first_id is not None and reader.offset < index.next_offset and (groups := reader.read_messages()):
             found += groups
         if _messages(found) >= count or index.first_id is None:
             return found
-    for reader in readers_from_end(segment, segment.end, damage, _MAX_LATEST_BYTES):
+    for reader in readers_from_end(segment, segment.end, damage, _MAX_LATEST_BYTES, in_steps, is_behind):
         found = []
         while groups := reader.read_messages():
             found += groups
@@ -190,10 +198,23 @@ def _last_groups(segment: Segment, count: int, damage: Damage) -> list[Group]:
     return found
 
 
-def readers_from_end(segment: Segment, end: int, damage: Damage, max_size: int = 1 << 62) -> Iterator[GroupReader]:
-    """Yield readers that begin before the offset `end`, each further than the last, by `max_size` bytes at most."""
+def readers_from_end(
+    segment: Segment,
+    end: int,
+    damage: Damage,
+    max_size: int = 1 << 62,
+    in_steps: bool = False,
+    is_behind: Callable[[Part], bool] | None = None,
+) -> Iterator[GroupReader]:
+    """Yield readers that begin before the offset `end`, each further than the last, by `max_size` bytes at most.
+
+    With `is_behind` they read large groups in parts, as ``GroupReader``.
+    """
     for size in (*_LOOK_BACK, max_size):
-        reader = GroupReader(segment, damage, counts_all=False)
+        in_parts = is_behind is not None
+        reader = GroupReader(
+            segment, damage, counts_all=False, in_steps=in_steps, in_parts=in_parts, is_behind=is_behind
+        )
         if size < end - FIRST_GROUP:
             reader.seek(end - size)
         yield reader
@@ -475,7 +496,7 @@ class ReadableLog:
             missing = count - _messages(groups)
             if missing <= 0 or size > _MAX_LATEST_BYTES:
                 break
-            groups = _last_groups(segment, missing, self.damage) + groups
+            groups = _last_groups(segment, missing, self.damage, self.in_steps) + groups
             size += segment.end
         return groups
 

@@ -142,6 +142,15 @@ class First(NamedTuple):
     timestamp_ns: int
 
 
+class Part(NamedTuple):
+    """A place in a large group, and the message that begins there. `left` messages of the group follow from it on."""
+
+    first: First
+    seq: int
+    left: int
+    position: int
+
+
 class GroupHeader(NamedTuple):
     """The decoded header of a group, and its offset."""
 
@@ -364,6 +373,7 @@ class Segment:
         self.searched_for_id = FIRST_GROUP
         self.first: First | None = None  # cached by ``offsets.first_of``, as is the offset up to which there is none
         self.searched_for_first = FIRST_GROUP
+        self.parts: dict[int, list[Part]] = {}  # of large groups, by their offset, as far as one was searched
         self.abandoned = False
         self.poisoned = False
         self.released = False
@@ -371,7 +381,7 @@ class Segment:
         self.settled = 0  # a sync of the data up to here has succeeded or failed
         self.header_lost = False  # the header is damaged: `first_seq` and `salt` are those of the first group found
         self.acknowledged = 0
-        self.sound_groups: set[int] = set()  # the offsets of large ones of an earlier run that were verified
+        self.large_groups: dict[int, int] = {}  # large ones that were read and are whole: their offsets and ends
         self._descriptors = descriptors
         self._files = descriptors.files
         self._pwrite = self._files.pwrite
@@ -493,8 +503,10 @@ class Segment:
         elif self.index is not None:
             self.first_id = self.first_id or self.index.first_id
             self.index = None
+            self.parts.clear()
         else:
             self.partial_index = None
+            self.parts.clear()
 
     def _find_salt(self) -> int:
         """The salt of the first group that is sound with it, because the header is damaged; 0 if there is none."""
@@ -524,6 +536,7 @@ class Segment:
         self._descriptors.read_faults.forget(self)
         self.released = True
         self.index, self.partial_index, self.first_id, self.first = Index(), None, None, None
+        self.parts.clear()
         self.passed = _Ranges()
         self.searched_for_id = self.searched_for_first = FIRST_GROUP
         self.end = self._reserved = self._prepared = FIRST_GROUP

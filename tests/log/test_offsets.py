@@ -1,6 +1,6 @@
 """Offsets: every message of a log has one, and is found by it, by its time and by its id."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -404,6 +404,136 @@ def test_the_first_searches_after_a_restart_read_little(deferred):
         disk.read = 0
         assert search(log)
         assert disk.read < 1 << 20, name
+
+
+# --- Large groups -----------------------------------------------------------------------------------------------------
+
+
+class LargeGroup:
+    """A log of one segment in which one group has most messages; `frames` has each at its offset."""
+
+    def __init__(self, bodies: Sequence[bytes], after: int, reopened: bool) -> None:
+        self.disk = ReadCountingDisk()
+        factory = FrameFactory(1)
+        log = self._open()
+        log.append(factory.make([b"deferred"] * 7, NOW_NS)[0], 0, NOW_NS, DEFERRED)
+        log.append(factory.make([b"before"] * 3, NOW_NS + TICK)[0], 0)
+        half = len(bodies) // 2
+        large = [
+            *factory.make(bodies[:half], NOW_NS + 200 * TICK)[0],
+            *factory.make(bodies[half:], NOW_NS + 300 * TICK)[0],
+        ]
+        log.append(large, 3)
+        for number in range(after):
+            log.append(factory.make([b"after"], NOW_NS + 400 * TICK)[0], 3 + len(large) + number)
+        log.close()
+        self.path = log.segments[0].path
+        self.log = self._open() if reopened else log
+        self.frames = everything(log)
+        self.large = range(10, 10 + len(large))
+
+    def _open(self) -> TopicLog:
+        log = TopicLog(cast("Files", self.disk), FOLDER, segment_size=1 << 26)
+        log.in_steps = True
+        return log
+
+    def searches(self, offset: int) -> Mapping[str, Callable[[], Any]]:
+        """Ways to find a message of the large group, or one after it; each returns its offset."""
+        log, end = self.log, len(self.frames)
+        wanted = message_id(self.frames[offset])
+        return {
+            "offset": lambda: OffsetReader(log, offset).read(1)[0].offset,
+            "ids": lambda: offsets_of(log, [b"0" * 16, wanted, b"f" * 16])[wanted],
+            "place": lambda: offset * (id_at(log, offset) == wanted),
+            "number": lambda: number_at(log, offset, end) + 7,
+            "numbered": lambda: offset_of_number(log, offset - 7, end),
+        }
+
+
+def steps_of(read: Callable[[], Any]) -> tuple[Any, int]:
+    """What is read, and how many steps it took before that."""
+    steps = 0
+    while True:
+        try:
+            return read(), steps
+        except BlockingIOError:
+            steps += 1
+
+
+SMALL, LARGE = [b"%d" % each for each in range(70_000)], [b"%d" % each * 10_000 for each in range(100)]
+
+
+@pytest.mark.parametrize("after", [0, 1, 150])
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("bodies", [SMALL, LARGE], ids=["small", "large"])
+def test_a_message_of_a_large_group_is_found_in_steps_and_then_with_little_reading(bodies, reopened, after):
+    group = LargeGroup(bodies, after, reopened)
+    assert len(group.frames) == 10 + len(bodies) + after
+    last = group.large[-1]
+    offsets = [last, 10, 11, *Random(1).sample(group.large, 20), last - 1, len(group.frames) - 1]
+    for name in group.searches(10):
+        group.log.segments[0].parts.clear()
+        reached, steps = steps_of(group.searches(last)[name])
+        assert (reached, steps > 0) == (last, True), name
+        for offset in offsets:
+            group.disk.read = 0
+            assert steps_of(group.searches(offset)[name]) == (offset, 0), (name, offset)
+            assert group.disk.read < 2_000_000, (name, offset)
+    assert everything(group.log, 5_000) == {each: group.frames[each] for each in group.frames if each >= 5_000}
+    assert group.log.damage.records == 0
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_time_within_a_large_group_is_found(reopened):
+    group = LargeGroup(SMALL, 1, reopened)
+    for since, expected in ((200, 10), (300, 10 + len(SMALL) // 2), (400, len(group.frames) - 1)):
+        for _ in range(2):
+            found, _ = steps_of(lambda: offset_at(group.log, published_since(NOW_NS + since * TICK), 0))  # noqa: B023
+            assert found == expected
+
+
+@pytest.mark.parametrize("after", [0, 1, 150])
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("count", [1, 100])
+def test_the_last_messages_of_a_large_group_are_found_in_steps_and_the_others_are_not_read(count, reopened, after):
+    group = LargeGroup(SMALL, after, reopened)
+    found, steps = steps_of(lambda: group.log.latest(count))
+    assert steps > 0
+    for _ in range(2):
+        frames = [frame for each in found for frame in each.frames]
+        assert frames[-count:] == list(group.frames.values())[-count:]
+        assert len(frames) < 20_000
+        group.disk.read = 0
+        found, steps = steps_of(lambda: group.log.latest(count))
+        assert steps == 0
+        assert group.disk.read < 4_000_000
+
+
+def test_a_damaged_message_of_a_large_group_hides_no_other_from_a_search():
+    group = LargeGroup(SMALL, 1, reopened=False)
+    damaged = 40_000
+    content = bytearray(group.disk.content(group.path))
+    place = content.find(group.frames[damaged])
+    content[place + 20] ^= 255
+    group.disk.put(group.path, bytes(content))
+    group.log = group._open()
+    for offset in (10, damaged - 1, damaged + 1, group.large[-1]):
+        for name, search in group.searches(offset).items():
+            for _ in range(2):
+                assert steps_of(search)[0] == offset, (name, offset)
+    assert steps_of(lambda: offsets_of(group.log, [message_id(group.frames[damaged])]))[0] == {}
+    assert group.log.damage.records == 1
+
+
+def test_the_parts_of_a_large_group_are_forgotten_with_the_index():
+    group = LargeGroup(SMALL, 1, reopened=True)
+    [segment] = group.log.segments
+    steps_of(group.searches(group.large[-1])["offset"])
+    assert sum(map(len, segment.parts.values())) > 5
+    segment.forget_index()
+    assert segment.parts
+    segment.forget_index()
+    assert not segment.parts
 
 
 # --- Messages that look like headers ----------------------------------------------------------------------------------
