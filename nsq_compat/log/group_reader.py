@@ -13,7 +13,8 @@ import errno
 import re
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import accumulate
 from operator import eq
 from typing import Final
 
@@ -71,6 +72,10 @@ _FRAME_TYPES: Final = tuple(
 _find_frame_type: Final = re.compile(b"|".join(map(re.escape, _FRAME_TYPES))).search
 _frame_size: Final = struct.Struct(">I").unpack_from
 _SMALL_READ: Final = 1 << 12
+_IN_A_GROUP: Final = -1
+"""In a key of `Segment.searches`: the search is for a frame, not for a group."""
+_FRAME_TYPE_END: Final = 7
+"""Bytes of a frame's size and type that may be at the end of a block, when the rest of them is in the next one."""
 LARGE_FRAME: Final = 1 << 15
 """Bytes. Larger frames are read one by one: a call of the system costs less than cutting them out of a block."""
 _INDEXED_GROUPS: Final = 512
@@ -78,8 +83,6 @@ _INDEXED_GROUPS: Final = 512
 _INDEXED_BYTES: Final = 1 << 22
 _SEARCHED_BYTES: Final = 1 << 22
 """Bytes of damage that one step searches for the next group, some 3 milliseconds of work."""
-_MAX_SEARCHES: Final = 64
-"""Of a segment, that are remembered. A full one has fewer places with as much damage as one step searches."""
 _SKIPPED_GROUPS: Final = 4096
 """Control records that one step passes over, some 10 milliseconds of work."""
 _SKIPPED_BYTES: Final = 1 << 22
@@ -110,8 +113,8 @@ class GroupReader:
     after one past control records. The next call resumes, also that of another reader.
 
     With `in_parts`, `read` returns a group of large frames, or of very many, in several parts, each as a group without
-    its `place`. If the group is damaged, sound frames may come twice. `is_behind` says of a part whether it is behind
-    the first message that is needed, so that parts before that one are not returned.
+    its `place`. `is_behind` says of a part whether it is behind the first message that is needed, so that parts before
+    that one are not returned.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class GroupReader:
         self._in_parts = in_parts
         self._is_behind = is_behind
         self._reads_parts = False  # of the last group, and probably the next
-        self._part: _LargeGroup | None = None  # which begins at `offset`
+        self._part: LargeGroup | None = None  # which begins at `offset`
         self._segment = segment
         self._damage = damage
 
@@ -213,28 +216,27 @@ class GroupReader:
                 if part is None or (size and size + part.next_size() > max_bytes):
                     break
                 frames = part.read(max_bytes - size)
+                lost = 0 if frames else part.pass_damage(self._in_steps)
             except OSError:
                 if groups:
                     break  # the next call raises it again
                 raise
-            if not frames:
-                if groups:
-                    break
-                self._part, self._reads_parts = None, False
-                return self._read_group(part.header)
-            seq = part.header.first_seq + part.index
-            groups.append(Group(MESSAGES, seq, part.header.due_ns, frames))
-            size += sum(map(len, frames))
-            self.next_seq = seq + len(frames)
-            if part.advance(frames):
+            if frames:
+                groups.append(Group(MESSAGES, part.seq, part.header.due_ns, frames))
+                size += sum(map(len, frames))
+                part.advance(frames)
+            else:
+                self._damage.report_range(self._segment.path, part.header.offset, part.seq - lost, part.seq)
+            self.next_seq = part.seq
+            if part.is_read:
                 self._part = None
                 self.offset = part.header.end
         return groups
 
-    def _begin_part(self) -> "_LargeGroup | None":
+    def _begin_part(self) -> "LargeGroup | None":
         """The next group as one to be read in parts; None if it has to be read as a whole."""
         header = decode_header(self._segment.pread(HEADER_SIZE, self.offset), 0, self.offset, self._segment.salt)
-        part = None if header is None else _large_group(self._segment, header)
+        part = None if header is None else large_group(self._segment, header)
         if part is not None and self._is_behind is not None:
             part.skip(self._is_behind, self._in_steps)
         if part is None:
@@ -341,9 +343,7 @@ class GroupReader:
         while end - position >= HEADER_SIZE:
             if position >= stop:
                 # Stays when it is found: a call that continues may have several searches behind it.
-                segment.searches[search] = position
-                if len(segment.searches) > _MAX_SEARCHES:
-                    del segment.searches[next(iter(segment.searches))]
+                segment.note_search(search, position)
                 raise unfinished(segment)
             block = segment.pread(BLOCK_SIZE, position)[: end - position]
             at = block.find(MAGIC_PREFIX)
@@ -432,7 +432,7 @@ def seek_number(segment: Segment, seq: int, damage: Damage, in_steps: bool = Fal
     return index_of(segment, damage, in_steps).seek(seq)
 
 
-class _LargeGroup:
+class LargeGroup:
     """A group that is read in parts: large frames one by one, others in blocks. `index` is that of the next frame."""
 
     def __init__(self, segment: Segment, header: GroupHeader) -> None:
@@ -442,6 +442,15 @@ class _LargeGroup:
         self._is_of_large_frames = _has_large_frames(header)
         self._offset = header.frames_begin
         self._next_size = 0  # 0: unknown
+
+    @property
+    def seq(self) -> int:
+        """The number of the next message."""
+        return self.header.first_seq + self.index
+
+    @property
+    def is_read(self) -> bool:
+        return self.index == self.header.record_count
 
     def next_size(self) -> int:
         """The size of the next frame, if it is sound. Raises ``OSError``."""
@@ -454,7 +463,7 @@ class _LargeGroup:
         return self._next_size
 
     def read(self, max_bytes: int) -> list[bytes]:
-        """The next frame, or the next ones; none if one does not match its checksum. Raises ``OSError``."""
+        """The next frame, or the next ones, up to one that is damaged; none if that is the next. Raises ``OSError``."""
         size = self.next_size()
         if self._offset + size > self.header.payload_end:
             return []
@@ -469,17 +478,71 @@ class _LargeGroup:
         if len(data) < count * CHECKSUM_SIZE:
             return []
         checksums = struct.unpack(f">{count}I", data)
-        return frames if all(map(eq, map(crc32c, frames), checksums)) else []
+        sound = list(map(eq, map(crc32c, frames), checksums))
+        return frames if all(sound) else frames[: sound.index(False)]
 
-    def advance(self, frames: Sequence[bytes]) -> bool:
-        """Go on to the frame after these; returns whether there is none."""
+    def advance(self, frames: Sequence[bytes]) -> None:
+        """Go on to the frame after these."""
         self.index += len(frames)
         self._offset += sum(map(len, frames))
         self._next_size = 0
-        return self.index == self.header.record_count
+
+    def pass_damage(self, in_steps: bool) -> int:
+        """Go to the next sound frame, or to the end; returns how many frames are lost.
+
+        Where that is, is remembered. Raises ``OSError``, and with `in_steps` as ``index_of``.
+        """
+        segment, header, search = self._segment, self.header, (self._offset, _IN_A_GROUP)
+        position, left = segment.searches.get(search, self._offset), _PASSED_PARTS
+        found = None
+        while position < header.payload_end and header.record_count > 1:
+            block = segment.pread(min(BLOCK_SIZE, header.payload_end - position), position)
+            found = self._sound_in(block, position)
+            if found is not None:
+                position = found[1]
+                segment.note_search(search, position)
+                break
+            if len(block) <= _FRAME_TYPE_END:
+                break
+            position += len(block) - _FRAME_TYPE_END
+            left -= 1
+            if in_steps and not left:
+                segment.note_search(search, position)
+                raise unfinished(segment)
+        index = header.record_count if found is None else found[0]
+        lost = index - self.index
+        self.index, self._offset, self._next_size = index, position, 0
+        return lost
+
+    def _sound_in(self, block: bytes, position: int) -> tuple[int, int] | None:
+        """The index and the offset of the first sound frame behind the next one that begins in a block at `position`.
+
+        The search ends early in a block that has much that looks like frames.
+        """
+        header, begin = self.header, self.index + 1
+        most = (position + len(block) - self._offset) // MESSAGE_HEADER.size
+        size = max(0, min(most, header.record_count - begin)) * CHECKSUM_SIZE
+        checksums = self._segment.pread(size, header.payload_begin + begin * CHECKSUM_SIZE)
+        budget = _MAX_SCAN_FACTOR * len(block)
+        at = 0
+        while budget > 0 and (following := _find_frame_type(block, at + 4)) is not None:
+            at = following.start() - 4
+            size = 4 + _frame_size(block, at)[0]
+            if MESSAGE_HEADER.size <= size <= header.payload_end - position - at:
+                whole = at + size <= len(block)
+                frame = block[at : at + size] if whole else self._segment.pread(size, position + at)
+                wanted = crc32c(frame).to_bytes(CHECKSUM_SIZE, "big")
+                place = checksums.find(wanted)
+                while place >= 0 and place % CHECKSUM_SIZE:
+                    place = checksums.find(wanted, place + 1)
+                if place >= 0:
+                    return begin + place // CHECKSUM_SIZE, position + at
+                budget -= size + len(checksums) // _MAX_SCAN_FACTOR
+            at += 1
+        return None
 
     def skip(self, is_behind: Callable[[Part], bool], in_steps: bool) -> None:
-        """Go to the last part that is not behind a place; no further than to a damaged one.
+        """Go to the last part that is not behind a place.
 
         The parts of a group larger than a block are remembered. Raises ``OSError``; with `in_steps` as ``index_of``.
         """
@@ -488,15 +551,21 @@ class _LargeGroup:
         parts = self._segment.parts.setdefault(self.header.offset, [])
         self._segment.index_is_used = True
         place = bisect_left(parts, True, key=is_behind)
-        if place:
-            self._go_to(parts[place - 1])
+        self._go_to(parts[:place])
         left = _PASSED_PARTS if place == len(parts) else 0
-        while left and (frames := self.read(BLOCK_SIZE)):
+        while left:
+            frames = self.read(BLOCK_SIZE)
+            if not frames:
+                self.pass_damage(in_steps)
+                if self.is_read:
+                    self._go_to(parts)
+                    return
+                continue
             part = self._part(frames[0])
             if not parts or part.position > parts[-1].position:
                 parts.append(part)
                 if is_behind(part):
-                    self._go_to(parts[max(0, len(parts) - 2)])
+                    self._go_to(parts[:-1])
                     return
             if len(frames) == part.left:
                 return
@@ -507,15 +576,30 @@ class _LargeGroup:
                     raise unfinished(self._segment)
                 left = _PASSED_PARTS
 
+    def find(self, wanted: Iterable[bytes], in_steps: bool) -> Iterator[tuple[int, bytes]]:
+        """Yield the sound ones of these messages, with their offsets in the file. Raises as `skip`."""
+        frames: list[bytes] = []
+        begins: list[int] = []
+        last = b""
+        for each in sorted(wanted):
+            if each > last:
+                self.skip(behind_id(each), in_steps)
+                frames = self.read(BLOCK_SIZE)
+                begins = [*accumulate(map(len, frames), initial=self._offset)]
+                last = message_id(frames[-1]) if frames else b""
+            index = bisect_left(frames, each, key=message_id)
+            if index < len(frames) and message_id(frames[index]) == each:
+                yield begins[index], frames[index]
+
     def _part(self, frame: bytes) -> Part:
         """The part that begins with this frame, the next one."""
-        seq = self.header.first_seq + self.index
-        first = First(seq + self.header.due_ns, message_id(frame), timestamp_ns(frame))
-        return Part(first, seq, self.header.record_count - self.index, self._offset)
+        first = First(self.seq + self.header.due_ns, message_id(frame), timestamp_ns(frame))
+        return Part(first, self.seq, self.header.record_count - self.index, self._offset)
 
-    def _go_to(self, part: Part) -> None:
-        self.index = self.header.record_count - part.left
-        self._offset = part.position
+    def _go_to(self, parts: Sequence[Part]) -> None:
+        """Go to the last of these parts; without any, to the first message."""
+        self.index = self.header.record_count - parts[-1].left if parts else 0
+        self._offset = parts[-1].position if parts else self.header.frames_begin
         self._next_size = 0
 
     def _cut(self, block: bytes) -> list[bytes]:
@@ -532,11 +616,16 @@ class _LargeGroup:
         return frames
 
 
+def behind_id(sought: bytes) -> Callable[[Part], bool]:
+    """Whether a part of a large group is behind the message with this id."""
+    return lambda part: part.first.message_id > sought
+
+
 def _has_large_frames(header: GroupHeader) -> bool:
     return header.size >= header.record_count * LARGE_FRAME
 
 
-def _large_group(segment: Segment, header: GroupHeader) -> _LargeGroup | None:
+def large_group(segment: Segment, header: GroupHeader) -> LargeGroup | None:
     """The group as one that is read in parts; None if it is small, or may be incomplete. Raises ``OSError``."""
     is_large = header.size > BLOCK_SIZE or _has_large_frames(header)
     if header.kind != MESSAGES or not is_large or header.end > segment.end:
@@ -546,7 +635,7 @@ def _large_group(segment: Segment, header: GroupHeader) -> _LargeGroup | None:
         return None
     if header.size > BLOCK_SIZE or not is_acknowledged:
         segment.large_groups[header.offset] = header.end
-    return _LargeGroup(segment, header)
+    return LargeGroup(segment, header)
 
 
 def _is_sound(segment: Segment, header: GroupHeader) -> bool:

@@ -25,8 +25,10 @@ from nsq_compat.log.group_reader import (
     BLOCK_SIZE,
     MESSAGE_KINDS,
     GroupReader,
+    behind_id,
     first_id_of,
     index_of,
+    large_group,
     seek_number,
     skip_control_records,
     unfinished,
@@ -348,10 +350,16 @@ def fetch_in_span(
     if len(found) == len(wanted):
         return found
     begin, end = span
-    reader = GroupReader(segment, damage, begin, counts_all=False, in_steps=in_steps)
+    missing = wanted.difference(found)
+    is_behind = behind_id(min(missing))
+    reader = GroupReader(
+        segment, damage, begin, counts_all=False, in_steps=in_steps, in_parts=True, is_behind=is_behind
+    )
     while len(found) < len(wanted) and reader.offset < end and (groups := reader.read_messages(_BLOCK)):
         for group in groups:
             found.update((each, frame) for frame in group.frames if (each := message_id(frame)) in wanted)
+        if message_id(groups[-1].frames[-1]) >= max(missing):
+            break
     return found
 
 
@@ -399,6 +407,10 @@ def find_in_span(
         header = decode_header(block, at, base + at, segment.salt)
         if header is None or header.end > segment.end:
             break
+        if header.size > BLOCK_SIZE and (group := large_group(segment, header)) is not None:
+            found.update((message_id(frame), (offset, frame)) for offset, frame in group.find(wanted, in_steps))
+            at = header.end - base
+            continue
         if header.end > base + len(block):
             base, at = header.offset, 0
             block = segment.pread(header.end - base, base)
@@ -533,10 +545,20 @@ class ReadableLog:
         for (segment, some), limit in zip(parts, limits, strict=True) if self.segments else ():
             if some:
                 self._index([segment])
-            for (begin, end), _ in group_by_span(segment, some, self.damage) if some else ():
-                reader = GroupReader(segment, self.damage, begin, counts_all=False, in_steps=self.in_steps)
+            for (begin, end), sought in group_by_span(segment, some, self.damage) if some else ():
+                reader = GroupReader(
+                    segment,
+                    self.damage,
+                    begin,
+                    counts_all=False,
+                    in_steps=self.in_steps,
+                    in_parts=True,
+                    is_behind=behind_id(min(sought)),
+                )
                 while reader.offset < end and (found := reader.read_messages(_BLOCK)):
                     groups += [each for each in found if each.first_seq < limit]  # not of a failed write
+                    if message_id(found[-1].frames[-1]) >= max(sought):
+                        break
         return {
             seq: frame
             for group in groups

@@ -75,6 +75,8 @@ INDEX_STEP: Final = 1 << 16
 """Minimum distance in bytes between two index entries."""
 _MIN_RESERVE: Final = 1 << 16
 _MAX_RESERVE: Final = 1 << 24
+_MAX_SEARCHES: Final = 64
+"""That are remembered. A full segment has fewer places with as much damage as one step searches."""
 _ZERO_AHEAD_FROM: Final = 1 << 18
 """File size from which on zeros are written ahead. In smaller files, those of ten thousand idle topics would take too
 much memory."""
@@ -495,6 +497,12 @@ class Segment:
             self.first_seq, self.salt = header.first_seq, header.salt
             if header.is_released:
                 self._note_released()
+
+    def note_search(self, search: tuple[int, int], reached: int) -> None:
+        """Remember what a long search in damage has reached."""
+        self.searches[search] = reached
+        if len(self.searches) > _MAX_SEARCHES:
+            del self.searches[next(iter(self.searches))]
 
     def forget_index(self) -> None:
         """Free the memory of the index, unless it was used since the last call. It is built again when needed."""
