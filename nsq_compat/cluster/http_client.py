@@ -201,6 +201,8 @@ class HttpClient:
                 port = _https_port_in(answer)
                 if not port:
                     return answer
+                if self._token:  # it was restarted, and requires TLS now
+                    self._note_https_port(address, port)
             return send(_url_of(f"{HTTPS}{address.rpartition(':')[0]}:{port}", path, parameters))
         except UpstreamError as error:
             self._https_ports.pop(address, None)  # it may require TLS, or have another port, when it is back
@@ -213,10 +215,13 @@ class HttpClient:
         port, until = self._https_ports.get(address, (0, 0.0))
         if until <= time.monotonic():
             port = _https_port_in(self.exchange("GET", _url_of(address, "ping", {}), deadline=deadline))
-            if len(self._https_ports) >= _MAX_PORTS:
-                self._https_ports.clear()
-            self._https_ports[address] = port, time.monotonic() + _PORT_SECONDS
+            self._note_https_port(address, port)
         return port
+
+    def _note_https_port(self, address: str, port: int) -> None:
+        if len(self._https_ports) >= _MAX_PORTS:
+            self._https_ports.clear()
+        self._https_ports[address] = port, time.monotonic() + _PORT_SECONDS
 
     def exchange(
         self,

@@ -727,7 +727,7 @@ def extend_index(segment: Segment, damage: Damage) -> bool:
             left -= _index_block(segment, damage, partial, left)
         except BlockingIOError:
             return False
-    segment.index, segment.partial_index = partial, None
+    segment.index, segment.partial_index, segment.other_bytes = partial, None, partial.other_bytes
     return True
 
 
@@ -760,6 +760,8 @@ def _index_group(segment: Segment, index: Index, header: GroupHeader) -> None:
             index.add(index.seq, first_id, header.offset)
     if header.kind == MESSAGES:
         index.seq += header.record_count
+    else:
+        index.other_bytes += header.end - header.offset
     index.offset = header.end
 
 

@@ -484,7 +484,7 @@ class ReadableLog:
         for segment in reversed(self.segments):
             if following > max(seq, segment.first_seq):
                 part = (following - max(seq, segment.first_seq)) / (following - segment.first_seq)
-                total += int(segment.end * part)
+                total += int((segment.end - segment.other_bytes) * part)
             following = segment.first_seq
             if following <= seq:
                 break

@@ -276,6 +276,7 @@ class Index:
         self.seq = seq
         self.next_offset = 0  # the next group at this offset or later gets an entry
         self.count = 0  # messages in the segment, including deferred ones
+        self.other_bytes = 0  # as `Segment.other_bytes`
         self._seqs: list[int] = []
         self._ids: list[bytes] = []
         self._offsets: list[int] = []
@@ -381,6 +382,7 @@ class Segment:
         self.released = False
         self.removed = False
         self.settled = 0  # a sync of the data up to here has succeeded or failed
+        self.other_bytes = 0  # of the deferred messages and control records that this run wrote or indexed
         self.header_lost = False  # the header is damaged: `first_seq` and `salt` are those of the first group found
         self.acknowledged = 0
         self.large_groups: dict[int, int] = {}  # large ones that were read and are whole: their offsets and ends
@@ -545,6 +547,7 @@ class Segment:
         self.released = True
         self.index, self.partial_index, self.first_id, self.first = Index(), None, None, None
         self.parts.clear()
+        self.other_bytes = 0
         self.passed = _Ranges()
         self.searched_for_id = self.searched_for_first = FIRST_GROUP
         self.end = self._reserved = self._prepared = FIRST_GROUP

@@ -198,6 +198,7 @@ class TopicLog(ReadableLog):
             self.next_seq = first_seq + len(frames)
         else:
             self.last_place = place_of(segment.number, offset)
+            segment.other_bytes += len(data)
             if kind == DEFERRED:
                 self.deferred_count += len(frames)
 

@@ -131,6 +131,7 @@ def validate(options: NsqadminOptions) -> None:
             "--acl-http-header must not have an underscore: such a header cannot be told from that with a dash"
         )
     _check_tls(options)
+    _check_graphite(options)
     _check_oidc(options)
     for address in lookupds:
         _resolve("lookupd-http-address", address.removeprefix(HTTPS))
@@ -146,6 +147,12 @@ def validate(options: NsqadminOptions) -> None:
             raise OptionError(f"failed to parse --allow-config-from-cidr ({cidr}) - {reason}") from None
     options.base_path = normalized_base_path(options.base_path)
     options.allowed_hosts = tuple(map(_allowed_host, options.allowed_hosts))
+
+
+def _check_graphite(options: NsqadminOptions) -> None:
+    url = urlsplit(options.graphite_url)
+    if url.query or url.fragment:
+        raise OptionError("--graphite-url must be a URL without a query")
 
 
 def _check_oidc(options: NsqadminOptions) -> None:

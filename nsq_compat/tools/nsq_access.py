@@ -178,7 +178,7 @@ def _parsed(text: str, where: str) -> Tokens:
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             return file.read()
     except ValueError:
         raise Refused(f"{path}: not UTF-8") from None

@@ -44,7 +44,9 @@ _MAX_IGNORED_BYTES: Final = 1 << 20
 _RETRY_WITHIN: Final = 1.0
 
 
-_SECRET_HEADER: Final = re.compile("(?i)auth|bearer|cookie|cred|jwt|key|pass|pwd|secret|sess|sign|token")
+_SECRET_HEADER: Final = re.compile(
+    r"(?i)auth|bearer|cookie|cred|hmac|jwt|key|pass|pwd|secret|sess|sig|token|\b(code|mac|otp|pin|pw|sid)\b"
+)
 
 
 def _shown_header(header: str) -> str:

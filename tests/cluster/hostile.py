@@ -93,6 +93,10 @@ ENDLESS: Final[list[Answer]] = [endless_interim_answers, endless_chunks, endless
 """Small parts without end, as fast as they are taken."""
 
 
+def plain(_: "HostileServer") -> Iterator[bytes]:
+    yield b"HTTP/1.1 200 OK" + _END
+
+
 def compressed_twice(_: "HostileServer") -> Iterator[bytes]:
     body = gzip.compress(gzip.compress(b"{}"))
     yield _OK + b"Content-Encoding: gzip\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body

@@ -2,6 +2,7 @@
 
 import re
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -16,7 +17,7 @@ from nsq_compat.cluster.http_client import (
     query_all,
 )
 from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
-from tests.cluster.hostile import DEADLINE, HostileServer, silent
+from tests.cluster.hostile import DEADLINE, HostileServer, plain, silent
 
 
 def test_an_answer_is_a_json_value(client, daemon):
@@ -257,6 +258,20 @@ def test_a_daemon_that_requires_tls_since_its_restart_gets_the_token_there(daemo
     daemon.says("stats", {"message": "TLS_REQUIRED", "https_port": port}, 403)
     with pytest.raises(UpstreamError, match=f"https://{no_listener}"):
         client.get(daemon.address, "stats")
+
+
+def test_a_daemon_that_requires_tls_since_its_restart_gets_one_token_over_plain_http(daemon):
+    client = HttpClient(request_timeout=DEADLINE, token="nsq_secret", tls_skip_verify=True)
+    daemon.says("stats", {})
+    client.get(daemon.address, "stats")
+    with HostileServer(plain, tls=True) as server:
+        port = int(server.address.rpartition(":")[2])
+        daemon.says("stats", {"message": "TLS_REQUIRED", "https_port": port}, 403)
+        assert client.get(daemon.address, "stats") == {}
+        assert daemon.heard == ["GET ping", "GET stats", "GET stats"]
+    with suppress(UpstreamError):  # the server answers once
+        client.get(daemon.address, "stats")
+    assert daemon.heard == ["GET ping", "GET stats", "GET stats"]
 
 
 def test_a_client_with_a_bounded_time_tells_when_that_is_over():

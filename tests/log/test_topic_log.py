@@ -135,6 +135,25 @@ def test_the_last_messages_of_a_long_log_are_found_without_reading_it():
     assert writer.log.damage.records == 0
 
 
+def test_deferred_messages_and_control_records_are_not_among_the_bytes_of_waiting_messages():
+    writer = Writer(segment_size=1 << 24)
+    writer.publish(100, size=100)
+    waiting = writer.log.bytes_behind(0)
+    assert 10_000 < waiting < 20_000
+    for _ in range(50):
+        writer.publish(due_ns=NOW_NS, size=10_000)
+        writer.log.append([b"archive" * 1000], writer.log.next_seq, kind=CHANNEL_CREATED)
+    assert writer.log.bytes_behind(0) == waiting
+    writer.publish(100, size=100)
+    assert 1.9 * waiting < writer.log.bytes_behind(0) < 2.1 * waiting
+    log = writer.open()  # not known before a message is looked up
+    assert log.bytes_behind(0) > 500_000
+    assert log.fetch([b"%016x" % 1])
+    assert 1.9 * waiting < log.bytes_behind(0) < 2.1 * waiting
+    log.release(log.next_seq, list)
+    assert log.bytes_behind(0) >= 0
+
+
 def test_an_empty_publish_is_none(writer):
     writer.log.append([], 0)
     assert writer.log.end == LogEnd(0, 0, 0)

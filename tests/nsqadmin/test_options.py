@@ -116,6 +116,7 @@ def options(**fields):
             {"allowed_hosts": ("ok.example", "http://h")},
             "failed to parse --allowed-host (http://h) - it must be a host name without scheme and port, or *",
         ),
+        ({"graphite_url": "http://g/?access_token=s"}, "--graphite-url must be a URL without a query"),
         ({"oidc_client_id": "c"}, "--oidc-client-id and --oidc-role-map need --oidc-issuer"),
         ({"oidc_issuer": "accounts.example.com"}, "--oidc-issuer must be a URL without a query"),
         ({"oidc_issuer": "http://accounts.example.com"}, "--oidc-issuer must begin with https"),

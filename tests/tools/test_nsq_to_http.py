@@ -200,13 +200,15 @@ def test_a_redirect_that_drops_the_body_does_not_accept_the_message(target, make
 @pytest.mark.parametrize("status", [307, 308])
 def test_secret_headers_are_for_the_server_of_the_url(target, make_target, status):
     secrets = {"X-Api-Key": "sesame", "Authorization": "Bearer sesame", "Cookie": "a=b", "X-Password": "sesame"}
-    headers = tuple(f"{name}: {value}" for name, value in {**secrets, "X-Of": "me"}.items())
+    secrets |= {"X-Sig": "sesame", "X-PW": "sesame", "X-Otp": "1"}
+    headers = tuple(f"{name}: {value}" for name, value in {**secrets, "X-Of": "me", "X-Spinner": "no"}.items())
     posting = sender("POST", *headers)
     elsewhere = make_target()
     target.status, target.headers = status, {"Location": f"{elsewhere.url}/there"}
     posting.send(target.url, b"x")
     assert secrets.items() <= dict(target.requests[0].headers).items()
     assert not secrets.keys() & elsewhere.requests[0].headers.keys()
+    assert elsewhere.requests[0].headers["X-Spinner"] == "no"
     assert (elsewhere.requests[0].headers["X-Of"], elsewhere.requests[0].body) == ("me", b"x")
 
 

@@ -77,6 +77,8 @@ def _addresses(body: bytes) -> tuple[str, ...]:
     value = reading.load(body)
     if value is not None and not (isinstance(value, list) and all(isinstance(address, str) for address in value)):
         raise ValueError("not a list of strings")
+    if any("@" in address for address in value or ()):
+        raise ValueError("an address with a user, whom pages would show")
     return tuple(value or ())
 
 

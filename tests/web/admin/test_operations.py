@@ -35,6 +35,7 @@ def test_an_address_that_cannot_be_encoded_fails_no_page(browser):
         ("log_level", "x" * (1024 * 1024 + 1), 413, "INVALID_VALUE"),
         ("log_level", "loud", 400, "INVALID_VALUE"),
         ("nsqlookupd_http_addresses", "[1]", 400, "INVALID_VALUE"),
+        ("nsqlookupd_http_addresses", '["http://user:secret@h:4161"]', 400, "INVALID_VALUE"),
         ("nsqlookupd_http_addresses", "[" * 100_000, 400, "INVALID_VALUE"),
         ("http_address", "x", 400, "INVALID_OPTION"),
     ],
