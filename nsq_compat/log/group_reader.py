@@ -548,6 +548,10 @@ class LargeGroup:
         """
         if self.header.size <= BLOCK_SIZE:
             return
+        self._go_to(())
+        first = self._segment.pread(MESSAGE_HEADER.size, self._offset)
+        if len(first) == MESSAGE_HEADER.size and is_behind(self._part(first)):
+            return  # as for every group after the place, if they are read on
         parts = self._segment.parts.setdefault(self.header.offset, [])
         self._segment.index_is_used = True
         place = bisect_left(parts, True, key=is_behind)
@@ -580,13 +584,17 @@ class LargeGroup:
         """Yield the sound ones of these messages, with their offsets in the file. Raises as `skip`."""
         frames: list[bytes] = []
         begins: list[int] = []
-        last = b""
+        last, place = b"", -1
         for each in sorted(wanted):
             if each > last:
+                if self.index + len(frames) == self.header.record_count:
+                    return
                 self.skip(behind_id(each), in_steps)
-                frames = self.read(BLOCK_SIZE)
-                begins = [*accumulate(map(len, frames), initial=self._offset)]
-                last = message_id(frames[-1]) if frames else b""
+                if self.index != place:
+                    place = self.index
+                    frames = self.read(BLOCK_SIZE)
+                    begins = [*accumulate(map(len, frames), initial=self._offset)]
+                    last = message_id(frames[-1]) if frames else b""
             index = bisect_left(frames, each, key=message_id)
             if index < len(frames) and message_id(frames[index]) == each:
                 yield begins[index], frames[index]
