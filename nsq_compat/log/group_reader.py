@@ -587,8 +587,6 @@ class LargeGroup:
         last, place = b"", -1
         for each in sorted(wanted):
             if each > last:
-                if self.index + len(frames) == self.header.record_count:
-                    return
                 self.skip(behind_id(each), in_steps)
                 if self.index != place:
                     place = self.index
