@@ -479,12 +479,17 @@ def test_a_message_of_a_large_group_is_found_in_steps_and_then_with_little_readi
             group.disk.read = 0
             assert steps_of(group.searches(offset)[name]) == (offset, 0), (name, offset)
             assert group.disk.read < 2_000_000, (name, offset)
-    group.log.segments[0].parts.clear()
-    group.disk.read = 0
-    assert everything(group.log) == group.frames
-    assert group.disk.read < 1.2 * group.log.segments[0].end  # nothing is read twice
     assert everything(group.log, 5_000) == {each: group.frames[each] for each in group.frames if each >= 5_000}
     assert group.log.damage.records == 0
+
+
+@pytest.mark.parametrize("bodies", [SMALL, LARGE], ids=["small", "large"])
+def test_a_reader_that_goes_on_reads_a_large_group_once(bodies):
+    group = LargeGroup(bodies, 1, reopened=False)
+    group.disk.read = 0
+    assert everything(group.log) == group.frames
+    assert group.disk.read < 1.2 * group.log.segments[0].end
+    assert not group.log.segments[0].parts
 
 
 @pytest.mark.parametrize("reopened", [False, True])
