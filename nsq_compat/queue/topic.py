@@ -527,10 +527,12 @@ class Topic:
             return replay.ranges[0][0]
         return offset_of_number(self.store.log, cursor.position, self.next_offset)
 
-    def create_channel_at(self, name: str, offset: int, now_ns: int) -> Channel:
+    def create_channel_at(
+        self, name: str, offset: int, now_ns: int, check: Callable[[], None] = lambda: None
+    ) -> Channel:
         """Create a channel that begins with the message that has this offset.
 
-        Raises ``NotLogged``, ``Exiting``, and ``OSError``; then it may have been created at the end.
+        `check` is called right before it is created, and may raise an exception to prevent that. Raises ``NotLogged``, ``Exiting``, and ``OSError``; then it may have been created at the end.
         """
         if self.store is None or is_ephemeral(name):
             raise NotLogged
@@ -538,6 +540,7 @@ class Topic:
         # Before the channel is created, because both may need several calls, and the topic no longer holds then.
         offset_of_number(log, self.backlog.cursor.position if self.is_holding else self.seq, self.next_offset)
         number = number_at(log, offset, self.seq)
+        check()
         channel = self.channel(name)
         self._move(channel, offset, held_from, now_ns, (offset, held_from), number=number)
         self._control_log.commit()

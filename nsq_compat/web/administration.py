@@ -140,8 +140,6 @@ class Administration:
         when = parse_query(request.query).get("from")
         try:
             if when is not None:
-                self._topic_log.offset_of(topic, when, "FROM")  # an invalid one does not count as a creation
-                self._broker.check_channel(topic, name)
                 return self._topic_log.create_channel(request, topic, name, when)
             self._broker.channel(topic, name)
         except (CreationRefused, Exiting, OSError) as failure:

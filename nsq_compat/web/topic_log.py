@@ -258,14 +258,18 @@ class TopicLogApi:
 
     def create_channel(self, request: Request, topic: Topic, name: str, when: str) -> Response:
         """/channel/create with `from`."""
-        if name in topic.channels:
-            raise ApiError(400, "INVALID_ARG_FROM: the channel exists; /channel/rewind moves it")
         offset = self.offset_of(topic, when, "FROM")
         now_ns = self._service.now_ns()
 
+        def check() -> None:
+            # Last: others may create channels while the log is searched.
+            if name in topic.channels:
+                raise ApiError(400, "INVALID_ARG_FROM: the channel exists; /channel/rewind moves it")
+            self._service.broker.check_channel(topic, name)
+
         def create() -> Channel:
             request.recheck()
-            return topic.create_channel_at(name, offset, now_ns)
+            return topic.create_channel_at(name, offset, now_ns, check)
 
         try:
             channel = read_of(topic, create)

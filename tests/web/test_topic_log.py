@@ -1,12 +1,14 @@
 """/topic/offsets, /topic/read, /channel/rewind and /channel/create with `from`."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
+import gevent
 import pytest
 
 from nsq_compat.log.data_path import make_our_folder, our_folder
@@ -15,6 +17,7 @@ from nsq_compat.log.offsets import Frames, OffsetReader, Retention
 from nsq_compat.log.segment import split_location
 from nsq_compat.log.storage import Done, Durability, Storage, sync_at_once
 from nsq_compat.log.topic_log import TopicLog
+from nsq_compat.policy.enforcer import CreationRefused
 from nsq_compat.protocol.message import body, message_id
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.topic import Topic
@@ -344,6 +347,26 @@ def test_a_channel_is_created_at_a_place(call, topic):
     assert found == {"offset": 0, "next": 10, "depth": 10}
     again = call("POST", "/channel/create?topic=t&channel=replay&from=oldest")
     assert code(again) == refused(400, "INVALID_ARG_FROM: the channel exists; /channel/rewind moves it")
+
+
+def test_channels_that_are_created_at_the_same_time_do_not_exceed_a_limit(call, daemon, topic):
+    for _ in range(12_000):  # the search for the place takes several steps
+        topic.add([b"later"], 50.0, daemon.wall_ns, 3600.0)
+    topic.commit()
+    checked: list[str] = []
+
+    def check(name: str, channel: str) -> None:
+        checked.append(channel)
+        if len(topic.channels) >= 3:
+            raise CreationRefused("max_channels", f"channel {name}:{channel}")
+
+    daemon.broker.creation_check = check
+    topic.store.log.in_steps = True
+    urls = [f"/channel/create?topic=t&channel=new{number // 2}&from=10" for number in range(20)]
+    answers = [each.value for each in gevent.joinall([gevent.spawn(call, "POST", url) for url in urls])]
+    assert Counter(each.status for each in answers)[200] == 2
+    assert len(topic.channels) == 3
+    assert len(checked) > 10
 
 
 def test_messages_are_shown_with_their_offsets(call, topic):
