@@ -532,7 +532,8 @@ class Topic:
     ) -> Channel:
         """Create a channel that begins with the message that has this offset.
 
-        `check` is called right before it is created, and may raise an exception to prevent that. Raises ``NotLogged``, ``Exiting``, and ``OSError``; then it may have been created at the end.
+        `check` is called right before it is created, and may raise an exception to prevent that. Raises ``NotLogged``,
+        ``Exiting``, and ``OSError``; then it may have been created at the end.
         """
         if self.store is None or is_ephemeral(name):
             raise NotLogged
