@@ -195,6 +195,7 @@ def _suggestion(name: str, names: Mapping[str, Option]) -> str:
 
 
 _Rules = Iterable[tuple[bool, str]]
+_NO_USER: Final = "addresses have no user and password, which logs and progress would show; use authSecret"
 
 
 def _check(*rules: _Rules) -> None:
@@ -210,6 +211,8 @@ def _of_connections(options: ReadOptions | WriteOptions) -> _Rules:
     about_tls = options.tls_ca_file or options.tls_cert_file or options.tls_skip_verify
     uses_tls = options.tls or any(each.startswith("https://") for each in options.lookupd_http_addresses)
     yield bool(about_tls) and not uses_tls, "TLS options need tls=true, or lookupdHttpAddresses with https://"
+    addresses = (*options.nsqd_tcp_addresses, *options.lookupd_http_addresses)
+    yield any("@" in each for each in addresses), _NO_USER
 
 
 def require_spool_options(options: ReadOptions) -> None:
@@ -227,6 +230,7 @@ def _needed_by_the_spool(options: ReadOptions) -> Iterable[tuple[str, object]]:
 
 def _of_reading(options: ReadOptions) -> _Rules:
     fixed, over_http = options.nsqd_tcp_addresses, options.nsqd_http_addresses
+    yield any("@" in each for each in over_http), _NO_USER
     yield not (options.topics or options.topic_pattern), "subscribe is required: topics to read, separated by commas"
     yield bool(options.topics and options.topic_pattern), "set either subscribe or subscribePattern"
     yield (

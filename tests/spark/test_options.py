@@ -83,6 +83,8 @@ def test_an_error_names_the_option_and_shows_the_value(name, value):
         ({"msgTimeoutMs": "10"}, "msgTimeoutMs must be"),
         ({"chunkMessages": "10", "maxInFlight": "5"}, "chunkMessages must not be greater than maxInFlight"),
         ({"tlsCaFile": "ca.pem"}, "TLS options need tls=true"),
+        ({"lookupdHttpAddresses": "http://me:secret@one:4161"}, "^addresses have no user and password"),
+        ({"nsqdHttpAddresses": "me:secret@one:4151"}, "^addresses have no user and password"),
         ({"nsqdHttpAddresses": "https://one:4152"}, "with https:// need tls=true"),
         ({"nsqdHttpAddresses": "one:4151", "mode": "log", "tls": "true"}, "that begin with https://"),
         ({"subscribe": "a", "topic": "b"}, "subscribe is given twice"),
