@@ -12,7 +12,6 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 from nsq_compat.bounded_http import FAILURES, Deadline, bearer, bounded_session, exchange, reason_of
-from nsq_compat.protocol.errors import without_user
 from nsq_compat.protocol.names import address_error, is_ephemeral, is_valid_name, printable
 from pyspark_nsq.connection import NO_ACCESS, HttpAccess, http_access, lookupd_access
 from pyspark_nsq.options import ReadOptions
@@ -74,7 +73,7 @@ def ask(address: str, path: str, timeout: float, access: HttpAccess = NO_ACCESS,
             raise ValueError("the answer has too many values")
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise HttpFailed(f"{without_user(url_of(address, path, {}))}: {error}") from None
+        raise HttpFailed(f"http://{address}/{path}: {error}") from None
 
 
 def exists(address: str, path: str, timeout: float, access: HttpAccess = NO_ACCESS, **parameters: str) -> bool:
@@ -88,7 +87,7 @@ def post(
     """POST to a path. Raises ``HttpFailed`` unless the daemon answers 200."""
     status, _ = _exchange("POST", address, path, timeout, body, parameters, access)
     if status == 404:
-        raise HttpFailed(f"{without_user(url_of(address, path, {}))}: not found")
+        raise HttpFailed(f"http://{address}/{path}: not found")
 
 
 def _exchange(
@@ -117,7 +116,7 @@ def _exchange(
         if answer.status not in (200, 404):
             raise ValueError(f"status {answer.status} {answer.body[:200].decode('utf-8', 'replace')}")
     except FAILURES as error:
-        raise HttpFailed(f"{without_user(url)}: {reason_of(error)}") from None
+        raise HttpFailed(f"{url}: {reason_of(error)}") from None
     return answer.status, answer.body
 
 
@@ -191,10 +190,8 @@ class Nodes:
         self._with_channel: set[Node] = set()
         self._skipped: set[str] = set()
         self._lookups = SideBySide(self._ask_lookupd, lambda asked: f"{base_of(asked[0])}, topic {asked[1] or 'names'}")
-        self._depths_of = SideBySide(self._depths, lambda node: without_user(url_of(node.http, "stats", {})))
-        self._creations = SideBySide(
-            self._create_channel, lambda node: without_user(url_of(node.http, "channel/create", {}))
-        )
+        self._depths_of = SideBySide(self._depths, lambda node: f"http://{node.http}/stats")
+        self._creations = SideBySide(self._create_channel, lambda node: f"http://{node.http}/channel/create")
         self._trials = SideBySide(self._try, lambda node: node.http or node.tcp)
         self.heard: dict[Node, tuple[float, int]] = {}
         """When each node with an HTTP address last told its depth, by `clock`, and the depth."""
@@ -440,7 +437,7 @@ def _registered(lookupd: str, topic: str, answer: Any) -> list[Node]:
             if (topic, True) not in zip(each["topics"] or (), each["tombstones"] or (), strict=False)
         ]
     except (AttributeError, TypeError, KeyError) as error:
-        raise HttpFailed(f"{without_user(lookupd)}: cannot parse the answer of /nodes: {error!r}") from None
+        raise HttpFailed(f"{lookupd}: cannot parse the answer of /nodes: {error!r}") from None
     return _producers(lookupd, topic, {"producers": kept})[0]
 
 
@@ -470,17 +467,13 @@ def _producers(lookupd: str, topic: str, answer: Any) -> tuple[list[Node], list[
         for each in producers[:_MAX_REGISTRATIONS]:
             host, tcp, http_port = each["broadcast_address"], each["tcp_port"], each["http_port"]
             if problem := address_error(host, TCP=tcp, HTTP=http_port):
-                skipped.append(
-                    f"{without_user(lookupd)}: skipped nsqd {printable(each.get('hostname', ''))}: {problem}"
-                )
+                skipped.append(f"{lookupd}: skipped nsqd {printable(each.get('hostname', ''))}: {problem}")
                 continue
             host = f"[{host}]" if ":" in host else host
             nodes.append(Node(topic, f"{host}:{tcp}", f"{host}:{http_port}"))
         if len(nodes) > _MAX_NODES:
-            skipped.append(
-                f"{without_user(lookupd)}: lists {len(producers)} nsqd of a topic, and only {_MAX_NODES} are used"
-            )
+            skipped.append(f"{lookupd}: lists {len(producers)} nsqd of a topic, and only {_MAX_NODES} are used")
             nodes = sorted(nodes, key=lambda node: node.tcp)[:_MAX_NODES]
     except (AttributeError, TypeError, KeyError) as error:
-        raise HttpFailed(f"{without_user(lookupd)}: cannot parse the answer of /lookup: {error!r}") from None
+        raise HttpFailed(f"{lookupd}: cannot parse the answer of /lookup: {error!r}") from None
     return nodes, skipped

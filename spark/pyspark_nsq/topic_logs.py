@@ -68,7 +68,7 @@ class TopicLogs:
         self._access = http_access(options)
         self._nodes = Nodes(options, clock)
         self._clock = clock
-        self._requests = SideBySide(self._ask, lambda request: without_user(f"http://{request[0]}/topic/offsets"))
+        self._requests = SideBySide(self._ask, lambda request: f"http://{request[0]}/topic/offsets")
         self._tcp: dict[str, str] = {}
         self._silent: set[str] = set()
         self.heard: dict[str, float] = {}
