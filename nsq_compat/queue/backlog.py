@@ -311,8 +311,9 @@ class Cursor:
 
     def _remove_numbered(self, found: Mapping[int, bytes], begin: int) -> Iterable[bytes]:
         """Pass over those of these messages of the log that wait from `begin` on; returns their frames."""
-        waiting = {seq: frame for seq, frame in found.items() if begin <= seq < self.end and not self._is_in_gap(seq)}
-        self._skip(sorted(waiting))
+        is_outside = self._outside_gaps()
+        waiting = {seq: found[seq] for seq in sorted(found) if begin <= seq < self.end and is_outside(seq)}
+        self._skip([*waiting])
         return waiting.values()
 
     def _numbers(self, places: Sequence[int]) -> list[int]:
