@@ -296,7 +296,7 @@ def test_a_code_of_another_login_is_refused_by_its_verifier(browser):
     state = parse_qs(urlsplit(browser.goes_to_the_provider()).query)["state"][0]
     answer = browser.opens(f"/login/callback?{urlencode({'code': stolen, 'state': state})}")
     assert answer.status == 403
-    assert "did not confirm the login: wrong verifier" in text_of(answer)
+    assert 'did not confirm the login: "wrong verifier".' in text_of(answer)
 
 
 def test_an_answer_that_names_another_issuer_is_refused(browser, provider):
@@ -413,4 +413,4 @@ def test_the_secret_is_read_from_the_environment_and_is_shown_nowhere(provider, 
     monkeypatch.setenv("NSQADMIN_OIDC_CLIENT_SECRET", "wrong")
     with NsqadminProcess(installed_nsqadmin(), options=given) as process:
         answer = Browser(process).logs_in()
-        assert "did not confirm the login: invalid_client" in text_of(answer)
+        assert 'did not confirm the login: "invalid_client".' in text_of(answer)

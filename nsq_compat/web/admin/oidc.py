@@ -118,7 +118,7 @@ class Provider:
         if answer.get("iss", self.settings.issuer) != self.settings.issuer:
             raise LoginFailed(f"The answer is not from {self.settings.issuer}.")
         if error := answer.get("error"):
-            raise LoginFailed(f"{self.host} refused the login: {_shown(answer.get('error_description') or error)}.")
+            raise LoginFailed(f"{self.host} refused the login: {_quoted(answer.get('error_description') or error)}.")
         with self._asking() as client:
             token = self._token(client, answer.get("code", ""), str(attempt["verifier"]), redirect_uri)
             claims = self._claims(client, token, str(attempt["nonce"]))
@@ -171,7 +171,7 @@ class Provider:
         url, headers, body = oauth.client_auth(method).prepare("POST", endpoint, headers, body)
         status, token = self._ask(client, "POST", url, headers, body.encode())
         if status != 200:
-            why = _shown(str(token.get("error_description") or token.get("error") or f"status {status}"))
+            why = _quoted(str(token.get("error_description") or token.get("error") or f"status {status}"))
             raise LoginFailed(f"{self.host} did not confirm the login: {why}.", 403 if status < 500 else 502)
         return token
 
@@ -312,6 +312,11 @@ def values_of(claims: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
         found = found[part]
     values = found if isinstance(found, list) else [found]
     return tuple(value for value in values[:_MAX_ROLES] if isinstance(value, str))
+
+
+def _quoted(text: str) -> str:
+    """What others say, which should not look like a sentence of nsqadmin."""
+    return f'"{_shown(text).replace(chr(34), "?")}"'
 
 
 def _shown(text: str) -> str:

@@ -228,7 +228,7 @@ def test_used_states_are_remembered_in_bounded_space(provider, daemon, monkeypat
     daemon.says("token", {"error": "invalid_grant"}, 400)
     for _ in range(8):
         _, attempt = provider.begin("http://localhost/login/callback")
-        with pytest.raises(LoginFailed, match="did not confirm the login: invalid_grant"):
+        with pytest.raises(LoginFailed, match='did not confirm the login: "invalid_grant"'):
             provider.finish(attempt, {"state": attempt["state"], "code": "x"}, "http://localhost/login/callback")
     assert len(provider._used) == 5
 
