@@ -63,6 +63,9 @@ _NUMBERED: Final = frozenset(KINDS) - {DEFERRED}
 _SECTOR: Final = 512
 """Bytes that a disk writes atomically: after a power cut each sector is written or is not."""
 
+_NEAR_INDEX: Final = 64
+"""Frames. A frame that matches the checksum of one further on is taken for it only if the next frame matches, too: by
+chance it can match one of a million."""
 _MAX_SCAN_FACTOR: Final = 16
 """The search for frames in a damaged group ends after computing checksums of this many times its size."""
 _FRAME_TYPES: Final = tuple(
@@ -235,21 +238,22 @@ class GroupReader:
 
     def _begin_part(self) -> "LargeGroup | None":
         """The next group as one to be read in parts; None if it has to be read as a whole."""
+        self._reads_parts = False
         header = decode_header(self._segment.pread(HEADER_SIZE, self.offset), 0, self.offset, self._segment.salt)
-        part = None if header is None else large_group(self._segment, header)
+        return None if header is None else self._begin_group(header)
+
+    def _begin_group(self, header: GroupHeader) -> "LargeGroup | None":
+        part = large_group(self._segment, header)
         if part is not None and self._is_behind is not None:
             part.skip(self._is_behind, self._in_steps)
-        if part is None:
-            self._reads_parts = False
-        elif self.suspect is not None:
-            self.report_suspect(part.header.first_seq)
-        self._part = part
+        if part is not None and self.suspect is not None:
+            self.report_suspect(header.first_seq)
+        self._part, self._reads_parts = part, part is not None
         return part
 
     def _read_one(self, max_bytes: int) -> list[Group]:
         """Read the next group if it is larger than a block, or its sound frames; none after moving past damage."""
         if self._in_parts and self._begin_part() is not None:
-            self._reads_parts = True
             return self._read_parts(max_bytes)
         header = decode_header(self._segment.pread(HEADER_SIZE, self.offset), 0, self.offset, self._segment.salt)
         return self._find_next() if header is None else self._read_group(header)
@@ -269,12 +273,25 @@ class GroupReader:
             self._pass(header)
             place = place_of(self._segment.number, header.offset)
             return [Group(header.kind, header.first_seq, header.due_ns, frames, place)]
-        groups = salvage(header, data, may_be_torn=header.end > self._segment.acknowledged)
+        groups = self._salvage(header, data)
         if groups is None and header.end > self._segment.acknowledged and not self._search(header.end, header.end)[0]:
             return self._finish(header.offset)
         self._count(header, groups or [])
         self._pass(header)
         return groups or []
+
+    def _salvage(self, header: GroupHeader, data: bytes) -> list[Group] | None:
+        """As ``salvage``, which takes seconds for a large group: what it found out is remembered."""
+        segment = self._segment
+        if header.offset in segment.torn_groups:
+            return None
+        groups = salvage(header, data, may_be_torn=header.end > segment.acknowledged)
+        if header.size > BLOCK_SIZE:
+            if groups is None:
+                segment.torn_groups.add(header.offset)
+            else:
+                segment.large_groups[header.offset] = header.end
+        return groups
 
     def _pass(self, header: GroupHeader) -> None:
         self.offset = header.end
@@ -310,6 +327,9 @@ class GroupReader:
             return self._finish(offset)
         if header.offset > offset and self.suspect is None:
             self.suspect = offset
+        if is_trailer and self._in_parts and self._begin_group(header) is not None:
+            self.offset = header.offset
+            return self._read_parts(BLOCK_SIZE)
         self.offset = header.offset
         return self._read_group(header) if is_trailer else []
 
@@ -535,11 +555,20 @@ class LargeGroup:
                 place = checksums.find(wanted)
                 while place >= 0 and place % CHECKSUM_SIZE:
                     place = checksums.find(wanted, place + 1)
-                if place >= 0:
-                    return begin + place // CHECKSUM_SIZE, position + at
+                index = begin + place // CHECKSUM_SIZE
+                if place >= 0 and (index - begin < _NEAR_INDEX or self._is_sound_at(index + 1, position + at + size)):
+                    return index, position + at
                 budget -= size + len(checksums) // _MAX_SCAN_FACTOR
             at += 1
         return None
+
+    def _is_sound_at(self, index: int, position: int) -> bool:
+        """Whether the frame at this place in the file matches the checksum of this one; also if there is none."""
+        if index == self.header.record_count:
+            return position == self.header.payload_end
+        following = LargeGroup(self._segment, self.header)
+        following.index, following._offset = index, position
+        return bool(following.read(1))
 
     def skip(self, is_behind: Callable[[Part], bool], in_steps: bool) -> None:
         """Go to the last part that is not behind a place.
@@ -634,7 +663,7 @@ def _has_large_frames(header: GroupHeader) -> bool:
 def large_group(segment: Segment, header: GroupHeader) -> LargeGroup | None:
     """The group as one that is read in parts; None if it is small, or may be incomplete. Raises ``OSError``."""
     is_large = header.size > BLOCK_SIZE or _has_large_frames(header)
-    if header.kind != MESSAGES or not is_large or header.end > segment.end:
+    if header.kind != MESSAGES or not is_large or header.end > segment.end or header.offset in segment.torn_groups:
         return None
     is_acknowledged = header.end <= segment.acknowledged
     if not (is_acknowledged or header.offset in segment.large_groups or _is_sound(segment, header)):
@@ -829,6 +858,11 @@ def _find_frames(data: bytes, at: int, end: int, expected: Sequence[int]) -> lis
         if frame:
             budget -= len(frame)
             match = next((each for each in wanted.get(crc32c(frame), ()) if each >= next_index), None)
+            if match is not None and match - next_index >= _NEAR_INDEX:
+                following = _plausible_frame(data, at + len(frame), end)
+                is_last = match + 1 == len(expected)
+                if not is_last and (following is None or crc32c(following) != expected[match + 1]):
+                    match = None
             if match is not None:
                 found.append((match, at, frame))
                 next_index = match + 1

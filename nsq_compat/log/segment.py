@@ -385,7 +385,8 @@ class Segment:
         self.other_bytes = 0  # of the deferred messages and control records that this run wrote or indexed
         self.header_lost = False  # the header is damaged: `first_seq` and `salt` are those of the first group found
         self.acknowledged = 0
-        self.large_groups: dict[int, int] = {}  # large ones that were read and are whole: their offsets and ends
+        self.large_groups: dict[int, int] = {}  # large ones that were written completely: their offsets and ends
+        self.torn_groups: set[int] = set()  # the offsets of large ones that were not
         self._descriptors = descriptors
         self._files = descriptors.files
         self._pwrite = self._files.pwrite

@@ -1,12 +1,13 @@
 """Offsets: every message of a log has one, and is found by it, by its time and by its id."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Any, cast
 
 import pytest
+from google_crc32c import value as crc32c
 
 from nsq_compat.log import group_reader, reading
 from nsq_compat.log.files import Files
@@ -24,7 +25,7 @@ from nsq_compat.log.offsets import (
     published_since,
     retained_from,
 )
-from nsq_compat.log.segment import FIRST_GROUP, GroupHeader, decode_header, encode_group
+from nsq_compat.log.segment import FIRST_GROUP, HEADER_SIZE, GroupHeader, decode_header, encode_group
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import FrameFactory, make_frames, message_id
 from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, GROUP_MAGIC, MAGIC_PREFIX, MESSAGES, REQUEUED
@@ -607,6 +608,70 @@ def test_damage_in_a_large_group_is_passed_over_in_steps_and_once(size):
     again = OffsetReader(log, last_sound + 1)
     assert steps_of(lambda: again.read(1)[0].offset) == (following, 0)
     assert group.disk.read < 2_000_000
+
+
+def test_of_a_damaged_large_group_after_the_last_checkpoint_parts_are_read_once_it_is_known_to_be_whole():
+    group = LargeGroup(SMALL, 1, reopened=False)
+    damaged(group, [500_000], lambda place: Random(3).randbytes(512))
+    log = group.log = group._open()
+    expected = read_as_a_whole(log)  # as recovery does
+    assert everything(log) == expected
+    for name, search in group.searches(group.large[-1]).items():
+        assert steps_of(search)[0] == group.large[-1], name
+        group.disk.read = 0
+        assert steps_of(search) == (group.large[-1], 0), name
+        assert group.disk.read < 2_000_000, name
+    assert log.damage.records == len(group.frames) - len(expected)
+
+
+@pytest.mark.interpreted
+def test_a_large_group_that_was_not_written_completely_is_searched_once(monkeypatch):
+    group = LargeGroup(SMALL, 0, reopened=False)
+    damaged(group, [512_000], lambda place: bytes(4096))
+    log = group._open()
+    assert everything(log).keys() == set(range(10))
+    monkeypatch.setattr(group_reader, "salvage", None)
+    assert everything(log).keys() == set(range(10))
+
+
+@pytest.mark.parametrize("also_a_frame", [False, True])
+def test_a_large_group_with_a_damaged_header_is_read_in_parts(also_a_frame):
+    group = LargeGroup(SMALL, 1, reopened=False)
+    [header] = (each for each in headers_of(group.log) if each.record_count == len(SMALL))
+    places = [header.offset + 10, *([500_000] if also_a_frame else [])]
+    log = group.log = damaged(group, places, lambda place: b"\xa5" * 30)
+    expected = read_as_a_whole(log)
+    lost = len(group.frames) - len(expected)
+    assert lost in ((1, 2) if also_a_frame else (0,))
+    assert everything(log) == expected
+    assert log.damage.records == lost
+    for name in ("offset", "place", "number"):
+        search = group.searches(group.large[-1])[name]
+        assert steps_of(search)[0] == group.large[-1], name
+        group.disk.read = 0
+        assert steps_of(search) == (group.large[-1], 0), name
+        assert group.disk.read < 3_000_000, name
+
+
+def headers_of(log: TopicLog) -> Iterator[GroupHeader]:
+    segment, offset = log.segments[0], FIRST_GROUP
+    while header := decode_header(segment.pread(HEADER_SIZE, offset), 0, offset, segment.salt):
+        yield header
+        offset = header.end
+
+
+def test_a_message_that_matches_the_checksum_of_another_one_by_chance_is_not_taken_for_that():
+    group = LargeGroup(SMALL, 1, reopened=False)
+    [header] = (each for each in headers_of(group.log) if each.record_count == len(SMALL))
+    checksum = crc32c(group.frames[10 + 100]).to_bytes(4, "big")
+
+    def with_damage(place: int) -> bytes:
+        return b"\xa5" * 4 if place == header.payload_begin + 400 else checksum
+
+    log = damaged(group, [header.payload_begin + 400, header.payload_begin + 4 * 5100], with_damage)
+    expected = {each: frame for each, frame in group.frames.items() if each not in (110, 5110)}
+    assert everything(log) == expected
+    assert read_as_a_whole(reopened_after_checkpoint(group)) == expected
 
 
 def test_messages_that_look_like_messages_do_not_make_a_search_in_a_damaged_group_long():
