@@ -859,9 +859,9 @@ def _find_frames(data: bytes, at: int, end: int, expected: Sequence[int]) -> lis
             budget -= len(frame)
             match = next((each for each in wanted.get(crc32c(frame), ()) if each >= next_index), None)
             if match is not None and match - next_index >= _NEAR_INDEX:
-                following = _plausible_frame(data, at + len(frame), end)
+                after = _plausible_frame(data, at + len(frame), end)
                 is_last = match + 1 == len(expected)
-                if not is_last and (following is None or crc32c(following) != expected[match + 1]):
+                if not is_last and (after is None or crc32c(after) != expected[match + 1]):
                     match = None
             if match is not None:
                 found.append((match, at, frame))
