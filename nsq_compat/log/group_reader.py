@@ -76,7 +76,7 @@ _find_frame_type: Final = re.compile(b"|".join(map(re.escape, _FRAME_TYPES))).se
 _frame_size: Final = struct.Struct(">I").unpack_from
 _SMALL_READ: Final = 1 << 12
 _IN_A_GROUP: Final = -1
-"""In a key of `Segment.searches`: the search is for a frame, not for a group."""
+"""In a key of `Searches.reached`: the search is for a frame, not for a group."""
 _FRAME_TYPE_END: Final = 7
 """Bytes of a frame's size and type that may be at the end of a block, when the rest of them is in the next one."""
 LARGE_FRAME: Final = 1 << 15
@@ -283,14 +283,14 @@ class GroupReader:
     def _salvage(self, header: GroupHeader, data: bytes) -> list[Group] | None:
         """As ``salvage``, which takes seconds for a large group: what it found out is remembered."""
         segment = self._segment
-        if header.offset in segment.torn_groups:
+        if header.offset in segment.searches.torn:
             return None
         groups = salvage(header, data, may_be_torn=header.end > segment.acknowledged)
         if header.size > BLOCK_SIZE:
             if groups is None:
-                segment.torn_groups.add(header.offset)
+                segment.searches.torn.add(header.offset)
             else:
-                segment.large_groups[header.offset] = header.end
+                segment.searches.ends[header.offset] = header.end
         return groups
 
     def _pass(self, header: GroupHeader) -> None:
@@ -358,12 +358,12 @@ class GroupReader:
         """
         segment, salt, search = self._segment, self._segment.salt, (position, lowest)
         end = segment.end
-        position = segment.searches.get(search, position)
+        position = segment.searches.reached.get(search, position)
         stop = position + _SEARCHED_BYTES if self._in_steps else end
         while end - position >= HEADER_SIZE:
             if position >= stop:
                 # Stays when it is found: a call that continues may have several searches behind it.
-                segment.note_search(search, position)
+                segment.searches.note(search, position)
                 raise unfinished(segment)
             block = segment.pread(BLOCK_SIZE, position)[: end - position]
             at = block.find(MAGIC_PREFIX)
@@ -392,7 +392,7 @@ def next_header(
     Raises ``TooManyCandidates`` after `most` groups of other kinds, and places that only look like a group.
     """
     if segment.salt:  # else only `position` is examined
-        within = (end for begin, end in segment.large_groups.items() if begin < position < end)
+        within = (end for begin, end in segment.searches.ends.items() if begin < position < end)
         position = next(within, position)
     while position < limit:
         block = segment.pread(_PROBE, position)
@@ -513,21 +513,21 @@ class LargeGroup:
         Where that is, is remembered. Raises ``OSError``, and with `in_steps` as ``index_of``.
         """
         segment, header, search = self._segment, self.header, (self._offset, _IN_A_GROUP)
-        position, left = segment.searches.get(search, self._offset), _PASSED_PARTS
+        position, left = segment.searches.reached.get(search, self._offset), _PASSED_PARTS
         found = None
         while position < header.payload_end and header.record_count > 1:
             block = segment.pread(min(BLOCK_SIZE, header.payload_end - position), position)
             found = self._sound_in(block, position)
             if found is not None:
                 position = found[1]
-                segment.note_search(search, position)
+                segment.searches.note(search, position)
                 break
             if len(block) <= _FRAME_TYPE_END:
                 break
             position += len(block) - _FRAME_TYPE_END
             left -= 1
             if in_steps and not left:
-                segment.note_search(search, position)
+                segment.searches.note(search, position)
                 raise unfinished(segment)
         index = header.record_count if found is None else found[0]
         lost = index - self.index
@@ -581,7 +581,7 @@ class LargeGroup:
         first = self._segment.pread(MESSAGE_HEADER.size, self._offset)
         if len(first) == MESSAGE_HEADER.size and is_behind(self._part(first)):
             return  # as for every group after the place, if they are read on
-        parts = self._segment.parts.setdefault(self.header.offset, [])
+        parts = self._segment.searches.parts.setdefault(self.header.offset, [])
         self._segment.index_is_used = True
         place = bisect_left(parts, True, key=is_behind)
         self._go_to(parts[:place])
@@ -663,13 +663,13 @@ def _has_large_frames(header: GroupHeader) -> bool:
 def large_group(segment: Segment, header: GroupHeader) -> LargeGroup | None:
     """The group as one that is read in parts; None if it is small, or may be incomplete. Raises ``OSError``."""
     is_large = header.size > BLOCK_SIZE or _has_large_frames(header)
-    if header.kind != MESSAGES or not is_large or header.end > segment.end or header.offset in segment.torn_groups:
+    if header.kind != MESSAGES or not is_large or header.end > segment.end or header.offset in segment.searches.torn:
         return None
     is_acknowledged = header.end <= segment.acknowledged
-    if not (is_acknowledged or header.offset in segment.large_groups or _is_sound(segment, header)):
+    if not (is_acknowledged or header.offset in segment.searches.ends or _is_sound(segment, header)):
         return None
     if header.size > BLOCK_SIZE or not is_acknowledged:
-        segment.large_groups[header.offset] = header.end
+        segment.searches.ends[header.offset] = header.end
     return LargeGroup(segment, header)
 
 

@@ -76,7 +76,7 @@ INDEX_STEP: Final = 1 << 16
 _MIN_RESERVE: Final = 1 << 16
 _MAX_RESERVE: Final = 1 << 24
 _MAX_SEARCHES: Final = 64
-"""That are remembered. A full segment has fewer places with as much damage as one step searches."""
+"""Long ones, that are remembered. A full segment has fewer places with as much damage as one step searches."""
 _ZERO_AHEAD_FROM: Final = 1 << 18
 """File size from which on zeros are written ahead. In smaller files, those of ten thousand idle topics would take too
 much memory."""
@@ -351,6 +351,21 @@ class _Ranges:
         return max(offset, self._ends[place - 1]) if place else offset
 
 
+class Searches:
+    """What searches in a segment found out. Large groups are named by their offsets."""
+
+    def __init__(self) -> None:
+        self.reached: dict[tuple[int, int], int] = {}  # the offsets that long searches in damage have reached
+        self.ends: dict[int, int] = {}  # of large groups that were written completely
+        self.torn: set[int] = set()  # large groups that were not
+        self.parts: dict[int, list[Part]] = {}  # of large groups, as far as one was searched
+
+    def note(self, search: tuple[int, int], reached: int) -> None:
+        self.reached[search] = reached
+        if len(self.reached) > _MAX_SEARCHES:
+            del self.reached[next(iter(self.reached))]
+
+
 class Segment:
     """A segment file. `end` is the offset of the next group, or the size of the file if an earlier run created it.
 
@@ -370,13 +385,12 @@ class Segment:
         self.index: Index | None = None  # of an earlier run's segment: built when it is needed
         self.partial_index: Index | None = None
         self.index_is_used = False  # since the last `forget_index`
-        self.searches: dict[tuple[int, int], int] = {}  # the offsets that long searches in damage have reached
+        self.searches = Searches()
         self.passed = _Ranges()  # of control records, found by `skip_control_records`
         self.first_id: bytes | None = None  # cached by `first_id_of`, as is the offset up to which there is none
         self.searched_for_id = FIRST_GROUP
         self.first: First | None = None  # cached by ``offsets.first_of``, as is the offset up to which there is none
         self.searched_for_first = FIRST_GROUP
-        self.parts: dict[int, list[Part]] = {}  # of large groups, by their offset, as far as one was searched
         self.abandoned = False
         self.poisoned = False
         self.released = False
@@ -385,8 +399,6 @@ class Segment:
         self.other_bytes = 0  # of the deferred messages and control records that this run wrote or indexed
         self.header_lost = False  # the header is damaged: `first_seq` and `salt` are those of the first group found
         self.acknowledged = 0
-        self.large_groups: dict[int, int] = {}  # large ones that were written completely: their offsets and ends
-        self.torn_groups: set[int] = set()  # the offsets of large ones that were not
         self._descriptors = descriptors
         self._files = descriptors.files
         self._pwrite = self._files.pwrite
@@ -501,12 +513,6 @@ class Segment:
             if header.is_released:
                 self._note_released()
 
-    def note_search(self, search: tuple[int, int], reached: int) -> None:
-        """Remember what a long search in damage has reached."""
-        self.searches[search] = reached
-        if len(self.searches) > _MAX_SEARCHES:
-            del self.searches[next(iter(self.searches))]
-
     def forget_index(self) -> None:
         """Free the memory of the index, unless it was used since the last call. It is built again when needed."""
         if self.index_is_used:
@@ -514,10 +520,10 @@ class Segment:
         elif self.index is not None:
             self.first_id = self.first_id or self.index.first_id
             self.index = None
-            self.parts.clear()
+            self.searches.parts.clear()
         else:
             self.partial_index = None
-            self.parts.clear()
+            self.searches.parts.clear()
 
     def _find_salt(self) -> int:
         """The salt of the first group that is sound with it, because the header is damaged; 0 if there is none."""
@@ -547,7 +553,7 @@ class Segment:
         self._descriptors.read_faults.forget(self)
         self.released = True
         self.index, self.partial_index, self.first_id, self.first = Index(), None, None, None
-        self.parts.clear()
+        self.searches = Searches()
         self.other_bytes = 0
         self.passed = _Ranges()
         self.searched_for_id = self.searched_for_first = FIRST_GROUP

@@ -473,7 +473,7 @@ def test_a_message_of_a_large_group_is_found_in_steps_and_then_with_little_readi
     last = group.large[-1]
     offsets = [last, 10, 11, *Random(1).sample(group.large, 20), last - 1, len(group.frames) - 1]
     for name in group.searches(10):
-        group.log.segments[0].parts.clear()
+        group.log.segments[0].searches.parts.clear()
         reached, steps = steps_of(group.searches(last)[name])
         assert (reached, steps > 0) == (last, True), name
         for offset in offsets:
@@ -490,7 +490,7 @@ def test_a_reader_that_goes_on_reads_a_large_group_once(bodies):
     group.disk.read = 0
     assert everything(group.log) == group.frames
     assert group.disk.read < 1.2 * group.log.segments[0].end
-    assert not group.log.segments[0].parts
+    assert not group.log.segments[0].searches.parts
 
 
 @pytest.mark.parametrize("reopened", [False, True])
@@ -599,7 +599,7 @@ def test_damage_in_a_large_group_is_passed_over_in_steps_and_once(size):
     following, steps = steps_of(lambda: reader.read(1)[0].offset)
     assert steps == 0
     for name, search in group.searches(group.large[-1]).items():
-        log.segments[0].parts.clear()
+        log.segments[0].searches.parts.clear()
         assert steps_of(search)[0] == group.large[-1], name
         group.disk.read = 0
         assert steps_of(search) == (group.large[-1], 0), name
@@ -740,11 +740,11 @@ def test_the_parts_of_a_large_group_are_forgotten_with_the_index():
     group = LargeGroup(SMALL, 1, reopened=True)
     [segment] = group.log.segments
     steps_of(group.searches(group.large[-1])["offset"])
-    assert sum(map(len, segment.parts.values())) > 5
+    assert sum(map(len, segment.searches.parts.values())) > 5
     segment.forget_index()
-    assert segment.parts
+    assert segment.searches.parts
     segment.forget_index()
-    assert not segment.parts
+    assert not segment.searches.parts
 
 
 # --- Messages that look like headers ----------------------------------------------------------------------------------
