@@ -16,7 +16,7 @@ from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import Refusal, call_all, named
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.reading import UpstreamError
-from nsq_compat.tools.client_options import ReadingOptions, Unreachable, cluster_of, producers_of
+from nsq_compat.tools.client_options import ReadingOptions, Unreachable, cluster_of, producers_of, without_a_user
 from nsq_compat.tools.program import Refused, Rule, refuse, say
 
 T = TypeVar("T")
@@ -116,6 +116,7 @@ class BeginningOptions(ReadingOptions):
 
     def address_rules(self) -> Iterator[Rule]:
         yield from super().address_rules()
+        yield without_a_user(*self.nsqd_http_addresses)
         lacks_address = self.begin and len(self.nsqd_http_addresses) < len(self.nsqd_tcp_addresses)
         yield lacks_address, "--from requires --nsqd-http-address too, for each nsqd"
 

@@ -178,6 +178,7 @@ class ClusterOptions(RetryOptions):
 
     def address_rules(self) -> Iterator[Rule]:
         yield from unless_one_kind(self.nsqd_http_addresses, self.nsqlookupd_http_addresses, "--nsqd-http-address")
+        yield without_a_user(*self.nsqd_http_addresses, *self.nsqlookupd_http_addresses)
         lacks_cert = bool(self.http_client_tls_key and not self.http_client_tls_cert)
         yield not is_token(self.token), "--token must be printable, without blanks"
         yield lacks_cert, "--http-client-tls-key requires --http-client-tls-cert"
@@ -210,6 +211,11 @@ class ClusterOptions(RetryOptions):
             tuple(dict.fromkeys(each)) for each in (self.nsqlookupd_http_addresses, self.nsqd_http_addresses)
         )
         return Cluster(client, lookupds, nsqds)
+
+
+def without_a_user(*addresses: str) -> Rule:
+    """The rule for flags that have no `-file`, so that a password would be on the command line."""
+    return any("@" in each for each in addresses), "the addresses must not have a user and password"
 
 
 def cluster_of(

@@ -194,6 +194,7 @@ REFUSALS = {
         "--count=-1": "--count must not be negative",
         "--rate=-1": "--rate must not be negative",
         "--lookupd-http-address=127.0.0.1:1": "use --nsqd-http-address or --lookupd-http-address not both",
+        "--nsqd-http-address=https://me:secret@h:1": "the addresses must not have a user and password",
         "--consumer-opt=nonsense,1": "nonsense",
     },
     "nsq_rewind --topic=t --channel=c --nsqd-http-address=127.0.0.1:1": {
