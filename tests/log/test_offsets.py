@@ -32,6 +32,7 @@ from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, GROUP_
 from tests.faults.disk import SimulatedDisk
 from tests.log.test_migration import as_version_2
 from tests.log.test_topic_log import FOLDER, NOW_NS
+from tests.log.test_topic_log import in_steps as steps_of
 
 TICK = 1 << 20
 
@@ -449,16 +450,6 @@ class LargeGroup:
             "number": lambda: number_at(log, offset, end) + 7,
             "numbered": lambda: offset_of_number(log, offset - 7, end),
         }
-
-
-def steps_of(read: Callable[[], Any]) -> tuple[Any, int]:
-    """What is read, and how many steps it took before that."""
-    steps = 0
-    while True:
-        try:
-            return read(), steps
-        except BlockingIOError:
-            steps += 1
 
 
 SMALL, LARGE = [b"%d" % each for each in range(45_000)], [b"%d" % each * 10_000 for each in range(100)]
