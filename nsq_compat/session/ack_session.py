@@ -95,6 +95,7 @@ class AckSession(HttpConversation):
         self.is_gone = True
         self.has_unread = False
         self._unread_input = b""
+        self.requests.clear()  # with bodies of megabytes; this object may be in a cycle for hours
         self.is_broken = self.is_broken or not self.closing
         super().closed()
         self._notify()
