@@ -162,6 +162,14 @@ def test_a_read_full_of_chunks_is_read_in_parts_by_programs_that_await_acknowled
     assert session.read_count == 1
 
 
+def test_what_a_client_sent_ahead_is_freed_when_it_has_left():
+    session = AckSession(lambda _: Admission(10_000, Response(413)), HttpLimits(), "c", lambda: None, 0.0)
+    session.receive_data(b"POST /put HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx" * 5, 0.0, 0)
+    assert len(session.requests) == 5
+    session.closed()
+    assert not session.requests
+
+
 def test_nothing_is_read_on_after_a_connection_has_closed():
     session = AckSession(lambda _: Admission(10_000, Response(413)), HttpLimits(), "c", lambda: None, 0.0)
     head = b"POST /put HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
