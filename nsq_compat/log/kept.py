@@ -141,6 +141,8 @@ class Kept:
         wanted = set(ids)
         for file in self.files:
             for group in file.ranges(in_steps):
+                if len(found) == len(wanted):
+                    return found
                 if _count_in(ids, group):
                     for frame in _read_group(file, group, Damage(quiet=True)):
                         if (found_id := message_id(frame)) in wanted:

@@ -460,7 +460,7 @@ class StoredTopic:
                     yield with_attempts(found[each_id], attempt)
 
     def _with_due_times(self, entries: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-        keys = iter(sorted(entries))
+        keys = iter(sorted(entries, key=entry_id))  # they are kept in this order: a search by id reads few of them
         while some := list(islice(keys, _FETCHED_AT_ONCE)):
             frames = {message_id(frame): frame for frame in self._unfinished(some)}
             for due, _, each_id, _ in map(ENTRY.unpack_from, some):

@@ -1,4 +1,5 @@
-from typing import cast
+from collections import Counter
+from typing import Any, cast
 
 import pytest
 
@@ -174,6 +175,21 @@ def test_large_messages_are_retained(keeper):
     keeper.kept.add(frames_of(1, 2, 3, size=300_000))
     keeper.start()
     assert keeper.numbers(1, 2, 3) == [1, 2, 3]
+
+
+@pytest.mark.interpreted
+def test_a_message_that_was_kept_for_many_channels_is_read_once(keeper, monkeypatch):
+    for _ in range(10):
+        keeper.kept.add(frames_of(1, 2))
+    read, read_group = Counter[str](), kept._read_group
+
+    def count(*given: Any) -> Any:
+        read["groups"] += 1
+        return read_group(*given)
+
+    monkeypatch.setattr(kept, "_read_group", count)
+    assert sorted(keeper.kept.fetch(ids_of(1, 2))) == ids_of(1, 2)
+    assert read["groups"] == 1
 
 
 @pytest.mark.interpreted

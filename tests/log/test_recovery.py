@@ -1,10 +1,11 @@
 """Recovery: the state of a topic from its checkpoint and the log after it, log by log."""
 
 import os
+from random import Random
 
 import pytest
 
-from nsq_compat.log.checkpoint import CHECKPOINT, ENTRY, ChannelState, TopicState, immediate_entries
+from nsq_compat.log.checkpoint import CHECKPOINT, ENTRY, ChannelState, TopicState, immediate_entries, pack_key
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.recovery import StoredTopic, recover
 from nsq_compat.log.topic_log import TopicLog
@@ -425,6 +426,18 @@ def test_reading_all_undelivered_messages_counts_damaged_ones(past):
     with StoredTopic(OsFiles(), past.folder) as topic:
         topic.read_needed()
         assert topic.log.damage.records == 1
+
+
+def test_deferred_messages_are_taken_over_in_the_order_of_their_ids(past):
+    for _ in range(20):
+        past.published(1)
+    dues = Random(1).sample(range(10**6), 20)
+    entries = [pack_key(float(due), 0, b"%016x" % each, 1) for each, due in enumerate(dues)]
+    save(past, c=ChannelState(20, sorted(entries)))
+    with StoredTopic(OsFiles(), past.folder) as topic:
+        ((_, messages),) = ((name, list(found)) for name, found in topic.unfinished(0) if name == "c")
+    assert [message_id(frame) for _, frame in messages] == [b"%016x" % each for each in range(20)]
+    assert sorted(due for due, _ in messages) != [due for due, _ in messages]
 
 
 def test_a_missing_segment_is_damage(past):
